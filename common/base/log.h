@@ -1,0 +1,28 @@
+/* log.h - logfmt, one event per line, to stderr; written whole by one write(2), so lines of threads never mix.
+ *
+ *   ts=2026-01-02T03:04:05.678Z lvl=warn d=decode req=7f3a ev=kv_recv_timeout peer=prefill-2 waited_ms=500
+ *
+ * Libraries return, daemons log: log once, at the place that decides. Never prompt text. Thread-safe. */
+#ifndef TD_BASE_LOG_H
+#define TD_BASE_LOG_H
+
+enum td_log_level { TD_LOG_DEBUG, TD_LOG_INFO, TD_LOG_WARN, TD_LOG_ERROR };
+
+/* Once per process, before threads. `daemon` (borrowed, static) is the d= field. */
+void td_log_start(const char *daemon, enum td_log_level level);
+int td_log_level_parse(const char *text, enum td_log_level *ret_level); /* 0, or -1 for an unknown name */
+
+/* `ev` is a static snake_case name; fmt gives the remaining key=value pairs ("peer=%s waited_ms=%u"), "" for none.
+ * A value with spaces or quotes goes through td_log_quote. */
+void td_log(enum td_log_level level, const char *ev, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+/* Writes value as a logfmt value into buf: as it is, or in quotes with \" \\ \n escaped and control bytes as \xNN; truncated to
+ * fit. Returns buf. */
+const char *td_log_quote(char *buf, unsigned long buf_bytes, const char *value);
+
+#define td_debug(ev, ...) td_log(TD_LOG_DEBUG, ev, __VA_ARGS__)
+#define td_info(ev, ...) td_log(TD_LOG_INFO, ev, __VA_ARGS__)
+#define td_warn(ev, ...) td_log(TD_LOG_WARN, ev, __VA_ARGS__)
+#define td_error(ev, ...) td_log(TD_LOG_ERROR, ev, __VA_ARGS__)
+
+#endif

@@ -1,0 +1,32 @@
+/* mem.h - big memory at boot: arenas on huge pages when the kernel gives them, and files mapped read-only. */
+#ifndef TD_BASE_MEM_H
+#define TD_BASE_MEM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/status.h"
+
+struct td_arena {
+    void *base;           /* 2 MiB aligned; zeroed */
+    size_t bytes;
+    int memfd;            /* >= 0 when made shareable: another process may map it (shm transfer); else -1 */
+};
+
+/* shareable: back it by a memfd. Asks for transparent huge pages; touches every page so that exhaustion shows at boot. */
+td_status td_arena_create(size_t bytes, int shareable, const char *name, struct td_arena *ret_arena, struct td_err *err);
+void td_arena_destroy(struct td_arena *arena);
+
+struct td_file_map {
+    const uint8_t *base;  /* NULL for an empty file */
+    size_t bytes;
+};
+td_status td_file_map_open(const char *path, struct td_file_map *ret_map, struct td_err *err);
+void td_file_map_close(struct td_file_map *map);
+
+/* Whole file into malloc'd memory with a NUL after it; refuses files over max_bytes by name. Caller frees. */
+td_status td_file_read(const char *path, size_t max_bytes, char **ret_text, size_t *ret_bytes, struct td_err *err);
+
+uint64_t td_mem_available(void);      /* what this process may still use: MemAvailable, and the cgroup's limit when lower */
+
+#endif

@@ -1,0 +1,51 @@
+/* options.h - one table per program: flag, TANDEM_* environment variable, type, default, bounds and help in one row.
+ *
+ * --help, --print-config and docs/config.md all come from the table. Precedence: default < environment < flag.
+ * Row {"kv_memory", ...} is read from --kv-memory (also --kv_memory) and TANDEM_KV_MEMORY. */
+#ifndef TD_BASE_OPTIONS_H
+#define TD_BASE_OPTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "common/base/status.h"
+
+enum td_option_type {
+    TD_OPT_BOOL,   /* bool:      --x, --x=true|false, --no-x                              */
+    TD_OPT_I64,    /* int64_t                                                             */
+    TD_OPT_U64,    /* uint64_t                                                            */
+    TD_OPT_F64,    /* double                                                              */
+    TD_OPT_SIZE,   /* uint64_t bytes: 512, 64KiB, 2GiB, 1GB                               */
+    TD_OPT_STR,    /* const char *: borrowed from argv, environ or the table              */
+    TD_OPT_ENUM,   /* const char *: one of `choices` ("a|b|c")                            */
+};
+
+struct td_option {
+    const char *name;            /* snake_case with its unit: "drain_timeout_ms"; NULL ends the table */
+    enum td_option_type type;
+    const char *def;             /* default as text; NULL = required                       */
+    double min, max;             /* inclusive, for numbers and sizes; both 0 = unbounded   */
+    const char *choices;         /* for TD_OPT_ENUM, else NULL                             */
+    size_t offset;               /* offsetof in the config struct                          */
+    const char *help;            /* one or two lines for a tired operator                  */
+};
+
+/* Fills *config (the struct that `offset` speaks of). Positional arguments are left in argv order in positional[] (borrowed;
+ * at most max_positional; more is an error; "--" ends options).
+ * --help prints usage to stdout and exits 0; --version prints TD_VERSION and exits 0; --print-config prints the effective
+ * values as NAME=VALUE lines and exits 0. Unknown flags are refused with the nearest known name. Boot only, one thread. */
+td_status td_options_load(const struct td_option *table, void *config, const char *program, const char *summary, int argc, char **argv,
+                          const char **positional, size_t max_positional, size_t *ret_n_positional, struct td_err *err);
+
+void td_options_help(const struct td_option *table, const char *program, const char *summary, FILE *out);
+void td_options_print(const struct td_option *table, const void *config, FILE *out); /* NAME=VALUE lines */
+
+/* "64KiB" -> 65536. Units: none, K/KiB, M/MiB, G/GiB, T/TiB (1024) and KB, MB, GB, TB (1000). */
+td_status td_parse_size(const char *text, uint64_t *ret_bytes, struct td_err *err);
+
+/* Prints "PROGRAM: error: MSG" to stderr; returns the exit status for main: 2 for TD_ERR_INVALID, else 1. */
+int td_die(const char *program, const struct td_err *err);
+
+#endif
