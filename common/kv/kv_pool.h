@@ -1,0 +1,57 @@
+/* kv_pool.h - the worker's KV blocks: one arena made at boot, blocks with reference counts and generations, and the prefix cache.
+ *
+ * A block is FREE (on no list), HELD (ref > 0) or CACHED (ref 0, content published under its chain hash, least recently used first to go).
+ * Every time a block leaves FREE/CACHED for a new owner its generation grows, so (block id, generation) names one content (I2).
+ * Source: Kwon et al. 2023 (PagedAttention) 4.2-4.4; prefix cache by hash chain as in vLLM, plus exact token comparison on a hit.
+ *
+ * Threads: one owning thread (the engine's) for everything; the transfer threads only touch bytes of blocks that the owner granted. */
+#ifndef TD_KV_POOL_H
+#define TD_KV_POOL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/base/mem.h"
+#include "common/base/status.h"
+#include "common/kv/kv_layout.h"
+
+struct td_kv_pool;
+
+struct td_kv_pool_config {
+    struct td_kv_layout layout;
+    int32_t n_blocks;
+    bool shareable;            /* back the arena by a memfd, for the shm transfer */
+    bool prefix_cache;         /* keep published blocks after release */
+};
+
+td_status td_kv_pool_create(const struct td_kv_pool_config *config, struct td_kv_pool **ret_pool, struct td_err *err);
+void td_kv_pool_destroy(struct td_kv_pool *pool);
+
+const struct td_kv_layout *td_kv_pool_layout(const struct td_kv_pool *pool);
+const struct td_arena *td_kv_pool_arena(const struct td_kv_pool *pool);
+uint8_t *td_kv_pool_block(const struct td_kv_pool *pool, int32_t block_id);      /* first byte of a block */
+uint32_t td_kv_pool_generation(const struct td_kv_pool *pool, int32_t block_id);
+
+/* Takes n blocks with reference 1 each, prefers runs of adjacent ids (longer transfers), evicts cached blocks when no free one is left. All or
+ * nothing: TD_ERR_AGAIN when fewer than n are free or cached. */
+td_status td_kv_pool_alloc(struct td_kv_pool *pool, int32_t n, int32_t *ret_block_ids);
+void td_kv_pool_ref(struct td_kv_pool *pool, int32_t block_id);
+/* Drops one reference; at zero the block becomes CACHED when it was published, else FREE. */
+void td_kv_pool_unref(struct td_kv_pool *pool, int32_t block_id);
+
+/* Prefix cache. A chain hash identifies all tokens up to and including a full block; the seed is random per process.
+ * lookup: the longest run of leading full blocks of tokens[0..n) that are present with exactly these tokens; takes a reference on each and
+ * writes their ids; returns how many (at most max_blocks). */
+int32_t td_kv_prefix_lookup(struct td_kv_pool *pool, const int32_t *tokens, int32_t n_tokens, int32_t max_blocks, int32_t *ret_block_ids);
+/* publish: declares that block_ids[i] holds the finished KV of tokens[i*block_size .. (i+1)*block_size) for i in [first, n_full). Blocks already
+ * published, or whose content another block already publishes, are left alone. The caller holds references. */
+void td_kv_prefix_publish(struct td_kv_pool *pool, const int32_t *tokens, const int32_t *block_ids, int32_t first, int32_t n_full);
+void td_kv_prefix_clear(struct td_kv_pool *pool);                                /* drops every cached block */
+
+struct td_kv_pool_stats {
+    int32_t n_blocks, n_held, n_cached, n_free;    /* held + cached + free = n_blocks */
+    uint64_t n_allocs, n_evictions, n_prefix_queries_tokens, n_prefix_hit_tokens;
+};
+void td_kv_pool_stats(const struct td_kv_pool *pool, struct td_kv_pool_stats *ret_stats);
+
+#endif

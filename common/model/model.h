@@ -1,0 +1,65 @@
+/* model.h - weights in memory and the forward pass over a paged KV cache.
+ *
+ * td_model_open maps the safetensors, packs every matrix into the physical order its kernels like (all threads, with progress) and keeps
+ * norms, biases and rotary tables in f32. td_model_forward runs one ragged batch: any mix of prefill chunks and decode steps; each
+ * row's result depends only on that row's tokens and KV (I1). */
+#ifndef TD_MODEL_H
+#define TD_MODEL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/base/status.h"
+#include "common/base/thread_pool.h"
+#include "common/kv/kv_layout.h"
+#include "common/model/config.h"
+
+struct td_ops;
+struct td_model;
+struct td_workspace;
+
+struct td_model_params {
+    const char *dir;                     /* Hugging Face directory; or NULL with random_config */
+    const char *random_config;           /* config.json path: weights from a fixed-seed generator instead of files */
+    const char *dtype;                   /* "auto" (the checkpoint's; F16 -> f32), "f32", "bf16": compute and KV type */
+    const struct td_ops *ops;            /* NULL = td_ops_best() */
+    struct td_thread_pool *threads;      /* borrowed; used for loading and every forward */
+    int32_t max_model_len;               /* 0 = the config's max_positions; larger than that is refused */
+    bool quiet;                          /* no progress lines */
+};
+
+td_status td_model_open(const struct td_model_params *params, struct td_model **ret_model, struct td_err *err);
+void td_model_close(struct td_model *model);
+
+const struct td_model_config *td_model_config(const struct td_model *model);
+enum td_dtype td_model_dtype(const struct td_model *model);
+int32_t td_model_max_len(const struct td_model *model);
+uint64_t td_model_hash(const struct td_model *model);      /* config + dtype + instruction set + a digest of the weights: part of the KV layout hash */
+uint64_t td_model_weight_bytes(const struct td_model *model);   /* bytes that one decode step must read */
+
+/* Layout of this model's KV for a block size in tokens (8..256, power of two). */
+td_status td_model_kv_layout(const struct td_model *model, int32_t block_size, struct td_kv_layout *ret_layout, struct td_err *err);
+
+/* Scratch for batches of up to max_rows tokens of which up to max_logit_rows need logits. One per calling thread of forward. */
+td_status td_workspace_create(const struct td_model *model, int32_t max_rows, int32_t max_logit_rows, struct td_workspace **ret_ws,
+                              struct td_err *err);
+void td_workspace_destroy(struct td_workspace *ws);
+
+struct td_forward_args {
+    const int32_t *tokens;               /* [n_rows], each in [0, vocab): the caller has checked */
+    const int32_t *positions;            /* [n_rows], each < max_len; consecutive rows of one sequence have consecutive positions */
+    const int32_t *row_seq;              /* [n_rows] index into block_tables, non-decreasing */
+    const int32_t *const *block_tables;  /* [n_seqs] */
+    int32_t n_rows;
+    uint8_t *kv_base;                    /* block 0 of the pool, canonical layout of `kv` */
+    const struct td_kv_layout *kv;
+    const int32_t *logit_rows;           /* [n_logit_rows] ascending row indices whose logits are wanted */
+    int32_t n_logit_rows;
+};
+
+/* Computes K and V of every row into the cache and logits of the chosen rows; blocks until done. *ret_logits is [n_logit_rows, vocab] f32 in
+ * the workspace, valid until its next use. One forward at a time per workspace and per thread pool. Never allocates.
+ * Errors: TD_ERR_INVALID when a count exceeds the workspace. */
+td_status td_model_forward(struct td_model *model, struct td_workspace *ws, const struct td_forward_args *args, float **ret_logits);
+
+#endif

@@ -1,0 +1,61 @@
+/* sampler.h - from one row of logits to one token: penalties, bias, temperature, top-k, top-p, min-p, logprobs.
+ *
+ * Randomness is Philox4x32-10 (Salmon et al. 2011) keyed by (seed, position of the new token in the sequence): the token depends on nothing
+ * else, so a failover, another batch or another worker draws the same one (I1). Pure; thread-safe for distinct outputs.
+ *
+ * Order (vLLM's): logprobs are of the raw logits' log-softmax; then logit bias, repetition, presence, frequency penalties; greedy if
+ * temperature == 0; else temperature, min-p, top-k, top-p, draw by inverse CDF in descending probability (ties by lower id). All sums in double,
+ * fixed order. */
+#ifndef TD_MODEL_SAMPLER_H
+#define TD_MODEL_SAMPLER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/base/status.h"
+
+#define TD_MAX_LOGIT_BIAS 1024
+#define TD_MAX_TOP_LOGPROBS 20
+#define TD_MAX_STOP_TOKENS 128
+
+struct td_logit_bias { int32_t token; float bias; };
+
+struct td_sampling {
+    float temperature;            /* 0 = greedy; <= 100 */
+    int32_t top_k;                /* 0 = off */
+    float top_p;                  /* (0, 1], 1 = off */
+    float min_p;                  /* [0, 1], 0 = off */
+    float repetition_penalty;     /* > 0, 1 = off; prompt and output tokens */
+    float presence_penalty;       /* [-2, 2]; output tokens only */
+    float frequency_penalty;      /* [-2, 2]; output tokens only */
+    uint64_t seed;
+    int32_t n_logprobs;           /* -1 = none, 0 = the chosen token's, n = plus the n best */
+    const struct td_logit_bias *logit_bias;    /* borrowed */
+    int32_t n_logit_bias;
+};
+
+struct td_sampled {
+    int32_t token;
+    float logprob;                                     /* of token, when n_logprobs >= 0 */
+    int32_t n_top;
+    int32_t top_tokens[TD_MAX_TOP_LOGPROBS];           /* descending logprob, ties by lower id */
+    float top_logprobs[TD_MAX_TOP_LOGPROBS];
+};
+
+struct td_sampler;    /* scratch for one vocabulary: sized once */
+
+td_status td_sampler_create(int32_t vocab, struct td_sampler **ret_sampler, struct td_err *err);
+void td_sampler_destroy(struct td_sampler *sampler);
+
+/* Refuses NaN, negative and out-of-range values by field name, value and limit (TD_ERR_INVALID). vocab bounds logit_bias tokens. */
+td_status td_sampling_check(const struct td_sampling *s, int32_t vocab, struct td_err *err);
+
+/* tokens[0..n_tokens) is the sequence so far, of which the first n_prompt are the prompt; the new token's position is n_tokens.
+ * logits [vocab] is not modified. A row with no finite logit gives TD_ERR_CORRUPT. */
+td_status td_sample(struct td_sampler *sampler, const struct td_sampling *s, const float *logits, const int32_t *tokens, int32_t n_tokens,
+                    int32_t n_prompt, struct td_sampled *ret_sampled);
+
+/* Philox4x32-10: out = f(counter, key). Exposed for its published test vectors and for the CUDA twin. */
+void td_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t ret_out[4]);
+
+#endif
