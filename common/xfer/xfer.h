@@ -1,0 +1,117 @@
+/* xfer.h - KV transfer: moving the blocks of one request from a prefill worker's pool into blocks a decode worker has granted.
+ *
+ * The receiver (D) arms a slot with td_xfer_grant: it names its own destination blocks and gets an opaque grant blob, which travels through the
+ * router to the sender (P). P submits blocks as it computes them (chunk by chunk); the last submit carries FINAL and a small note
+ * (the first token). D sees SLOT_READY only when every granted byte is counted and the final message of the current attempt was seen (I2).
+ *
+ * Retirement, not time-outs: a revoked slot becomes SLOT_FREE only when no write to it can land any more - the writer said it retired, or the
+ * path is fenced (tcp and shm: the receiver itself places or copies the bytes, so it just stops). Until SLOT_FREE the blocks must not be
+ * reused. Source blocks must not be reused until the op's terminal event (DONE or FAILED).
+ *
+ * Shape: an I/O-free core (xfer_core: grants, generations, state machines, deadlines, injected clock and random) under thin backends (tcp, shm;
+ * verbs comes with a later issue). One progress thread per td_xfer does all I/O; the public functions are thread-safe and never block on the
+ * network; events are queued and `hooks.wake` (any thread, must not call back) rings. Path choice is explicit, logged in events and stats.
+ * Source: reference design "transfer", sections 7.2-7.6. */
+#ifndef TD_XFER_H
+#define TD_XFER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/mem.h"
+#include "common/base/status.h"
+
+struct td_xfer;
+struct td_xfer_conn;
+
+#define TD_XFER_NOTE_MAX 1024         /* bytes of the note that FINAL carries */
+#define TD_XFER_BLOB_MAX 65536        /* a grant blob is never larger */
+#define TD_XFER_MAX_BLOCKS 8192       /* blocks per grant */
+
+enum td_xfer_path { TD_XFER_PATH_AUTO = 0, TD_XFER_PATH_TCP = 1, TD_XFER_PATH_SHM = 2 };
+
+struct td_xfer_hooks {
+    void (*wake)(void *ctx);          /* an event is queued; called from the progress thread, must only ring */
+    void *ctx;
+    uint64_t (*now_ns)(void *ctx);    /* NULL = td_now_ns; tests inject */
+    uint64_t (*random_u64)(void *ctx);
+};
+
+struct td_xfer_config {
+    const char *instance;             /* worker's name, for messages */
+    uint64_t incarnation;             /* random per process start */
+    uint64_t layout_hash;             /* td_kv_layout_hash: grants of another layout are refused by name */
+    const char *listen_host;          /* address to bind the data port to: "127.0.0.1", "0.0.0.0" */
+    uint16_t listen_port;             /* 0 = any */
+    const char *advertise_host;       /* address peers dial; NULL = listen_host */
+    enum td_xfer_path path;           /* AUTO: shm when both sides share a host (proved by a probe), else tcp; naming one refuses to fall back */
+    uint32_t max_slots, max_ops;      /* pools sized at boot */
+    uint32_t peer_timeout_ms;         /* no progress and no heartbeat from a peer for so long = dead; default 2000 */
+    struct td_xfer_hooks hooks;
+};
+
+td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret_x, struct td_err *err);
+/* Aborts everything, joins the thread, frees. Undelivered events are dropped. */
+void td_xfer_close(struct td_xfer *x);
+uint16_t td_xfer_port(const struct td_xfer *x);
+
+/* The KV pool's arena (borrowed until close): once, before grants and submits. arena->memfd >= 0 makes shm possible. */
+td_status td_xfer_mem_add(struct td_xfer *x, const struct td_arena *arena, size_t block_bytes, int32_t n_blocks, struct td_err *err);
+
+/* --- receiver ------------------------------------------------------------------------------------------------------------------- */
+
+/* Arms a slot for these destination blocks (the sender's i-th block lands in block_ids[i]). Writes the grant blob (at most TD_XFER_BLOB_MAX).
+ * The slot is armed before this returns. user is echoed in events. TD_ERR_AGAIN: all slots are in use (retry after a SLOT_FREE). */
+td_status td_xfer_grant(struct td_xfer *x, const int32_t *block_ids, int32_t n_blocks, uint64_t deadline_ns, uint64_t user, uint32_t *ret_slot,
+                        uint8_t *blob, size_t *ret_blob_bytes, struct td_err *err);
+/* Starts retirement; idempotent; SLOT_FREE follows always, soon (it may already be queued). After SLOT_READY this is how the slot is given back:
+ * then SLOT_FREE is immediate, and the blocks stay the caller's. */
+void td_xfer_revoke(struct td_xfer *x, uint32_t slot, const char *reason);
+
+/* --- sender --------------------------------------------------------------------------------------------------------------------- */
+
+/* Starts an op on a grant blob (outside bytes: validated). Connects when needed, does not wait for it. n_blocks of the grant is returned.
+ * TD_ERR_INVALID / CORRUPT / UNSUPPORTED with the reason; TD_ERR_AGAIN when max_ops are live. */
+td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_bytes, uint64_t deadline_ns, uint64_t user, uint32_t *ret_op,
+                           int32_t *ret_n_blocks, struct td_err *err);
+/* Sends source blocks block_ids[0..n) as grant blocks [first, first + n). May be called many times, each grant block once, any order.
+ * final: nothing follows; note (at most TD_XFER_NOTE_MAX bytes, copied) is delivered with SLOT_READY. n may be 0 then. */
+td_status td_xfer_submit(struct td_xfer *x, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n, bool final, const void *note,
+                         size_t note_bytes);
+/* Stops posting; OP_FAILED(TD_ERR_CANCELLED) follows when the source blocks are no longer read by anybody. Idempotent. */
+void td_xfer_cancel(struct td_xfer *x, uint32_t op, const char *reason);
+
+/* --- events --------------------------------------------------------------------------------------------------------------------- */
+
+enum td_xfer_event_kind {
+    TD_XFER_SLOT_READY = 1,   /* D: all blocks are in; note/note_bytes valid */
+    TD_XFER_SLOT_FAILED,      /* D: it will never be ready (peer gone, deadline, digest, protocol): revoke it; status and reason say why */
+    TD_XFER_SLOT_FREE,        /* D: terminal: the blocks and the slot number may be reused */
+    TD_XFER_OP_DONE,          /* P: terminal: the receiver has every byte */
+    TD_XFER_OP_FAILED,        /* P: terminal: status and reason; source blocks may be reused */
+};
+
+struct td_xfer_event {
+    enum td_xfer_event_kind kind;
+    uint32_t id;              /* slot or op */
+    uint64_t user;
+    td_status status;
+    enum td_xfer_path path;
+    uint64_t bytes, elapsed_ns;       /* READY, DONE: payload, and first submit/arrival to completion */
+    char reason[160];
+    uint8_t note[TD_XFER_NOTE_MAX];
+    size_t note_bytes;
+};
+
+/* Takes up to max events; never blocks. One consumer thread. */
+size_t td_xfer_poll(struct td_xfer *x, struct td_xfer_event *events, size_t max);
+
+struct td_xfer_stats {
+    uint32_t n_slots_used, n_ops_used, n_conns;
+    uint64_t bytes_sent, bytes_received, n_done, n_failed, n_stale_frames, n_bad_frames, n_refused_peers;
+    uint64_t bytes_by_path[3];
+};
+void td_xfer_stats(struct td_xfer *x, struct td_xfer_stats *ret_stats);
+
+#endif
