@@ -1,0 +1,154 @@
+/* rpc.h - gRPC C core made small: one loop thread per completion queue, methods as callbacks, messages as protobuf-c structs.
+ *
+ * Threads. A td_rpc_loop is one completion queue with one thread; every callback of the calls, servers and timers on that loop runs on that
+ * thread and must be short. Functions marked [any] may be called from any thread: they append to a queue and ring the loop's doorbell once
+ * (0.5 us), they never write to a socket themselves - so an engine step is never delayed by the network. All others: loop thread only.
+ *
+ * Ownership. A call handle stays valid until its on_end callback has returned; [any] functions on it afterwards need a reference taken with
+ * td_rpc_call_ref (and are then ignored). Messages given to callbacks are freed when the callback returns.
+ *
+ * Bounds. Message sizes, live calls, connections' handshake time, metadata size, queued bytes per call and memory for unpacking one message
+ * are limited by td_rpc_limits; breaking one answers RESOURCE_EXHAUSTED or INVALID_ARGUMENT with the limit. Compression is refused. */
+#ifndef TD_RPC_H
+#define TD_RPC_H
+
+#include <grpc/status.h>
+#include <protobuf-c/protobuf-c.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/status.h"
+
+struct td_rpc_loop;
+struct td_rpc_server;
+struct td_rpc_channel;
+struct td_rpc_call;        /* either side of one RPC */
+struct td_rpc_timer;
+
+struct td_rpc_metadata { const char *key, *value; };     /* ASCII, lower-case keys */
+
+/* ---- loop ---------------------------------------------------------------------------------------------------------------------------- */
+
+/* Creates the queue and starts its thread; grpc_init is counted inside. SIGTERM & co. must already be blocked in the caller. */
+td_status td_rpc_loop_create(const char *name, struct td_rpc_loop **ret_loop, struct td_err *err);
+/* Every server, channel and call of the loop must be gone. Joins. */
+void td_rpc_loop_destroy(struct td_rpc_loop *loop);
+bool td_rpc_loop_is_current(const struct td_rpc_loop *loop);
+
+/* [any] Runs fn(arg) on the loop thread, in the order of posts. */
+void td_rpc_loop_post(struct td_rpc_loop *loop, void (*fn)(void *arg), void *arg);
+
+/* [any] Calls fn(arg) on the loop thread every period_ms until cancelled. Cancel on the loop thread: after it returns fn is not called. */
+struct td_rpc_timer *td_rpc_timer_start(struct td_rpc_loop *loop, uint32_t period_ms, void (*fn)(void *arg), void *arg);
+void td_rpc_timer_cancel(struct td_rpc_timer *timer);
+
+/* ---- TLS ----------------------------------------------------------------------------------------------------------------------------- */
+
+struct td_rpc_tls {
+    const char *cert_file, *key_file;    /* own certificate chain and key (PEM); NULL = none (a client without identity) */
+    const char *ca_file;                 /* who the peer must be signed by; on a server: set = mutual TLS, clients must show a certificate */
+    const char *server_name;             /* client: name to verify instead of the target's host; may be NULL */
+};
+
+/* ---- server -------------------------------------------------------------------------------------------------------------------------- */
+
+struct td_rpc_method {
+    const char *path;                                    /* "/tandem.v1.Inference/Generate"; NULL ends the table */
+    const ProtobufCMessageDescriptor *request;
+    bool client_streaming;
+    /* First message (unary, server streaming) or each message (client streaming; NULL msg = the client half-closed). ctx = server's ctx. */
+    void (*on_message)(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx);
+    /* Exactly once per call for which on_message or on_open ran: the RPC is over (status sent, cancelled, deadline, connection lost). Free what
+     * td_rpc_call_user holds. */
+    void (*on_end)(struct td_rpc_call *call, bool cancelled, void *ctx);
+    void (*on_open)(struct td_rpc_call *call, void *ctx); /* optional: call accepted, before any message */
+};
+
+struct td_rpc_limits {
+    uint32_t max_message_bytes;         /* received; default 64 MiB */
+    uint32_t max_unpack_bytes;          /* heap one message may take to unpack; default 8x max_message_bytes, at most 1 GiB */
+    uint32_t max_live_calls;            /* default 4096 */
+    uint32_t max_queued_bytes;          /* unsent messages per call; a slower reader is cancelled with RESOURCE_EXHAUSTED; default 16 MiB */
+};
+
+struct td_rpc_server_config {
+    struct td_rpc_loop *loop;
+    const char *address;                /* "127.0.0.1:7600", "0.0.0.0:0", "[::]:7600", "unix:/path" */
+    const struct td_rpc_tls *tls;       /* NULL = plaintext; certificates are re-read when the files change */
+    const struct td_rpc_method *const *services;      /* NULL-terminated list of method tables */
+    struct td_rpc_limits limits;        /* zero fields = defaults */
+    bool reflection;                    /* serve grpc.reflection v1 and v1alpha from the embedded descriptor set */
+    void *ctx;
+};
+
+/* Listens (port already bound elsewhere = TD_ERR_IO naming it) and serves grpc.health.v1.Health besides the services. Health starts NOT_SERVING. */
+td_status td_rpc_server_start(const struct td_rpc_server_config *config, struct td_rpc_server **ret_server, struct td_err *err);
+int td_rpc_server_port(const struct td_rpc_server *server);
+/* [any] Health of service "" and of every service name in the tables (Watch streams are told). */
+void td_rpc_server_set_serving(struct td_rpc_server *server, bool serving);
+uint32_t td_rpc_server_live_calls(const struct td_rpc_server *server);      /* [any] */
+/* [any but the loop thread] Stops listening, waits up to drain_ms for live calls, cancels the rest, destroys. */
+void td_rpc_server_stop(struct td_rpc_server *server, uint32_t drain_ms);
+
+/* ---- calls, both sides --------------------------------------------------------------------------------------------------------------- */
+
+void td_rpc_call_ref(struct td_rpc_call *call);          /* [any] */
+void td_rpc_call_unref(struct td_rpc_call *call);        /* [any] */
+void td_rpc_call_set_user(struct td_rpc_call *call, void *user);
+void *td_rpc_call_user(const struct td_rpc_call *call);
+/* Time left until the RPC's deadline in ms; UINT64_MAX = none. [any] */
+uint64_t td_rpc_call_remaining_ms(const struct td_rpc_call *call);
+const char *td_rpc_call_peer(const struct td_rpc_call *call);      /* "ipv4:127.0.0.1:4711"; valid while the call is */
+/* Request metadata value by key, or NULL. Server side. */
+const char *td_rpc_call_metadata(const struct td_rpc_call *call, const char *key);
+
+/* [any] Packs msg now and queues it. TD_ERR_CANCELLED when the call is over; TD_ERR_LIMIT when max_queued_bytes would be exceeded (the call is
+ * then cancelled). Batches of several sends cost one doorbell. */
+td_status td_rpc_call_send(struct td_rpc_call *call, const ProtobufCMessage *msg);
+
+/* Server. [any] Ends the RPC after the queued messages. details (UTF-8, copied, may be NULL); trailing metadata copied. Later calls are ignored. */
+void td_rpc_call_finish(struct td_rpc_call *call, grpc_status_code code, const char *details, const struct td_rpc_metadata *trailing,
+                        size_t n_trailing);
+/* Client: [any] no more messages will be sent (streaming requests; unary/server-streaming calls do it by themselves). */
+void td_rpc_call_close_send(struct td_rpc_call *call);
+/* [any] Cancels at once; on_end / on_done follows. */
+void td_rpc_call_cancel(struct td_rpc_call *call);
+
+/* ---- client -------------------------------------------------------------------------------------------------------------------------- */
+
+struct td_rpc_channel_config {
+    struct td_rpc_loop *loop;
+    const char *target;                 /* "host:port", "dns:///host:port", "ipv4:1.2.3.4:5", "unix:/path" */
+    const struct td_rpc_tls *tls;       /* NULL = plaintext */
+    uint32_t max_message_bytes;         /* 0 = 64 MiB */
+    uint32_t keepalive_ms;              /* 0 = 1000: a silent peer is given up after about twice this */
+};
+td_status td_rpc_channel_create(const struct td_rpc_channel_config *config, struct td_rpc_channel **ret_channel, struct td_err *err);
+void td_rpc_channel_destroy(struct td_rpc_channel *channel);     /* its calls must have ended; [any] */
+
+struct td_rpc_client_method {
+    const char *path;
+    const ProtobufCMessageDescriptor *response;
+    bool client_streaming;              /* keep the sending side open until td_rpc_call_close_send */
+};
+
+struct td_rpc_result {
+    grpc_status_code code;
+    const char *details;                /* never NULL */
+    const struct td_rpc_metadata *trailing;
+    size_t n_trailing;
+};
+
+struct td_rpc_handler {
+    void (*on_message)(struct td_rpc_call *call, const ProtobufCMessage *msg, void *user);   /* each response; optional */
+    void (*on_done)(struct td_rpc_call *call, const struct td_rpc_result *result, void *user); /* exactly once, last; the handle dies after it */
+};
+
+/* [any] Starts a call; request may be NULL with client_streaming. deadline_ms 0 = none. wait_for_ready: queue until connected instead of failing
+ * fast. Callbacks run on the loop thread with td_rpc_call_user == user. Never fails (errors arrive at on_done). */
+struct td_rpc_call *td_rpc_call_start(struct td_rpc_channel *channel, const struct td_rpc_client_method *method, const ProtobufCMessage *request,
+                                      uint64_t deadline_ms, bool wait_for_ready, const struct td_rpc_metadata *metadata, size_t n_metadata,
+                                      const struct td_rpc_handler *handler, void *user);
+
+#endif
