@@ -11,7 +11,9 @@
  * puts a barrier between entries. An entry never allocates, locks or waits. Calls with n_parts = 1 compute everything.
  *
  * Types. Activations between entries are f32. With compute dtype BF16 the inputs of a GEMM and of attention are rounded to bf16
- * (nearest even) and accumulated in f32; with F32 nothing is rounded. Weights of F16 files keep f16 storage and are widened exactly.
+ * (nearest even) and accumulated in f32; with F32 nothing is rounded. Weights of F16 files keep f16 storage and are widened exactly;
+ * a GEMM with them rounds no activation. For attention the compute type is the cache's: q is rounded when the cache is BF16, the
+ * probabilities stay f32.
  * All pointers are borrowed; no two arguments alias unless said. */
 #ifndef TD_KERNELS_OPS_H
 #define TD_KERNELS_OPS_H
@@ -88,6 +90,8 @@ struct td_kv_store_args {
     int32_t n_rows;
 };
 
+#define TD_ATTN_HEAD_DIM_MAX 256 /* head_dim of attention: even, at most this; the model refuses others by name */
+
 /* out[r,h,:] = softmax(q[r,h,:] . K^T * scale) V over key positions max(0, p - window + 1) .. p, p = positions[r]
  * (window 0 = all). Slots outside that range are never read (they may hold NaN). GQA: head h reads kv head h / (n_heads/n_kv_heads).
  *   q, out [n_rows, n_heads, head_dim] f32, strides q_stride, out_stride
@@ -137,7 +141,8 @@ struct td_ops {
     void (*embed)(float *out, const void *table, enum td_dtype dtype, const int32_t *ids, int32_t n_rows, int32_t dim, int part, int n_parts);
 };
 
-/* The fastest table this CPU runs, the named one, or NULL when the CPU lacks it. Static storage; thread-safe. */
+/* The fastest table this CPU runs (TANDEM_OPS=ref|avx2|avx512 forces one), the named one, or NULL when the CPU lacks it (or nobody
+ * knows the name). Static storage; thread-safe. */
 const struct td_ops *td_ops_best(void);
 const struct td_ops *td_ops_by_name(const char *name);
 

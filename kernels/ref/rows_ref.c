@@ -1,0 +1,83 @@
+/* rows_ref.c - what happens to single rows between the products: norm, rotary embedding, storing K and V, SwiGLU, embedding. */
+#include <math.h>
+
+#include "kernels/part.h"
+#include "kernels/ref/ref.h"
+
+void td_ref_rmsnorm(const struct td_rmsnorm_args *a, int part, int n_parts)
+{
+    int64_t lo, hi;
+    td_part_range(a->n_rows, 1, part, n_parts, &lo, &hi);
+    for (int64_t r = lo; r < hi; r++) {
+        const float *x = a->x + r * a->x_stride;
+        float *out = a->out + r * a->out_stride;
+        double sum = 0;
+        for (int32_t i = 0; i < a->dim; i++) sum += (double)x[i] * (double)x[i];
+        double inv = 1.0 / sqrt(sum / a->dim + (double)a->eps);
+        for (int32_t i = 0; i < a->dim; i++) out[i] = (float)((double)x[i] * inv * (double)a->w[i]);
+    }
+}
+
+void td_ref_rope(const struct td_rope_args *a, int part, int n_parts)
+{
+    int32_t half = a->head_dim / 2;
+    int64_t lo, hi;
+    td_part_range(a->n_rows, 1, part, n_parts, &lo, &hi);
+    for (int64_t r = lo; r < hi; r++) {
+        const float *c = a->cos_sin + (int64_t)a->positions[r] * a->head_dim, *s = c + half;
+        for (int32_t h = 0; h < a->n_heads; h++) {
+            float *x = a->x + r * a->x_stride + (int64_t)h * a->head_dim;
+            for (int32_t i = 0; i < half; i++) {
+                double x0 = (double)x[i], x1 = (double)x[i + half];
+                x[i] = (float)(x0 * (double)c[i] - x1 * (double)s[i]);
+                x[i + half] = (float)(x1 * (double)c[i] + x0 * (double)s[i]);
+            }
+        }
+    }
+}
+
+void td_ref_kv_store(const struct td_kv_store_args *a, int part, int n_parts)
+{
+    const struct td_kv_view *kv = &a->kv;
+    size_t elem = td_dtype_bytes(kv->dtype);
+    int64_t kv_bytes = (int64_t)kv->n_kv_heads * kv->block_size * kv->head_dim * (int64_t)elem, lo, hi;
+    td_part_range(a->n_rows, 1, part, n_parts, &lo, &hi);
+    for (int64_t r = lo; r < hi; r++) {
+        int32_t p = a->positions[r];
+        uint8_t *block = kv->base + a->block_tables[a->row_seq[r]][p / kv->block_size] * kv->block_bytes;
+        for (int32_t h = 0; h < kv->n_kv_heads; h++) {
+            uint8_t *at = block + (size_t)((int64_t)h * kv->block_size + p % kv->block_size) * (size_t)kv->head_dim * elem;
+            for (int is_v = 0; is_v < 2; is_v++) {
+                const float *src = (is_v ? a->v + r * a->v_stride : a->k + r * a->k_stride) + (int64_t)h * kv->head_dim;
+                uint8_t *dst = at + is_v * kv_bytes;
+                for (int32_t i = 0; i < kv->head_dim; i++) {
+                    if (kv->dtype == TD_F32)
+                        ((float *)dst)[i] = src[i];
+                    else
+                        ((uint16_t *)dst)[i] = td_f32_to_bf16(src[i]);
+                }
+            }
+        }
+    }
+}
+
+void td_ref_silu_mul(float *out, const float *gate, const float *up, int32_t n_rows, int32_t dim, int64_t out_stride,
+                     int64_t gate_stride, int64_t up_stride, int part, int n_parts)
+{
+    int64_t lo, hi;
+    td_part_range(n_rows, 1, part, n_parts, &lo, &hi);
+    for (int64_t r = lo; r < hi; r++)
+        for (int32_t i = 0; i < dim; i++) {
+            double g = (double)gate[r * gate_stride + i];
+            out[r * out_stride + i] = (float)(g / (1.0 + exp(-g)) * (double)up[r * up_stride + i]);
+        }
+}
+
+void td_ref_embed(float *out, const void *table, enum td_dtype dtype, const int32_t *ids, int32_t n_rows, int32_t dim, int part,
+                  int n_parts)
+{
+    int64_t lo, hi;
+    td_part_range(n_rows, 1, part, n_parts, &lo, &hi);
+    for (int64_t r = lo; r < hi; r++)
+        for (int32_t i = 0; i < dim; i++) out[r * dim + i] = td_widen(table, dtype, (int64_t)ids[r] * dim + i);
+}
