@@ -1,0 +1,77 @@
+/* doorbell.c - see doorbell.h.
+ *
+ * Why clear reads the eventfd first and lowers the flag second: a ring that falls between the two finds the flag up and writes
+ * nothing, but the owner has not drained its queues yet, so it still sees the item (the exchange orders the two). In the other order
+ * the read could swallow the count of a ring that has just raised the flag again: flag up, descriptor silent, and every later ring
+ * would be lost. A ringer that is slow between its exchange and its write makes one spurious wake-up, which is harmless. */
+#include "common/base/doorbell.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/base/clock.h"
+
+td_status td_doorbell_open(struct td_doorbell *bell, struct td_err *err)
+{
+    int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (fd < 0) return td_fail(err, TD_ERR_IO, "eventfd: %s", strerror(errno));
+    bell->fd = fd;
+    atomic_init(&bell->rung, false);
+    return TD_OK;
+}
+
+void td_doorbell_close(struct td_doorbell *bell)
+{
+    if (bell->fd > 0) close(bell->fd); /* 0 is a zeroed bell that was never opened */
+    bell->fd = -1;
+}
+
+void td_doorbell_ring(struct td_doorbell *bell)
+{
+    if (atomic_exchange(&bell->rung, true)) return;
+    uint64_t one = 1;
+    ssize_t k;
+    do k = write(bell->fd, &one, sizeof one);
+    while (k < 0 && errno == EINTR);
+    /* EAGAIN would need 2^64 - 2 unread rings. */
+    TD_ASSERT(k == (ssize_t)sizeof one);
+}
+
+void td_doorbell_clear(struct td_doorbell *bell)
+{
+    uint64_t count;
+    ssize_t k;
+    do k = read(bell->fd, &count, sizeof count);
+    while (k < 0 && errno == EINTR);
+    atomic_exchange(&bell->rung, false);
+}
+
+bool td_doorbell_wait(struct td_doorbell *bell, uint64_t deadline_ns)
+{
+    for (;;) {
+        if (atomic_load(&bell->rung)) {
+            td_doorbell_clear(bell);
+            return true;
+        }
+        struct timespec left = {0}, *timeout = &left;
+        if (deadline_ns == TD_NEVER_NS) {
+            timeout = NULL;
+        } else if (deadline_ns > 0) {
+            uint64_t now_ns = td_now_ns(), left_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
+            left.tv_sec = (time_t)(left_ns / TD_NS_PER_S);
+            left.tv_nsec = (long)(left_ns % TD_NS_PER_S);
+        }
+        struct pollfd p = {.fd = bell->fd, .events = POLLIN};
+        int n = ppoll(&p, 1, timeout, NULL);
+        if (n > 0) {
+            td_doorbell_clear(bell);
+            return true;
+        }
+        if (n == 0) return false;
+        TD_ASSERT(errno == EINTR);
+    }
+}

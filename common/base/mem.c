@@ -1,0 +1,268 @@
+/* mem.c - boot-time memory.
+ *
+ * An arena is aligned to 2 MiB by reserving more address space than needed and mapping the real thing at the first aligned address
+ * of it. Pages are backed at once: fallocate for a memfd (a later touch of a page it cannot back would be SIGBUS), populate for
+ * anonymous memory. Before that the size is held against what the machine and the cgroup can still give, because asking the kernel
+ * for more than a cgroup allows is answered by the OOM killer and not by an error. */
+#include "common/base/mem.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define HUGE_PAGE ((size_t)2 << 20)
+#define SMALL_PAGE ((size_t)4096)
+
+#ifndef MADV_POPULATE_WRITE /* Linux 5.14 */
+#define MADV_POPULATE_WRITE 23
+#endif
+
+static size_t mapped_bytes(size_t bytes) { return (bytes + SMALL_PAGE - 1) & ~(SMALL_PAGE - 1); }
+
+td_status td_arena_create(size_t bytes, int shareable, const char *name, struct td_arena *ret_arena, struct td_err *err)
+{
+    if (bytes == 0) return td_fail(err, TD_ERR_INVALID, "arena %s: size is 0, must be > 0", name);
+    uint64_t available = td_mem_available();
+    if (bytes > available) {
+        return td_fail(err, TD_ERR_NOMEM, "arena %s: needs %zu bytes, but only %" PRIu64 " bytes of memory are available", name, bytes,
+                       available);
+    }
+    size_t map_bytes = mapped_bytes(bytes), reserve_bytes = map_bytes + HUGE_PAGE;
+    int fd = -1, e;
+    if (shareable) {
+        fd = memfd_create(name, MFD_CLOEXEC);
+        if (fd < 0) return td_fail(err, TD_ERR_IO, "arena %s: memfd_create: %s", name, strerror(errno));
+        do e = fallocate(fd, 0, 0, (off_t)map_bytes);
+        while (e < 0 && errno == EINTR);
+        if (e < 0) {
+            e = errno;
+            close(fd);
+            return td_fail(err, TD_ERR_NOMEM, "arena %s: cannot back %zu shared bytes: %s", name, bytes, strerror(e));
+        }
+    }
+    uint8_t *reserve = mmap(NULL, reserve_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (reserve == MAP_FAILED) {
+        e = errno;
+        goto err_close;
+    }
+    uint8_t *base = (uint8_t *)(((uintptr_t)reserve + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
+    int flags = MAP_FIXED | (shareable ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS);
+    if (mmap(base, map_bytes, PROT_READ | PROT_WRITE, flags, fd, 0) == MAP_FAILED) {
+        e = errno;
+        goto err_unmap;
+    }
+    size_t head = (size_t)(base - reserve), tail = reserve_bytes - head - map_bytes;
+    if (head) munmap(reserve, head);
+    if (tail) munmap(base + map_bytes, tail);
+    reserve = base;
+    reserve_bytes = map_bytes;
+
+    madvise(base, map_bytes, MADV_HUGEPAGE); /* a wish: a kernel without huge pages serves small ones */
+    do e = madvise(base, map_bytes, MADV_POPULATE_WRITE);
+    while (e < 0 && errno == EINTR);
+    if (e < 0 && errno != EINVAL) {
+        e = errno;
+        goto err_unmap;
+    }
+    if (e < 0) { /* an older kernel: touch each page */
+        for (size_t at = 0; at < map_bytes; at += SMALL_PAGE) *(volatile uint8_t *)(base + at) = 0;
+    }
+    *ret_arena = (struct td_arena){.base = base, .bytes = bytes, .memfd = fd};
+    return TD_OK;
+
+err_unmap:
+    munmap(reserve, reserve_bytes);
+err_close:
+    if (fd >= 0) close(fd);
+    return td_fail(err, TD_ERR_NOMEM, "arena %s: cannot map %zu bytes: %s", name, bytes, strerror(e));
+}
+
+void td_arena_destroy(struct td_arena *arena)
+{
+    if (!arena || !arena->base) return; /* zeroed or already destroyed */
+    munmap(arena->base, mapped_bytes(arena->bytes));
+    if (arena->memfd >= 0) close(arena->memfd);
+    *arena = (struct td_arena){.memfd = -1};
+}
+
+/* Opens a regular file for reading. */
+static td_status open_regular(const char *path, int *ret_fd, size_t *ret_bytes, struct td_err *err)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* O_NONBLOCK: a FIFO must not hang us; no effect on files */
+    if (fd < 0) {
+        td_status s = errno == ENOENT || errno == ENOTDIR ? TD_ERR_NOT_FOUND : TD_ERR_IO;
+        return td_fail(err, s, "%s: cannot open: %s", path, strerror(errno));
+    }
+    struct stat st;
+    if (fstat(fd, &st) < 0) {
+        int e = errno;
+        close(fd);
+        return td_fail(err, TD_ERR_IO, "%s: cannot stat: %s", path, strerror(e));
+    }
+    if (!S_ISREG(st.st_mode)) {
+        close(fd);
+        return td_fail(err, TD_ERR_INVALID, "%s: is not a regular file", path);
+    }
+    *ret_fd = fd;
+    *ret_bytes = (size_t)st.st_size;
+    return TD_OK;
+}
+
+td_status td_file_map_open(const char *path, struct td_file_map *ret_map, struct td_err *err)
+{
+    int fd;
+    size_t bytes;
+    td_status s = open_regular(path, &fd, &bytes, err);
+    if (s) return s;
+    void *base = NULL;
+    if (bytes > 0) {
+        base = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (base == MAP_FAILED) {
+            int e = errno;
+            close(fd);
+            return td_fail(err, TD_ERR_NOMEM, "%s: cannot map %zu bytes: %s", path, bytes, strerror(e));
+        }
+    }
+    close(fd); /* the mapping holds the file */
+    *ret_map = (struct td_file_map){.base = base, .bytes = bytes};
+    return TD_OK;
+}
+
+void td_file_map_close(struct td_file_map *map)
+{
+    if (!map) return;
+    if (map->base) munmap((void *)(uintptr_t)map->base, map->bytes);
+    *map = (struct td_file_map){0};
+}
+
+td_status td_file_read(const char *path, size_t max_bytes, char **ret_text, size_t *ret_bytes, struct td_err *err)
+{
+    int fd;
+    size_t bytes;
+    td_status s = open_regular(path, &fd, &bytes, err);
+    if (s) return s;
+    char *text = NULL;
+    if (bytes > max_bytes) {
+        s = td_fail(err, TD_ERR_LIMIT, "%s: is %zu bytes, must be at most %zu", path, bytes, max_bytes);
+        goto out;
+    }
+    text = malloc(bytes + 1);
+    if (!text) {
+        s = td_fail(err, TD_ERR_NOMEM, "%s: no memory for %zu bytes", path, bytes);
+        goto out;
+    }
+    size_t n = 0;
+    while (n < bytes) {
+        ssize_t k = read(fd, text + n, bytes - n);
+        if (k < 0 && errno == EINTR) continue;
+        if (k < 0) {
+            s = td_fail(err, TD_ERR_IO, "%s: cannot read: %s", path, strerror(errno));
+            goto out;
+        }
+        if (k == 0) { /* it shrank since fstat: half a file is no file */
+            s = td_fail(err, TD_ERR_IO, "%s: ended after %zu of %zu bytes", path, n, bytes);
+            goto out;
+        }
+        n += (size_t)k;
+    }
+    text[n] = '\0';
+    *ret_text = text;
+    if (ret_bytes) *ret_bytes = n;
+    text = NULL;
+out:
+    free(text);
+    close(fd);
+    return s;
+}
+
+/* Reads a small file of /proc or /sys (their size is not known before) into buf; false when it cannot. */
+static bool read_small(const char *path, char *buf, size_t buf_bytes)
+{
+    FILE *f = fopen(path, "re");
+    if (!f) return false;
+    size_t n = fread(buf, 1, buf_bytes - 1, f);
+    fclose(f);
+    buf[n] = '\0';
+    return n > 0;
+}
+
+/* The number after `key` at the start of a line. */
+static bool find_number(const char *text, const char *key, uint64_t *ret_value)
+{
+    size_t key_bytes = strlen(key);
+    for (const char *line = text; line; line = strchr(line, '\n'), line = line ? line + 1 : NULL) {
+        if (strncmp(line, key, key_bytes) == 0) {
+            char *end;
+            errno = 0;
+            *ret_value = strtoull(line + key_bytes, &end, 10);
+            return end != line + key_bytes && errno == 0;
+        }
+    }
+    return false;
+}
+
+static bool read_number(const char *dir, const char *file, const char *key, uint64_t *ret_value)
+{
+    char path[640], text[8192];
+    int n = snprintf(path, sizeof path, "%s/%s", dir, file);
+    if (n < 0 || (size_t)n >= sizeof path) return false;
+    return read_small(path, text, sizeof text) && find_number(text, key, ret_value);
+}
+
+/* What one cgroup still allows: limit - use + file cache that can be dropped; UINT64_MAX when it sets no limit. */
+static uint64_t cgroup_room(const char *dir, const char *limit_file, const char *use_file, const char *cache_key)
+{
+    uint64_t limit, use, cache;
+    if (!read_number(dir, limit_file, "", &limit)) return UINT64_MAX; /* "max", or no such file */
+    if (!read_number(dir, use_file, "", &use)) return limit;
+    if (!read_number(dir, "memory.stat", cache_key, &cache)) cache = 0;
+    use -= cache < use ? cache : use;
+    return use < limit ? limit - use : 0;
+}
+
+/* The least room of the cgroup at `path` under `root` and of all its ancestors. Inside a container the path often names a place
+ * that is not mounted; its files are then simply missing, and the root holds the container's own limit. */
+static uint64_t cgroup_chain_room(const char *root, const char *path, const char *limit_file, const char *use_file, const char *cache_key)
+{
+    char dir[512];
+    uint64_t least = UINT64_MAX;
+    int n = snprintf(dir, sizeof dir, "%s%s", root, path);
+    if (n < 0 || (size_t)n >= sizeof dir) return least;
+    for (size_t root_bytes = strlen(root);;) {
+        uint64_t room = cgroup_room(dir, limit_file, use_file, cache_key);
+        if (room < least) least = room;
+        char *slash = strrchr(dir, '/');
+        if (!slash || (size_t)(slash - dir) < root_bytes) return least;
+        *slash = '\0';
+    }
+}
+
+uint64_t td_mem_available(void)
+{
+    uint64_t available = UINT64_MAX, kib;
+    char text[8192];
+    if (read_small("/proc/meminfo", text, sizeof text) && find_number(text, "MemAvailable:", &kib)) available = kib * 1024;
+    if (!read_small("/proc/self/cgroup", text, sizeof text)) return available;
+    char *rest = text;
+    for (char *line; (line = strsep(&rest, "\n"));) {
+        uint64_t room = UINT64_MAX;
+        char *controllers = strchr(line, ':'), *path = controllers ? strchr(controllers + 1, ':') : NULL;
+        if (!path) continue;
+        *path++ = '\0';
+        controllers++;
+        if (controllers[0] == '\0') {
+            room = cgroup_chain_room("/sys/fs/cgroup", path, "memory.max", "memory.current", "inactive_file ");
+        } else if (strcmp(controllers, "memory") == 0) {
+            room = cgroup_chain_room("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ");
+        }
+        if (room < available) available = room;
+    }
+    return available;
+}

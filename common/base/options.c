@@ -1,0 +1,355 @@
+/* options.c - the table is the only description of an option; parsing, help and printing walk it.
+ *
+ * Values are set in three passes: table defaults, environment, argv; each through set_value, so bounds hold whatever the source,
+ * and the message names the source that a person has to change. Names compare with '-' and '_' as one character. */
+#include "common/base/options.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_NAME 64
+#define MAX_OPTIONS 256
+
+#ifndef TD_VERSION
+#define TD_VERSION "0.0.0"
+#endif
+
+static const char *const g_builtins[] = {"help", "version", "print_config"};
+
+/* The first n_bytes of `text` against a row's name. */
+static bool names_equal(const char *text, size_t n_bytes, const char *name)
+{
+    if (strlen(name) != n_bytes) return false;
+    for (size_t i = 0; i < n_bytes; i++) {
+        char a = text[i] == '-' ? '_' : text[i], b = name[i] == '-' ? '_' : name[i];
+        if (a != b) return false;
+    }
+    return true;
+}
+
+static const struct td_option *find_option(const struct td_option *table, const char *text, size_t n_bytes)
+{
+    for (const struct td_option *o = table; o->name; o++) {
+        if (names_equal(text, n_bytes, o->name)) return o;
+    }
+    return NULL;
+}
+
+static void flag_name(const char *name, char *buf, size_t buf_bytes)
+{
+    snprintf(buf, buf_bytes, "--%s", name);
+    for (char *p = buf; *p; p++) {
+        if (*p == '_') *p = '-';
+    }
+}
+
+static void env_name(const char *name, char *buf, size_t buf_bytes)
+{
+    snprintf(buf, buf_bytes, "TANDEM_%s", name);
+    for (char *p = buf; *p; p++) *p = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
+}
+
+static size_t min3(size_t a, size_t b, size_t c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
+
+/* Levenshtein distance, '-' and '_' equal; both at most MAX_NAME long. */
+static size_t edit_distance(const char *a, size_t a_bytes, const char *b)
+{
+    size_t row[MAX_NAME + 1], b_bytes = strlen(b);
+    if (a_bytes > MAX_NAME) a_bytes = MAX_NAME;
+    if (b_bytes > MAX_NAME) b_bytes = MAX_NAME;
+    for (size_t j = 0; j <= b_bytes; j++) row[j] = j;
+    for (size_t i = 1; i <= a_bytes; i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= b_bytes; j++) {
+            size_t up = row[j];
+            bool same = (a[i - 1] == '-' ? '_' : a[i - 1]) == b[j - 1];
+            row[j] = min3(row[j - 1] + 1, up + 1, diagonal + !same);
+            diagonal = up;
+        }
+    }
+    return row[b_bytes];
+}
+
+static td_status fail_unknown(const struct td_option *table, const char *arg, struct td_err *err)
+{
+    const char *name = arg + strspn(arg, "-"), *nearest = g_builtins[0];
+    size_t n_bytes = strcspn(name, "="), best = edit_distance(name, n_bytes, nearest);
+    for (size_t i = 1; i < sizeof g_builtins / sizeof *g_builtins; i++) {
+        size_t d = edit_distance(name, n_bytes, g_builtins[i]);
+        if (d < best) best = d, nearest = g_builtins[i];
+    }
+    for (const struct td_option *o = table; o->name; o++) {
+        size_t d = edit_distance(name, n_bytes, o->name);
+        if (d < best) best = d, nearest = o->name;
+    }
+    char flag[MAX_NAME + 3];
+    flag_name(nearest, flag, sizeof flag);
+    return td_fail(err, TD_ERR_INVALID, "unknown option %.*s, did you mean %s? (--help lists all)", (int)(name - arg + (ptrdiff_t)n_bytes), arg,
+                   flag);
+}
+
+td_status td_parse_size(const char *text, uint64_t *ret_bytes, struct td_err *err)
+{
+    static const struct { const char *name; uint64_t bytes; } units[] = {
+        {"", 1},
+        {"B", 1},
+        {"K", 1ull << 10},
+        {"KiB", 1ull << 10},
+        {"M", 1ull << 20},
+        {"MiB", 1ull << 20},
+        {"G", 1ull << 30},
+        {"GiB", 1ull << 30},
+        {"T", 1ull << 40},
+        {"TiB", 1ull << 40},
+        {"KB", 1000ull},
+        {"MB", 1000000ull},
+        {"GB", 1000000000ull},
+        {"TB", 1000000000000ull},
+    };
+    if (isdigit((unsigned char)text[0])) {
+        char *end;
+        errno = 0;
+        unsigned long long n = strtoull(text, &end, 10);
+        bool too_big = errno == ERANGE;
+        for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+            if (strcmp(end, units[i].name) != 0) continue;
+            if (too_big || n > UINT64_MAX / units[i].bytes) return td_fail(err, TD_ERR_INVALID, "is %s, must be below 2^64 bytes", text);
+            *ret_bytes = n * units[i].bytes;
+            return TD_OK;
+        }
+    }
+    return td_fail(err, TD_ERR_INVALID, "is '%s', must be a size such as 512, 64KiB, 2GiB or 1GB", text);
+}
+
+static td_status check_bounds(const struct td_option *o, double value, const char *text, struct td_err *err)
+{
+    if (o->min == 0 && o->max == 0) return TD_OK;
+    if (value >= o->min && value <= o->max) return TD_OK;
+    return td_fail(err, TD_ERR_INVALID, "is %s, must be in %.15g..%.15g", text, o->min, o->max);
+}
+
+static bool has_choice(const char *choices, const char *text)
+{
+    size_t n_bytes = strlen(text);
+    for (const char *p = choices;;) {
+        size_t k = strcspn(p, "|");
+        if (k == n_bytes && memcmp(p, text, k) == 0) return true;
+        if (p[k] == '\0') return false;
+        p += k + 1;
+    }
+}
+
+/* Parses text into the field of one row. The message starts at "is ...": the caller puts the source before it. */
+static td_status set_value(const struct td_option *o, const char *text, void *config, struct td_err *err)
+{
+    void *field = (char *)config + o->offset;
+    char *end;
+    td_status s = TD_OK;
+    errno = 0;
+    switch (o->type) {
+    case TD_OPT_BOOL: {
+        bool is_true = !strcmp(text, "true") || !strcmp(text, "1") || !strcmp(text, "yes") || !strcmp(text, "on");
+        bool is_false = !strcmp(text, "false") || !strcmp(text, "0") || !strcmp(text, "no") || !strcmp(text, "off");
+        if (!is_true && !is_false) return td_fail(err, TD_ERR_INVALID, "is '%s', must be true or false", text);
+        *(bool *)field = is_true;
+        return TD_OK;
+    }
+    case TD_OPT_I64: {
+        long long v = strtoll(text, &end, 10);
+        if (end == text || *end || errno || isspace((unsigned char)text[0])) {
+            return td_fail(err, TD_ERR_INVALID, "is '%s', must be an integer", text);
+        }
+        s = check_bounds(o, (double)v, text, err);
+        if (!s) *(int64_t *)field = v;
+        return s;
+    }
+    case TD_OPT_U64: {
+        unsigned long long v = strtoull(text, &end, 10);
+        if (end == text || *end || errno || !isdigit((unsigned char)text[0])) { /* strtoull would take "-1" */
+            return td_fail(err, TD_ERR_INVALID, "is '%s', must be an integer >= 0", text);
+        }
+        s = check_bounds(o, (double)v, text, err);
+        if (!s) *(uint64_t *)field = v;
+        return s;
+    }
+    case TD_OPT_F64: {
+        double v = strtod(text, &end);
+        if (end == text || *end || !isfinite(v) || isspace((unsigned char)text[0])) {
+            return td_fail(err, TD_ERR_INVALID, "is '%s', must be a number", text);
+        }
+        s = check_bounds(o, v, text, err);
+        if (!s) *(double *)field = v;
+        return s;
+    }
+    case TD_OPT_SIZE: {
+        uint64_t v;
+        s = td_parse_size(text, &v, err);
+        if (!s) s = check_bounds(o, (double)v, text, err);
+        if (!s) *(uint64_t *)field = v;
+        return s;
+    }
+    case TD_OPT_STR: *(const char **)field = text; return TD_OK;
+    case TD_OPT_ENUM:
+        if (!has_choice(o->choices, text)) return td_fail(err, TD_ERR_INVALID, "is '%s', must be one of %s", text, o->choices);
+        *(const char **)field = text;
+        return TD_OK;
+    }
+    return td_fail(err, TD_ERR_INTERNAL, "has no known type");
+}
+
+static const char *type_hint(const struct td_option *o)
+{
+    switch (o->type) {
+    case TD_OPT_BOOL: return "";
+    case TD_OPT_I64:
+    case TD_OPT_U64: return " N";
+    case TD_OPT_F64: return " X";
+    case TD_OPT_SIZE: return " SIZE";
+    case TD_OPT_STR: return " TEXT";
+    case TD_OPT_ENUM: return " ";
+    }
+    return "";
+}
+
+void td_options_help(const struct td_option *table, const char *program, const char *summary, FILE *out)
+{
+    fprintf(out, "%s: %s\n\nUsage: %s [OPTION]...\n\nOptions (default < environment < flag):\n", program, summary, program);
+    for (const struct td_option *o = table; o->name; o++) {
+        char flag[MAX_NAME + 3], env[MAX_NAME + 8];
+        flag_name(o->name, flag, sizeof flag);
+        env_name(o->name, env, sizeof env);
+        fprintf(out, "  %s%s%s\n", flag, type_hint(o), o->type == TD_OPT_ENUM ? o->choices : "");
+        for (const char *p = o->help; *p;) { /* help of two lines keeps its indent */
+            size_t n = strcspn(p, "\n");
+            fprintf(out, "      %.*s\n", (int)n, p);
+            p += n + (p[n] == '\n');
+        }
+        fprintf(out, "      [%s", env);
+        if (!o->def) fprintf(out, "; required");
+        else if (o->def[0]) fprintf(out, "; default %s", o->def);
+        if (o->min != 0 || o->max != 0) fprintf(out, "; %.15g..%.15g", o->min, o->max);
+        fprintf(out, "]\n");
+    }
+    fprintf(out, "  --print-config\n      Print the effective values and exit.\n");
+    fprintf(out, "  --version\n      Print the version and exit.\n");
+    fprintf(out, "  --help\n      Print this and exit.\n");
+}
+
+void td_options_print(const struct td_option *table, const void *config, FILE *out)
+{
+    for (const struct td_option *o = table; o->name; o++) {
+        const void *field = (const char *)config + o->offset;
+        fprintf(out, "%s=", o->name);
+        switch (o->type) {
+        case TD_OPT_BOOL: fprintf(out, "%s", *(const bool *)field ? "true" : "false"); break;
+        case TD_OPT_I64: fprintf(out, "%" PRId64, *(const int64_t *)field); break;
+        case TD_OPT_U64:
+        case TD_OPT_SIZE: fprintf(out, "%" PRIu64, *(const uint64_t *)field); break;
+        case TD_OPT_F64: fprintf(out, "%.15g", *(const double *)field); break;
+        case TD_OPT_STR:
+        case TD_OPT_ENUM: fprintf(out, "%s", *(const char *const *)field ? *(const char *const *)field : ""); break;
+        }
+        fputc('\n', out);
+    }
+}
+
+td_status td_options_load(const struct td_option *table, void *config, const char *program, const char *summary, int argc, char **argv,
+                          const char **positional, size_t max_positional, size_t *ret_n_positional, struct td_err *err)
+{
+    bool is_set[MAX_OPTIONS] = {false};
+    size_t n_options = 0, n_positional = 0;
+    for (const struct td_option *o = table; o->name; o++) n_options++;
+    TD_ASSERT(n_options <= MAX_OPTIONS);
+
+    for (size_t i = 0; i < n_options; i++) {
+        const struct td_option *o = &table[i];
+        TD_ASSERT(strlen(o->name) <= MAX_NAME - 3);
+        char env[MAX_NAME + 8];
+        env_name(o->name, env, sizeof env);
+        if (o->def) {
+            if (set_value(o, o->def, config, err)) return td_err_prefix(err, "default of %s", o->name);
+            is_set[i] = true;
+        }
+        const char *text = getenv(env);
+        if (text && text[0]) { /* empty counts as not set: manifests often pass empty variables */
+            if (set_value(o, text, config, err)) return err ? td_err_prefix(err, "%s", env) : TD_ERR_INVALID;
+            is_set[i] = true;
+        }
+    }
+
+    bool print_config = false, options_ended = false;
+    for (int i = 1; i < argc; i++) {
+        const char *arg = argv[i];
+        if (options_ended || arg[0] != '-' || arg[1] == '\0') {
+            if (n_positional == max_positional) {
+                return td_fail(err, TD_ERR_INVALID, "unexpected argument '%s': at most %zu allowed (--help)", arg, max_positional);
+            }
+            positional[n_positional++] = arg;
+            continue;
+        }
+        if (!strcmp(arg, "--")) {
+            options_ended = true;
+            continue;
+        }
+        if (!strcmp(arg, "--help") || !strcmp(arg, "-h")) {
+            td_options_help(table, program, summary, stdout);
+            exit(0);
+        }
+        if (!strcmp(arg, "--version")) {
+            printf("%s %s\n", program, TD_VERSION);
+            exit(0);
+        }
+        if (!strcmp(arg, "--print-config") || !strcmp(arg, "--print_config")) {
+            print_config = true;
+            continue;
+        }
+        if (arg[1] != '-') return fail_unknown(table, arg, err);
+
+        const char *name = arg + 2, *text = strchr(name, '=');
+        size_t name_bytes = text ? (size_t)(text - name) : strlen(name);
+        if (text) text++;
+        const struct td_option *o = find_option(table, name, name_bytes);
+        if (!o && !text && (!strncmp(name, "no-", 3) || !strncmp(name, "no_", 3))) {
+            o = find_option(table, name + 3, name_bytes - 3);
+            if (o && o->type != TD_OPT_BOOL) o = NULL;
+            text = "false";
+        }
+        if (!o) return fail_unknown(table, arg, err);
+        char flag[MAX_NAME + 3];
+        flag_name(o->name, flag, sizeof flag);
+        if (!text && o->type == TD_OPT_BOOL) text = "true";
+        if (!text) {
+            if (i + 1 == argc || !strncmp(argv[i + 1], "--", 2)) {
+                return td_fail(err, TD_ERR_INVALID, "%s needs a value (%s=VALUE when it starts with --)", flag, flag);
+            }
+            text = argv[++i];
+        }
+        if (set_value(o, text, config, err)) return err ? td_err_prefix(err, "%s", flag) : TD_ERR_INVALID;
+        is_set[o - table] = true;
+    }
+
+    for (size_t i = 0; i < n_options; i++) {
+        if (is_set[i]) continue;
+        char flag[MAX_NAME + 3], env[MAX_NAME + 8];
+        flag_name(table[i].name, flag, sizeof flag);
+        env_name(table[i].name, env, sizeof env);
+        return td_fail(err, TD_ERR_INVALID, "%s (or %s) is required: %s", flag, env, table[i].help);
+    }
+    if (print_config) {
+        td_options_print(table, config, stdout);
+        exit(0);
+    }
+    if (ret_n_positional) *ret_n_positional = n_positional;
+    return TD_OK;
+}
+
+int td_die(const char *program, const struct td_err *err)
+{
+    fprintf(stderr, "%s: error: %s\n", program, err->msg);
+    return err->code == TD_ERR_INVALID ? 2 : 1;
+}
