@@ -1,0 +1,448 @@
+/* engine.c - see engine.h.
+ *
+ * Invariants:
+ *  (1) n_computed <= n_tokens; blocks cover at least n_computed tokens; in PREFILL they cover n_tokens; in DECODE, n_tokens after plan.
+ *  (2) a block reached through the prefix cache is full and never written again: sequences write only at positions >= their n_cached.
+ *  (3) at least one token is left to compute at admission (or one block to import), so that logits exist: hits end before the last token. */
+#include "common/worker/engine.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/base/mem.h"
+#include "common/base/options.h"
+#include "common/base/pool.h"
+#include "common/base/thread_pool.h"
+#include "kernels/ops.h"
+
+struct td_engine {
+    struct td_thread_pool *threads;
+    struct td_model *model;
+    struct td_workspace *ws;
+    struct td_kv_pool *kv;
+    struct td_kv_layout layout;
+    uint64_t layout_hash;
+    struct td_sampler **samplers; /* one per thread */
+    int32_t n_threads, max_len, max_batch, max_step_tokens, max_seqs, max_blocks_per_seq, vocab;
+
+    pthread_mutex_t seqs_lock; /* guards the pool of sequences: RPC threads get, the owner puts */
+    struct td_pool *seqs;
+    int32_t *token_store, *block_store;
+    struct td_logit_bias *bias_store;
+
+    /* scratch of one step, sized at boot */
+    int32_t *row_tokens, *row_positions, *row_seq, *logit_rows;
+    const int32_t **block_tables;
+    int32_t *remaining, *n_new;
+    bool *is_decode;
+};
+
+/* ---- boot ---------------------------------------------------------------------------------------------------------------------------- */
+
+/* "50%" of what is available now, or a size. */
+static td_status kv_bytes_parse(const char *text, uint64_t *ret_bytes, struct td_err *err)
+{
+    size_t n = strlen(text);
+    if (n > 0 && text[n - 1] == '%') {
+        char *end;
+        double share = strtod(text, &end);
+        if (end != text + n - 1 || !(share > 0) || share > 95)
+            return td_fail(err, TD_ERR_INVALID, "kv_memory: \"%s\" is not a share; use 1%%..95%% of what is available, or a size", text);
+        *ret_bytes = (uint64_t)((double)td_mem_available() * share / 100.0);
+        return TD_OK;
+    }
+    td_status s = td_parse_size(text, ret_bytes, err);
+    if (s) return td_err_prefix(err, "kv_memory");
+    return TD_OK;
+}
+
+static td_status engine_open_threads(struct td_engine *e, const struct td_engine_config *c, struct td_err *err)
+{
+    int cpus[1024], n_cpus = 0;
+    e->n_threads = c->n_threads > 0 ? c->n_threads : (int32_t)sysconf(_SC_NPROCESSORS_ONLN);
+    if (e->n_threads > 1024) return td_fail(err, TD_ERR_LIMIT, "threads is %d, limit 1024", e->n_threads);
+    bool pinned = c->cpus && c->cpus[0];
+    if (pinned) {
+        td_status s = td_parse_cpu_list(c->cpus, cpus, 1024, &n_cpus, err);
+        if (s) return td_err_prefix(err, "cpus");
+        if (n_cpus < e->n_threads)
+            return td_fail(err, TD_ERR_INVALID, "cpus lists %d CPUs, threads is %d: give at least as many CPUs", n_cpus, e->n_threads);
+    }
+    return td_thread_pool_create(e->n_threads, pinned ? cpus : NULL, 50, &e->threads, err);
+}
+
+static td_status engine_open_kv(struct td_engine *e, const struct td_engine_config *c, struct td_err *err)
+{
+    td_status s = td_model_kv_layout(e->model, c->block_size, &e->layout, err);
+    if (s) return s;
+    uint64_t bytes;
+    if ((s = kv_bytes_parse(c->kv_memory, &bytes, err))) return s;
+    uint64_t available = td_mem_available();
+    if (bytes > available)
+        return td_fail(err, TD_ERR_NOMEM, "kv_memory asks for %llu MiB, only %llu MiB are available", (unsigned long long)(bytes >> 20),
+                       (unsigned long long)(available >> 20));
+    uint64_t n = bytes / e->layout.block_bytes;
+    if (n < 2)
+        return td_fail(err, TD_ERR_INVALID, "kv_memory %llu bytes holds %llu KV blocks of %zu bytes, need at least 2", (unsigned long long)bytes,
+                       (unsigned long long)n, e->layout.block_bytes);
+    if (n > 1 << 24) n = 1 << 24;
+    struct td_kv_pool_config kc = {
+        .layout = e->layout, .n_blocks = (int32_t)n, .shareable = c->shareable_kv, .prefix_cache = c->prefix_cache};
+    if ((s = td_kv_pool_create(&kc, &e->kv, err))) return s;
+    e->layout_hash = td_kv_layout_hash(&e->layout, td_model_hash(e->model));
+    uint64_t pool_tokens = n * (uint64_t)c->block_size;
+    e->max_len = td_model_max_len(e->model);
+    if (pool_tokens < (uint64_t)e->max_len) e->max_len = (int32_t)pool_tokens;
+    e->max_blocks_per_seq = (e->max_len + c->block_size) / c->block_size + 1;
+    return TD_OK;
+}
+
+static void *engine_array(size_t n, size_t elem_bytes) { return calloc(n ? n : 1, elem_bytes); }
+
+static td_status engine_open_pools(struct td_engine *e, const struct td_engine_config *c, struct td_err *err)
+{
+    size_t seqs = (size_t)c->max_seqs, tokens = (size_t)e->max_len + 1;
+    td_status s = td_pool_create(sizeof(struct td_seq), (uint32_t)c->max_seqs, &e->seqs, err);
+    if (s) return s;
+    e->max_seqs = c->max_seqs;
+    e->max_batch = c->max_batch;
+    e->max_step_tokens = c->max_step_tokens < c->max_batch ? c->max_batch : c->max_step_tokens;
+    e->vocab = td_model_config(e->model)->vocab;
+    e->token_store = engine_array(seqs * tokens, sizeof(int32_t));
+    e->block_store = engine_array(seqs * (size_t)e->max_blocks_per_seq, sizeof(int32_t));
+    e->bias_store = engine_array(seqs * TD_MAX_LOGIT_BIAS, sizeof(struct td_logit_bias));
+    size_t rows = (size_t)e->max_step_tokens;
+    e->row_tokens = engine_array(rows, sizeof(int32_t));
+    e->row_positions = engine_array(rows, sizeof(int32_t));
+    e->row_seq = engine_array(rows, sizeof(int32_t));
+    e->logit_rows = engine_array((size_t)e->max_batch, sizeof(int32_t));
+    e->block_tables = engine_array((size_t)e->max_batch, sizeof(int32_t *));
+    e->remaining = engine_array(seqs, sizeof(int32_t));
+    e->n_new = engine_array(seqs, sizeof(int32_t));
+    e->is_decode = engine_array(seqs, sizeof(bool));
+    e->samplers = engine_array((size_t)e->n_threads, sizeof(struct td_sampler *));
+    if (!e->token_store || !e->block_store || !e->bias_store || !e->row_tokens || !e->row_positions || !e->row_seq || !e->logit_rows ||
+        !e->block_tables || !e->remaining || !e->n_new || !e->is_decode || !e->samplers)
+        return td_fail(err, TD_ERR_NOMEM, "engine: no memory for max_seqs %d x max_model_len %d tokens; lower one of them", c->max_seqs, e->max_len);
+    for (int32_t i = 0; i < e->n_threads; i++)
+        if ((s = td_sampler_create(e->vocab, &e->samplers[i], err))) return s;
+    return td_workspace_create(e->model, e->max_step_tokens, e->max_batch, &e->ws, err);
+}
+
+td_status td_engine_open(const struct td_engine_config *c, struct td_engine **ret_engine, struct td_err *err)
+{
+    if (c->max_seqs < 1 || c->max_seqs > 65536) return td_fail(err, TD_ERR_INVALID, "max_seqs is %d, must be 1..65536", c->max_seqs);
+    if (c->max_batch < 1 || c->max_batch > 4096) return td_fail(err, TD_ERR_INVALID, "max_batch is %d, must be 1..4096", c->max_batch);
+    if (c->max_step_tokens < 1 || c->max_step_tokens > 1 << 20)
+        return td_fail(err, TD_ERR_INVALID, "max_step_tokens is %d, must be 1..%d", c->max_step_tokens, 1 << 20);
+    struct td_engine *e = calloc(1, sizeof *e);
+    if (!e) return td_fail(err, TD_ERR_NOMEM, "engine: out of memory");
+    pthread_mutex_init(&e->seqs_lock, NULL);
+    const struct td_ops *ops = NULL;
+    td_status s = TD_OK;
+    if (c->ops && c->ops[0] && !(ops = td_ops_by_name(c->ops)))
+        s = td_fail(err, TD_ERR_UNSUPPORTED, "ops \"%s\" is unknown or this CPU lacks it (ref, avx2, avx512)", c->ops);
+    if (!s) s = engine_open_threads(e, c, err);
+    if (!s) {
+        struct td_model_params p = {.dir = c->model_dir, .random_config = c->random_config, .dtype = c->dtype, .ops = ops, .threads = e->threads,
+                                    .max_model_len = c->max_model_len, .quiet = c->quiet};
+        s = td_model_open(&p, &e->model, err);
+    }
+    if (!s) s = engine_open_kv(e, c, err);
+    if (!s) s = engine_open_pools(e, c, err);
+    if (s) {
+        td_engine_close(e);
+        return s;
+    }
+    *ret_engine = e;
+    return TD_OK;
+}
+
+void td_engine_close(struct td_engine *e)
+{
+    if (!e) return;
+    for (int32_t i = 0; e->samplers && i < e->n_threads; i++) td_sampler_destroy(e->samplers[i]);
+    free(e->samplers);
+    td_workspace_destroy(e->ws);
+    td_pool_destroy(e->seqs);
+    td_kv_pool_destroy(e->kv);
+    td_model_close(e->model);
+    td_thread_pool_destroy(e->threads);
+    free(e->token_store);
+    free(e->block_store);
+    free(e->bias_store);
+    free(e->row_tokens);
+    free(e->row_positions);
+    free(e->row_seq);
+    free(e->logit_rows);
+    free(e->block_tables);
+    free(e->remaining);
+    free(e->n_new);
+    free(e->is_decode);
+    pthread_mutex_destroy(&e->seqs_lock);
+    free(e);
+}
+
+struct td_model *td_engine_model(struct td_engine *e) { return e->model; }
+struct td_kv_pool *td_engine_kv(struct td_engine *e) { return e->kv; }
+uint64_t td_engine_layout_hash(const struct td_engine *e) { return e->layout_hash; }
+int32_t td_engine_max_len(const struct td_engine *e) { return e->max_len; }
+int32_t td_engine_max_batch(const struct td_engine *e) { return e->max_batch; }
+int32_t td_engine_max_step_tokens(const struct td_engine *e) { return e->max_step_tokens; }
+
+/* ---- sequences ----------------------------------------------------------------------------------------------------------------------- */
+
+int32_t td_engine_seqs_live(struct td_engine *e)
+{
+    pthread_mutex_lock(&e->seqs_lock);
+    int32_t n = (int32_t)td_pool_n_used(e->seqs);
+    pthread_mutex_unlock(&e->seqs_lock);
+    return n;
+}
+
+struct td_seq *td_engine_seq_get(struct td_engine *e)
+{
+    pthread_mutex_lock(&e->seqs_lock);
+    struct td_seq *seq = td_pool_get(e->seqs);
+    pthread_mutex_unlock(&e->seqs_lock);
+    if (!seq) return NULL;
+    size_t i = td_pool_index(e->seqs, seq);
+    seq->index = (uint32_t)i;
+    seq->tokens = e->token_store + i * ((size_t)e->max_len + 1);
+    seq->blocks = e->block_store + i * (size_t)e->max_blocks_per_seq;
+    seq->logit_bias = e->bias_store + i * TD_MAX_LOGIT_BIAS;
+    return seq;
+}
+
+void td_engine_seq_put(struct td_engine *e, struct td_seq *seq)
+{
+    TD_ASSERT(seq->n_blocks == 0);
+    pthread_mutex_lock(&e->seqs_lock);
+    td_pool_put(e->seqs, seq);
+    pthread_mutex_unlock(&e->seqs_lock);
+}
+
+td_status td_engine_seq_set(struct td_engine *e, struct td_seq *seq, const int32_t *tokens, int32_t n_tokens, int32_t n_prompt,
+                            const struct td_sampling *sampling, const int32_t *stop_tokens, int32_t n_stop_tokens, int64_t max_tokens,
+                            struct td_err *err)
+{
+    if (n_tokens < 1) return td_fail(err, TD_ERR_INVALID, "tokens is empty, need at least 1");
+    if (n_tokens >= e->max_len)
+        return td_fail(err, TD_ERR_INVALID, "tokens has %d ids, must be below the longest sequence this worker can hold, %d", n_tokens, e->max_len);
+    if (n_prompt < 1 || n_prompt > n_tokens) return td_fail(err, TD_ERR_INVALID, "n_prompt is %d, must be 1..%d", n_prompt, n_tokens);
+    if (max_tokens < 1 || max_tokens > e->max_len - n_prompt)
+        return td_fail(err, TD_ERR_INVALID, "max_tokens is %lld, must be 1..%d (longest sequence %d - prompt %d)", (long long)max_tokens,
+                       e->max_len - n_prompt, e->max_len, n_prompt);
+    if (n_tokens - n_prompt >= max_tokens)
+        return td_fail(err, TD_ERR_INVALID, "tokens holds %d output tokens, max_tokens is %lld: nothing is left to do", n_tokens - n_prompt,
+                       (long long)max_tokens);
+    for (int32_t i = 0; i < n_tokens; i++)
+        if (tokens[i] < 0 || tokens[i] >= e->vocab)
+            return td_fail(err, TD_ERR_INVALID, "tokens[%d] is %d, must be 0..%d", i, tokens[i], e->vocab - 1);
+    if (n_stop_tokens > TD_MAX_STOP_TOKENS)
+        return td_fail(err, TD_ERR_INVALID, "stop_token_ids has %d ids, limit %d", n_stop_tokens, TD_MAX_STOP_TOKENS);
+    td_status s = td_sampling_check(sampling, e->vocab, err);
+    if (s) return s;
+    TD_ASSERT(sampling->n_logit_bias <= TD_MAX_LOGIT_BIAS);
+    memcpy(seq->tokens, tokens, (size_t)n_tokens * sizeof *tokens);
+    seq->n_tokens = seq->n_input = n_tokens;
+    seq->n_prompt = n_prompt;
+    seq->sampling = *sampling;
+    if (sampling->n_logit_bias) memcpy(seq->logit_bias, sampling->logit_bias, (size_t)sampling->n_logit_bias * sizeof *seq->logit_bias);
+    seq->sampling.logit_bias = seq->logit_bias;
+    if (n_stop_tokens) memcpy(seq->stop_tokens, stop_tokens, (size_t)n_stop_tokens * sizeof *stop_tokens);
+    seq->n_stop_tokens = n_stop_tokens;
+    seq->max_tokens = (int32_t)max_tokens;
+    seq->phase = TD_SEQ_IDLE;
+    return TD_OK;
+}
+
+/* Appends a sampled token and decides whether it is the last. */
+static void seq_append(struct td_seq *seq, int32_t token)
+{
+    seq->tokens[seq->n_tokens++] = token;
+    for (int32_t i = 0; i < seq->n_stop_tokens; i++)
+        if (seq->stop_tokens[i] == token) {
+            seq->finish = TD_FINISH_STOP;
+            return;
+        }
+    if (seq->n_tokens - seq->n_prompt >= seq->max_tokens) seq->finish = TD_FINISH_LENGTH;
+}
+
+static int32_t blocks_for(const struct td_engine *e, int32_t n_tokens) { return (n_tokens + e->layout.block_size - 1) / e->layout.block_size; }
+
+/* Offers the blocks that became full and final to the prefix cache. */
+static void seq_publish(struct td_engine *e, struct td_seq *seq)
+{
+    int32_t n_full = seq->n_computed / e->layout.block_size;
+    if (n_full <= seq->n_published) return;
+    td_kv_prefix_publish(e->kv, seq->tokens, seq->blocks, seq->n_published, n_full);
+    seq->n_published = n_full;
+}
+
+td_status td_engine_admit(struct td_engine *e, struct td_seq *seq, bool import, int32_t headroom)
+{
+    TD_ASSERT(seq->phase == TD_SEQ_IDLE && seq->n_blocks == 0);
+    int32_t need = blocks_for(e, seq->n_tokens);
+    struct td_kv_pool_stats st;
+    td_kv_pool_stats(e->kv, &st);
+    /* A lone sequence may take the last block: headroom is a courtesy to others, never a reason to wait for nobody. */
+    int32_t keep = st.n_held > 0 ? headroom : 0;
+    if (need > st.n_free + st.n_cached && need > st.n_blocks) return TD_ERR_LIMIT;
+    int32_t hit = td_kv_prefix_lookup(e->kv, seq->tokens, seq->n_tokens, (seq->n_tokens - 1) / e->layout.block_size, seq->blocks); /* (3) */
+    td_kv_pool_stats(e->kv, &st);
+    td_status s = st.n_free + st.n_cached < need - hit + keep ? TD_ERR_AGAIN : td_kv_pool_alloc(e->kv, need - hit, seq->blocks + hit);
+    if (s) {
+        for (int32_t i = 0; i < hit; i++) td_kv_pool_unref(e->kv, seq->blocks[i]);
+        return s;
+    }
+    seq->n_blocks = need;
+    seq->n_cached = seq->n_computed = hit * e->layout.block_size;
+    seq->n_published = hit;
+    seq->phase = import ? TD_SEQ_IMPORT : TD_SEQ_PREFILL;
+    return TD_OK;
+}
+
+void td_engine_imported(struct td_engine *e, struct td_seq *seq, int32_t first_token)
+{
+    TD_ASSERT(seq->phase == TD_SEQ_IMPORT);
+    seq->n_computed = seq->n_tokens;
+    seq_publish(e, seq);
+    seq_append(seq, first_token);
+    seq->phase = TD_SEQ_DECODE;
+}
+
+void td_engine_release(struct td_engine *e, struct td_seq *seq)
+{
+    for (int32_t i = 0; i < seq->n_blocks; i++) td_kv_pool_unref(e->kv, seq->blocks[i]);
+    seq->n_blocks = seq->n_computed = seq->n_published = 0;
+    seq->phase = TD_SEQ_IDLE;
+}
+
+/* ---- batches ------------------------------------------------------------------------------------------------------------------------- */
+
+int32_t td_batch_choose(const int32_t *remaining, const bool *is_decode, int32_t n, int32_t max_items, int32_t max_tokens, int32_t *ret_n_new)
+{
+    int32_t n_items = 0, left = max_tokens;
+    memset(ret_n_new, 0, (size_t)n * sizeof *ret_n_new);
+    for (int32_t i = 0; i < n && n_items < max_items && left > 0; i++)
+        if (is_decode[i]) {
+            ret_n_new[i] = 1;
+            n_items++;
+            left--;
+        }
+    for (int32_t i = 0; i < n && n_items < max_items && left > 0; i++)
+        if (!is_decode[i]) {
+            ret_n_new[i] = remaining[i] < left ? remaining[i] : left;
+            n_items++;
+            left -= ret_n_new[i];
+        }
+    return n_items;
+}
+
+static void seq_preempt(struct td_engine *e, struct td_seq *seq)
+{
+    td_engine_release(e, seq);
+    seq->n_preemptions++;
+}
+
+int32_t td_engine_plan(struct td_engine *e, struct td_seq **running, int32_t n, struct td_step_item *ret_items, struct td_seq **preempted,
+                       int32_t *ret_n_preempted)
+{
+    int32_t n_preempted = 0, last = n; /* running[last..n) were preempted */
+    for (int32_t i = 0; i < last; i++) {
+        struct td_seq *seq = running[i];
+        if (seq->phase != TD_SEQ_DECODE) continue;
+        int32_t need = blocks_for(e, seq->n_tokens);
+        TD_ASSERT(need <= e->max_blocks_per_seq);
+        while (seq->n_blocks < need && i < last) {
+            if (td_kv_pool_alloc(e->kv, 1, seq->blocks + seq->n_blocks) == TD_OK) {
+                seq->n_blocks++;
+                continue;
+            }
+            struct td_seq *victim = running[--last]; /* may be seq itself: it waits, like everybody behind it */
+            seq_preempt(e, victim);
+            preempted[n_preempted++] = victim;
+        }
+    }
+    *ret_n_preempted = n_preempted;
+    for (int32_t i = 0; i < last; i++) {
+        e->is_decode[i] = running[i]->phase == TD_SEQ_DECODE;
+        e->remaining[i] = running[i]->n_tokens - running[i]->n_computed;
+    }
+    int32_t n_items = 0;
+    td_batch_choose(e->remaining, e->is_decode, last, e->max_batch, e->max_step_tokens, e->n_new);
+    for (int32_t i = 0; i < last; i++)
+        if (e->n_new[i] > 0) ret_items[n_items++] = (struct td_step_item){.seq = running[i], .n_new = e->n_new[i]};
+    return n_items;
+}
+
+struct sample_ctx {
+    struct td_engine *e;
+    struct td_step_item *items;
+    const float *logits;
+    int32_t n_items;
+};
+
+/* Rows are independent, so any member may sample any row: member p takes every n_parts-th. */
+static void sample_part(void *arg, int part, int n_parts)
+{
+    struct sample_ctx *c = arg;
+    int32_t row = 0;
+    for (int32_t i = 0; i < c->n_items; i++) {
+        struct td_step_item *it = &c->items[i];
+        if (it->seq->n_computed < it->seq->n_tokens) continue;
+        if (row % n_parts == part)
+            it->status = td_sample(c->e->samplers[part], &it->seq->sampling, c->logits + (size_t)row * (size_t)c->e->vocab, it->seq->tokens,
+                                     it->seq->n_tokens, it->seq->n_prompt, &it->out);
+        row++;
+    }
+}
+
+td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_t n_items, struct td_err *err)
+{
+    TD_ASSERT(n_items <= e->max_batch);
+    int32_t n_rows = 0, n_logits = 0;
+    for (int32_t i = 0; i < n_items; i++) {
+        struct td_seq *seq = items[i].seq;
+        TD_ASSERT(items[i].n_new >= 1 && n_rows + items[i].n_new <= e->max_step_tokens);
+        TD_ASSERT(seq->n_computed + items[i].n_new <= seq->n_tokens && blocks_for(e, seq->n_computed + items[i].n_new) <= seq->n_blocks);
+        e->block_tables[i] = seq->blocks;
+        for (int32_t j = 0; j < items[i].n_new; j++, n_rows++) {
+            e->row_tokens[n_rows] = seq->tokens[seq->n_computed + j];
+            e->row_positions[n_rows] = seq->n_computed + j;
+            e->row_seq[n_rows] = i;
+        }
+        if (seq->n_computed + items[i].n_new == seq->n_tokens) e->logit_rows[n_logits++] = n_rows - 1;
+    }
+    struct td_forward_args a = {.tokens = e->row_tokens, .positions = e->row_positions, .row_seq = e->row_seq, .block_tables = e->block_tables,
+                                .n_rows = n_rows, .kv_base = td_kv_pool_block(e->kv, 0), .kv = &e->layout, .logit_rows = e->logit_rows,
+                                .n_logit_rows = n_logits};
+    float *logits = NULL;
+    td_status s = td_model_forward(e->model, e->ws, &a, &logits);
+    if (s) return td_fail(err, s, "forward of %d rows failed: %s", n_rows, td_status_name(s));
+    for (int32_t i = 0; i < n_items; i++) {
+        items[i].seq->n_computed += items[i].n_new;
+        items[i].sampled = false;
+        items[i].status = TD_OK;
+    }
+    if (n_logits > 0) {
+        struct sample_ctx c = {.e = e, .items = items, .logits = logits, .n_items = n_items};
+        if (n_logits == 1)
+            sample_part(&c, 0, 1);
+        else
+            td_thread_pool_run(e->threads, sample_part, &c);
+    }
+    for (int32_t i = 0; i < n_items; i++) {
+        struct td_seq *seq = items[i].seq;
+        bool done = seq->n_computed == seq->n_tokens;
+        seq_publish(e, seq);
+        if (!done || items[i].status) continue;
+        seq_append(seq, items[i].out.token);
+        seq->phase = TD_SEQ_DECODE;
+        items[i].sampled = true;
+    }
+    return TD_OK;
+}
