@@ -1,0 +1,85 @@
+/* metrics_http.c - see metrics_http.h. libmicrohttpd's own polling thread; answers are rendered per request. */
+#include "common/worker/metrics_http.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <microhttpd.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/metrics.h"
+
+struct td_metrics_http {
+    struct MHD_Daemon *daemon;
+};
+
+static enum MHD_Result answer(void *ctx, struct MHD_Connection *c, const char *url, const char *method, const char *version, const char *upload,
+                              size_t *upload_bytes, void **state)
+{
+    (void)ctx;
+    (void)version;
+    (void)upload;
+    (void)upload_bytes;
+    (void)state;
+    static char ok[] = "ok\n", missing[] = "not found: use /metrics or /healthz\n", bad[] = "only GET\n";
+    struct MHD_Response *r;
+    unsigned status = MHD_HTTP_OK;
+    if (strcmp(method, "GET") != 0) {
+        r = MHD_create_response_from_buffer(strlen(bad), bad, MHD_RESPMEM_PERSISTENT);
+        status = MHD_HTTP_METHOD_NOT_ALLOWED;
+    } else if (!strcmp(url, "/metrics")) {
+        size_t n = 0;
+        char *text = td_metrics_render(&n);
+        r = MHD_create_response_from_buffer(n, text, MHD_RESPMEM_MUST_FREE);
+        if (r) MHD_add_response_header(r, "Content-Type", "text/plain; version=0.0.4");
+        else free(text);
+    } else if (!strcmp(url, "/healthz")) {
+        r = MHD_create_response_from_buffer(strlen(ok), ok, MHD_RESPMEM_PERSISTENT);
+    } else {
+        r = MHD_create_response_from_buffer(strlen(missing), missing, MHD_RESPMEM_PERSISTENT);
+        status = MHD_HTTP_NOT_FOUND;
+    }
+    if (!r) return MHD_NO;
+    enum MHD_Result res = MHD_queue_response(c, status, r);
+    MHD_destroy_response(r);
+    return res;
+}
+
+td_status td_metrics_http_start(const char *address, struct td_metrics_http **ret_http, struct td_err *err)
+{
+    char host[256];
+    const char *colon = strrchr(address, ':');
+    if (!colon || (size_t)(colon - address) >= sizeof host)
+        return td_fail(err, TD_ERR_INVALID, "metrics_listen is \"%s\", must be host:port", address);
+    snprintf(host, sizeof host, "%.*s", (int)(colon - address), address);
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *ai = NULL;
+    int e = getaddrinfo(host[0] ? host : NULL, colon + 1, &hints, &ai);
+    if (e) return td_fail(err, TD_ERR_INVALID, "metrics_listen \"%s\": %s", address, gai_strerror(e));
+    struct td_metrics_http *h = calloc(1, sizeof *h);
+    unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | (ai->ai_family == AF_INET6 ? (unsigned)MHD_USE_IPv6 : 0u);
+    if (h)
+        h->daemon = MHD_start_daemon(flags, 0, NULL, NULL, answer, NULL, MHD_OPTION_SOCK_ADDR, ai->ai_addr, MHD_OPTION_CONNECTION_LIMIT, 64u,
+                                     MHD_OPTION_CONNECTION_TIMEOUT, 10u, MHD_OPTION_END);
+    freeaddrinfo(ai);
+    if (!h || !h->daemon) {
+        free(h);
+        return td_fail(err, TD_ERR_IO, "metrics_listen \"%s\": %s", address, strerror(errno));
+    }
+    *ret_http = h;
+    return TD_OK;
+}
+
+int td_metrics_http_port(const struct td_metrics_http *h)
+{
+    const union MHD_DaemonInfo *i = MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_BIND_PORT);
+    return i ? i->port : 0;
+}
+
+void td_metrics_http_stop(struct td_metrics_http *h)
+{
+    if (!h) return;
+    MHD_stop_daemon(h->daemon);
+    free(h);
+}

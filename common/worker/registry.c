@@ -1,0 +1,221 @@
+/* registry.c - see registry.h.
+ *
+ *   IDLE --connect--> OPEN (hello sent) --welcome--> WELCOMED --stream ends, keepalive fails--> IDLE (back-off) ...
+ *
+ * One 20 ms timer drives it: it connects when the back-off is over and sends a snapshot when something changed, or each 200 ms. Losing the
+ * router loses no KV: requests of a dead router end by their own calls. */
+#include "common/worker/registry.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/worker/worker.h"
+
+#define TICK_MS 20
+#define MAX_SILENCE_MS 200
+#define BACKOFF_MIN_MS 100
+#define BACKOFF_MAX_MS 2000
+#define STUCK_MS 10000 /* engine loop without a turn for so long = not healthy */
+
+struct td_registry {
+    struct td_worker *w;
+    struct td_rpc_channel *channel;
+    struct td_rpc_timer *timer;
+    struct td_rpc_call *call;
+    bool welcomed, told_drain, stopping, unhealthy;
+    uint64_t next_try_ns, backoff_ms, sent_ns, seq;
+    Tandem__V1__Snapshot last;
+    char model[256];
+    pthread_mutex_t lock; /* stopped: destroy waits for it */
+    pthread_cond_t cond;
+    bool stopped;
+};
+
+static void send_hello(struct td_registry *r)
+{
+    struct td_worker *w = r->w;
+    struct td_kv_pool_stats kv;
+    td_kv_pool_stats(td_engine_kv(w->engine), &kv); /* n_blocks is fixed at boot: reading it from here is not a race */
+    Tandem__V1__Hello h = TANDEM__V1__HELLO__INIT;
+    h.name = w->name;
+    h.role = (char *)w->role->name;
+    h.address = w->address;
+    h.incarnation = w->incarnation;
+    h.version = (char *)TD_VERSION;
+    h.protocol = TD_PROTOCOL_VERSION;
+    h.model = r->model;
+    h.layout_hash = td_engine_layout_hash(w->engine);
+    h.block_size = (uint32_t)w->cfg.block_size;
+    h.kv_blocks = (uint32_t)kv.n_blocks;
+    h.max_model_len = (uint32_t)td_engine_max_len(w->engine);
+    h.vocab = (uint32_t)td_model_config(td_engine_model(w->engine))->vocab;
+    h.max_seqs = (uint32_t)w->cfg.max_seqs;
+    h.pid = (uint32_t)getpid();
+    Tandem__V1__WorkerMessage m = TANDEM__V1__WORKER_MESSAGE__INIT;
+    m.message_case = TANDEM__V1__WORKER_MESSAGE__MESSAGE_HELLO;
+    m.hello = &h;
+    td_rpc_call_send(r->call, &m.base);
+}
+
+static void send_snapshot(struct td_registry *r, uint64_t now)
+{
+    struct td_worker *w = r->w;
+    pthread_mutex_lock(&w->snap_lock);
+    Tandem__V1__Snapshot s = w->snap;
+    pthread_mutex_unlock(&w->snap_lock);
+    s.seq = r->last.seq;
+    if (!memcmp(&s, &r->last, sizeof s) && now - r->sent_ns < MAX_SILENCE_MS * TD_NS_PER_MS) return;
+    s.seq = ++r->seq;
+    r->last = s;
+    r->sent_ns = now;
+    Tandem__V1__WorkerMessage m = TANDEM__V1__WORKER_MESSAGE__INIT;
+    m.message_case = TANDEM__V1__WORKER_MESSAGE__MESSAGE_SNAPSHOT;
+    m.snapshot = &s;
+    td_rpc_call_send(r->call, &m.base);
+}
+
+static void send_drain(struct td_registry *r)
+{
+    Tandem__V1__Drain d = TANDEM__V1__DRAIN__INIT;
+    d.timeout_ms = r->w->cfg.drain_timeout_ms;
+    Tandem__V1__WorkerMessage m = TANDEM__V1__WORKER_MESSAGE__INIT;
+    m.message_case = TANDEM__V1__WORKER_MESSAGE__MESSAGE_DRAIN;
+    m.drain = &d;
+    td_rpc_call_send(r->call, &m.base);
+    r->told_drain = true;
+}
+
+static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *user)
+{
+    (void)call;
+    struct td_registry *r = user;
+    const Tandem__V1__RouterMessage *m = (const Tandem__V1__RouterMessage *)msg;
+    if (m->message_case == TANDEM__V1__ROUTER_MESSAGE__MESSAGE_WELCOME) {
+        r->welcomed = true;
+        r->backoff_ms = BACKOFF_MIN_MS;
+        td_info("registered", "router=%s", r->w->cfg.router);
+    } else if (m->message_case == TANDEM__V1__ROUTER_MESSAGE__MESSAGE_REJECT) {
+        char q[600];
+        td_error("registration_rejected", "router=%s reason=%s action=retry", r->w->cfg.router, td_log_quote(q, sizeof q, m->reject->reason));
+        r->backoff_ms = BACKOFF_MAX_MS;
+    }
+}
+
+static void on_done(struct td_rpc_call *call, const struct td_rpc_result *result, void *user)
+{
+    (void)call;
+    struct td_registry *r = user;
+    char q[600];
+    if (r->welcomed || r->backoff_ms == BACKOFF_MIN_MS)
+        td_warn("router_lost", "router=%s code=%d msg=%s retry_ms=%llu", r->w->cfg.router, (int)result->code,
+                td_log_quote(q, sizeof q, result->details), (unsigned long long)r->backoff_ms);
+    r->call = NULL;
+    r->welcomed = r->told_drain = false;
+    r->next_try_ns = td_deadline_after_ms(td_now_ns(), r->backoff_ms);
+    r->backoff_ms = r->backoff_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : r->backoff_ms * 2;
+    if (r->stopping) {
+        pthread_mutex_lock(&r->lock);
+        r->stopped = true;
+        pthread_cond_signal(&r->cond);
+        pthread_mutex_unlock(&r->lock);
+    }
+}
+
+static const struct td_rpc_client_method join_method = {"/tandem.v1.Registry/Join", &tandem__v1__router_message__descriptor, true};
+static const struct td_rpc_handler join_handler = {on_message, on_done};
+
+/* Health means progress: an engine loop that stopped turning is reported, whatever the port says. */
+static void check_progress(struct td_registry *r, uint64_t now)
+{
+    struct td_worker *w = r->w;
+    if (atomic_load(&w->draining)) return;
+    bool stuck = now > atomic_load(&w->progress_ns) + STUCK_MS * TD_NS_PER_MS;
+    if (stuck == r->unhealthy) return;
+    r->unhealthy = stuck;
+    td_rpc_server_set_serving(w->server, !stuck);
+    if (stuck) td_error("engine_stuck", "no_turn_ms=%d action=health_not_serving", STUCK_MS);
+    else td_info("engine_moves", "action=health_serving");
+}
+
+static void on_tick(void *arg)
+{
+    struct td_registry *r = arg;
+    uint64_t now = td_now_ns();
+    check_progress(r, now);
+    if (!r->call) {
+        if (r->stopping || now < r->next_try_ns) return;
+        r->call = td_rpc_call_start(r->channel, &join_method, NULL, 0, false, NULL, 0, &join_handler, r);
+        r->sent_ns = 0;
+        send_hello(r);
+    }
+    if (atomic_load(&r->w->draining) && !r->told_drain) send_drain(r);
+    send_snapshot(r, now);
+}
+
+td_status td_registry_create(struct td_worker *w, struct td_registry **ret_registry, struct td_err *err)
+{
+    struct td_registry *r = calloc(1, sizeof *r);
+    if (!r) return td_fail(err, TD_ERR_NOMEM, "registry: out of memory");
+    r->w = w;
+    r->backoff_ms = BACKOFF_MIN_MS;
+    pthread_mutex_init(&r->lock, NULL);
+    pthread_cond_init(&r->cond, NULL);
+    const char *dir = w->cfg.model[0] ? w->cfg.model : w->cfg.random_weights;
+    char *real = realpath(dir, NULL);
+    const char *path = real ? real : dir, *slash = strrchr(path, '/');
+    snprintf(r->model, sizeof r->model, "%s", slash ? slash + 1 : path);
+    free(real);
+    struct td_rpc_channel_config c = {.loop = w->loop, .target = w->cfg.router, .tls = w->use_tls ? &w->tls : NULL};
+    td_status s = td_rpc_channel_create(&c, &r->channel, err);
+    if (s) {
+        free(r);
+        return s;
+    }
+    r->timer = td_rpc_timer_start(w->loop, TICK_MS, on_tick, r);
+    *ret_registry = r;
+    return TD_OK;
+}
+
+static void drain_on_loop(void *arg)
+{
+    struct td_registry *r = arg;
+    if (r->call && !r->told_drain) send_drain(r);
+}
+
+void td_registry_drain(struct td_registry *r)
+{
+    if (r) td_rpc_loop_post(r->w->loop, drain_on_loop, r);
+}
+
+static void stop_on_loop(void *arg)
+{
+    struct td_registry *r = arg;
+    r->stopping = true;
+    td_rpc_timer_cancel(r->timer);
+    if (r->call) {
+        td_rpc_call_cancel(r->call);
+        return;
+    }
+    pthread_mutex_lock(&r->lock);
+    r->stopped = true;
+    pthread_cond_signal(&r->cond);
+    pthread_mutex_unlock(&r->lock);
+}
+
+void td_registry_destroy(struct td_registry *r)
+{
+    if (!r) return;
+    td_rpc_loop_post(r->w->loop, stop_on_loop, r);
+    pthread_mutex_lock(&r->lock);
+    while (!r->stopped) pthread_cond_wait(&r->cond, &r->lock);
+    pthread_mutex_unlock(&r->lock);
+    td_rpc_channel_destroy(r->channel);
+    pthread_mutex_destroy(&r->lock);
+    pthread_cond_destroy(&r->cond);
+    free(r);
+}

@@ -1,0 +1,589 @@
+/* worker.c - see worker.h.
+ *
+ * Request states and who moves them (engine thread):
+ *
+ *   accept -> WAITING --role.admit--> IMPORT (decode, remote prefill) --SLOT_READY--> RUNNING --last token--> OVER
+ *                |                \-> RUNNING (prefill, local prefill) --preempt--> WAITING
+ *                |                        \--prefill done--> SENDING --OP_DONE--> OVER
+ *                \--- cancel, deadline, error, hand-over: td_worker_end ---> RETIRING (a transfer must let go) --terminal event--> OVER
+ *   OVER + the call's end = freed.
+ *
+ * Invariants: (1) a req in RETIRING or with xfer_live keeps its blocks; (2) a req is in at most one of the lists waiting, running;
+ * (3) n_live counts reqs from accept to free, so 0 means that every pool is back to empty. */
+#include "common/worker/worker.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "common/base/clock.h"
+#include "common/base/hash.h"
+#include "common/base/log.h"
+#include "common/base/metrics.h"
+#include "common/rpc/rpc_status.h"
+#include "common/worker/metrics_http.h"
+#include "common/worker/registry.h"
+
+#define STOP_BOUND_MS 5000 /* after drain: calls get their status and end within this, or are cancelled */
+
+/* ---- mail: rpc thread -> engine thread ------------------------------------------------------------------------------------------------ */
+
+static void mail_post(struct td_worker *w, struct td_mail *m)
+{
+    pthread_mutex_lock(&w->mail_lock);
+    m->next = NULL;
+    *w->mail_tail = m;
+    w->mail_tail = &m->next;
+    pthread_mutex_unlock(&w->mail_lock);
+    td_doorbell_ring(&w->bell);
+}
+
+static struct td_mail *mail_take_all(struct td_worker *w)
+{
+    pthread_mutex_lock(&w->mail_lock);
+    struct td_mail *m = w->mail_head;
+    w->mail_head = NULL;
+    w->mail_tail = &w->mail_head;
+    pthread_mutex_unlock(&w->mail_lock);
+    return m;
+}
+
+/* ---- accepting, on the rpc thread ------------------------------------------------------------------------------------------------------ */
+
+static td_status seq_fill(struct td_worker *w, struct td_seq *seq, const Tandem__V1__Sequence *in, struct td_err *err)
+{
+    const Tandem__V1__SamplingSpec *p = in->sampling;
+    if (!p) return td_fail(err, TD_ERR_INVALID, "seq.sampling is missing");
+    if (in->n_tokens > INT32_MAX) return td_fail(err, TD_ERR_INVALID, "seq.tokens has %zu ids, limit %d", in->n_tokens, INT32_MAX);
+    if (p->n_logit_bias > TD_MAX_LOGIT_BIAS)
+        return td_fail(err, TD_ERR_INVALID, "sampling.logit_bias has %zu entries, limit %d", p->n_logit_bias, TD_MAX_LOGIT_BIAS);
+    if (p->n_stop_token_ids > TD_MAX_STOP_TOKENS)
+        return td_fail(err, TD_ERR_INVALID, "sampling.stop_token_ids has %zu ids, limit %d", p->n_stop_token_ids, TD_MAX_STOP_TOKENS);
+    struct td_logit_bias bias[TD_MAX_LOGIT_BIAS];
+    for (size_t i = 0; i < p->n_logit_bias; i++) bias[i] = (struct td_logit_bias){p->logit_bias[i]->token, p->logit_bias[i]->bias};
+    struct td_sampling s = {.temperature = p->temperature, .top_k = p->top_k, .top_p = p->top_p, .min_p = p->min_p,
+                            .repetition_penalty = p->repetition_penalty, .presence_penalty = p->presence_penalty,
+                            .frequency_penalty = p->frequency_penalty, .seed = p->seed, .n_logprobs = p->n_logprobs,
+                            .logit_bias = bias, .n_logit_bias = (int32_t)p->n_logit_bias};
+    seq->request = in->request;
+    seq->attempt = in->attempt;
+    seq->priority = in->priority;
+    return td_engine_seq_set(w->engine, seq, in->tokens, (int32_t)in->n_tokens, (int32_t)in->n_prompt, &s, p->stop_token_ids,
+                             (int32_t)p->n_stop_token_ids, p->max_tokens, err);
+}
+
+struct td_req *td_worker_accept(struct td_worker *w, struct td_rpc_call *call, const Tandem__V1__Sequence *in, bool local_prefill,
+                                const ProtobufCBinaryData *grant, uint32_t n_skip_blocks)
+{
+    struct td_err err = {0};
+    if (atomic_load(&w->draining)) {
+        td_rpc_call_finish(call, GRPC_STATUS_UNAVAILABLE, "this worker is draining; send the request to another", NULL, 0);
+        return NULL;
+    }
+    if (!in) {
+        td_rpc_call_finish(call, GRPC_STATUS_INVALID_ARGUMENT, "seq is missing", NULL, 0);
+        return NULL;
+    }
+    struct td_seq *seq = td_engine_seq_get(w->engine);
+    if (!seq) {
+        td_rpc_call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "max_seqs requests are live on this worker", NULL, 0);
+        return NULL;
+    }
+    td_status s = seq_fill(w, seq, in, &err);
+    struct td_req *r = &w->reqs[seq->index];
+    *r = (struct td_req){.seq = seq, .call = call, .state = TD_REQ_WAITING, .local_prefill = local_prefill, .n_skip = n_skip_blocks,
+                         .n_sent = n_skip_blocks, .arrived_ns = td_now_ns()};
+    if (!s && grant && grant->len) {
+        r->grant.data = malloc(grant->len);
+        if (!r->grant.data) s = td_fail(&err, TD_ERR_AGAIN, "no memory for a grant of %zu bytes", grant->len);
+        else {
+            memcpy(r->grant.data, grant->data, grant->len);
+            r->grant.len = grant->len;
+        }
+    }
+    if (s) {
+        td_rpc_call_finish(call, td_rpc_code(s), err.msg, NULL, 0);
+        td_engine_seq_put(w->engine, seq);
+        return NULL;
+    }
+    seq->owner = r;
+    td_rpc_call_ref(call);
+    td_rpc_call_set_user(call, r);
+    r->mail_new = (struct td_mail){.kind = TD_MAIL_NEW, .req = r};
+    r->mail_ended = (struct td_mail){.kind = TD_MAIL_ENDED, .req = r};
+    atomic_fetch_add(&w->n_live, 1);
+    mail_post(w, &r->mail_new);
+    return r;
+}
+
+void td_worker_on_end(struct td_rpc_call *call, bool cancelled, void *ctx)
+{
+    (void)cancelled;
+    struct td_req *r = td_rpc_call_user(call);
+    if (!r) return; /* refused at accept */
+    td_rpc_call_set_user(call, NULL);
+    mail_post(ctx, &r->mail_ended);
+}
+
+void td_worker_on_abort(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
+{
+    const Tandem__V1__AbortRequest *in = (const Tandem__V1__AbortRequest *)msg;
+    struct td_mail *m = malloc(sizeof *m);
+    if (!m) {
+        td_rpc_call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "no memory", NULL, 0);
+        return;
+    }
+    *m = (struct td_mail){.kind = TD_MAIL_ABORT, .request = in->request, .attempt = in->attempt};
+    mail_post(ctx, m);
+    Tandem__V1__AbortResponse out = TANDEM__V1__ABORT_RESPONSE__INIT;
+    td_rpc_call_send(call, &out.base);
+    td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, NULL, 0);
+}
+
+void td_worker_on_abort_end(struct td_rpc_call *call, bool cancelled, void *ctx)
+{
+    (void)call;
+    (void)cancelled;
+    (void)ctx;
+}
+
+/* ---- lists ----------------------------------------------------------------------------------------------------------------------------- */
+
+static bool seq_before(const struct td_seq *a, const struct td_seq *b)
+{
+    if (a->priority != b->priority) return a->priority < b->priority;
+    return a->request < b->request;
+}
+
+static void waiting_insert(struct td_worker *w, struct td_req *r)
+{
+    struct td_req *prev = NULL, *at = w->waiting;
+    while (at && seq_before(at->seq, r->seq)) {
+        prev = at;
+        at = at->next;
+    }
+    r->prev = prev;
+    r->next = at;
+    if (at) at->prev = r;
+    if (prev) prev->next = r;
+    else w->waiting = r;
+    r->state = TD_REQ_WAITING;
+    w->n_waiting++;
+}
+
+static void waiting_remove(struct td_worker *w, struct td_req *r)
+{
+    if (r->prev) r->prev->next = r->next;
+    else w->waiting = r->next;
+    if (r->next) r->next->prev = r->prev;
+    r->prev = r->next = NULL;
+    w->n_waiting--;
+}
+
+/* Takes r off whatever list it is on. */
+static void detach(struct td_worker *w, struct td_req *r)
+{
+    if (r->state == TD_REQ_WAITING) waiting_remove(w, r);
+    if (r->state == TD_REQ_RUNNING) td_worker_unset_running(w, r);
+}
+
+void td_worker_set_running(struct td_worker *w, struct td_req *r)
+{
+    int32_t i = w->n_running++;
+    while (i > 0 && seq_before(r->seq, w->running[i - 1])) {
+        w->running[i] = w->running[i - 1];
+        i--;
+    }
+    w->running[i] = r->seq;
+    r->state = TD_REQ_RUNNING;
+}
+
+void td_worker_unset_running(struct td_worker *w, struct td_req *r)
+{
+    int32_t i = 0;
+    while (i < w->n_running && w->running[i] != r->seq) i++;
+    TD_ASSERT(i < w->n_running);
+    memmove(w->running + i, w->running + i + 1, (size_t)(w->n_running - i - 1) * sizeof *w->running);
+    w->n_running--;
+}
+
+/* ---- the end of a request -------------------------------------------------------------------------------------------------------------- */
+
+static void maybe_free(struct td_worker *w, struct td_req *r)
+{
+    if (!r->call_ended || r->xfer_live || r->state != TD_REQ_OVER) return;
+    free(r->grant.data);
+    r->grant.data = NULL;
+    td_rpc_call_unref(r->call);
+    r->call = NULL;
+    r->state = TD_REQ_FREE;
+    struct td_seq *seq = r->seq;
+    td_engine_seq_put(w->engine, seq);
+    atomic_fetch_sub(&w->n_live, 1);
+}
+
+static void give_back(struct td_worker *w, struct td_req *r)
+{
+    td_engine_release(w->engine, r->seq);
+    r->state = TD_REQ_OVER;
+    maybe_free(w, r);
+}
+
+static void end_with(struct td_worker *w, struct td_req *r, grpc_status_code code, const char *details)
+{
+    if (r->state == TD_REQ_OVER || r->state == TD_REQ_RETIRING) return;
+    if (!r->finished) td_rpc_call_finish(r->call, code, details, NULL, 0);
+    r->finished = true;
+    detach(w, r);
+    if (r->xfer_live) {
+        r->state = TD_REQ_RETIRING;
+        w->role->xfer_stop(w, r, details ? details : "finished");
+        return;
+    }
+    give_back(w, r);
+}
+
+void td_worker_end(struct td_worker *w, struct td_req *r, td_status status, const char *details) { end_with(w, r, td_rpc_code(status), details); }
+
+void td_worker_finish_ok(struct td_worker *w, struct td_req *r) { end_with(w, r, GRPC_STATUS_OK, NULL); }
+
+void td_worker_xfer_over(struct td_worker *w, struct td_req *r)
+{
+    r->xfer_live = false;
+    if (r->state == TD_REQ_RETIRING) give_back(w, r);
+}
+
+static void take_mail(struct td_worker *w)
+{
+    struct td_mail *next;
+    for (struct td_mail *m = mail_take_all(w); m; m = next) {
+        next = m->next;
+        struct td_req *r = m->req;
+        switch (m->kind) {
+        case TD_MAIL_NEW: waiting_insert(w, r); break;
+        case TD_MAIL_ENDED:
+            r->call_ended = true;
+            r->finished = true; /* the call is gone: there is nobody to tell */
+            end_with(w, r, GRPC_STATUS_CANCELLED, "call cancelled");
+            maybe_free(w, r);
+            break;
+        case TD_MAIL_ABORT:
+            for (int64_t i = 0; i < w->cfg.max_seqs; i++) {
+                struct td_req *q = &w->reqs[i];
+                if (q->state != TD_REQ_FREE && q->seq->request == m->request && q->seq->attempt <= m->attempt)
+                    td_worker_end(w, q, TD_ERR_CANCELLED, "aborted by the router");
+            }
+            free(m);
+            break;
+        }
+    }
+}
+
+/* ---- the step loop --------------------------------------------------------------------------------------------------------------------- */
+
+static void take_xfer_events(struct td_worker *w)
+{
+    struct td_xfer_event ev[16];
+    size_t n;
+    while ((n = td_xfer_poll(w->xfer, ev, 16)) > 0)
+        for (size_t i = 0; i < n; i++) w->role->xfer_event(w, &w->reqs[ev[i].user], &ev[i]);
+}
+
+static void admit_waiting(struct td_worker *w)
+{
+    struct td_req *r;
+    while ((r = w->waiting) && w->n_running < w->cfg.max_seqs) {
+        waiting_remove(w, r);
+        r->state = TD_REQ_IMPORT; /* on no list while the role decides */
+        td_status s = w->role->admit(w, r);
+        if (s == TD_ERR_AGAIN) {
+            waiting_insert(w, r);
+            return;
+        }
+        if (!r->admitted_ns) r->admitted_ns = td_now_ns();
+    }
+}
+
+static bool step(struct td_worker *w)
+{
+    int32_t n_preempted = 0;
+    int32_t n = td_engine_plan(w->engine, w->running, w->n_running, w->items, w->preempted, &n_preempted);
+    w->n_running -= n_preempted; /* preempted ones were at the end of the list */
+    for (int32_t i = 0; i < n_preempted; i++) waiting_insert(w, w->preempted[i]->owner);
+    if (n == 0) return n_preempted > 0;
+    uint64_t start = td_now_ns();
+    for (int32_t i = 0; i < n; i++) {
+        struct td_req *r = w->items[i].seq->owner;
+        if (!r->first_run_ns) r->first_run_ns = start;
+        if (w->items[i].seq->phase == TD_SEQ_PREFILL) w->prefill_tokens += (uint64_t)w->items[i].n_new;
+        else w->decode_tokens++;
+    }
+    struct td_err err = {0};
+    td_status s = td_engine_step(w->engine, w->items, n, &err);
+    uint64_t end = td_now_ns();
+    w->steps++;
+    if (s) {
+        td_error("step_failed", "items=%d status=%s msg=\"%s\" action=fail_batch", n, td_status_name(s), err.msg);
+        for (int32_t i = 0; i < n; i++) td_worker_end(w, w->items[i].seq->owner, TD_ERR_INTERNAL, err.msg);
+        return true;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        struct td_req *r = w->items[i].seq->owner;
+        if (w->items[i].status)
+            td_worker_end(w, r, TD_ERR_INTERNAL, "the model gave no finite logit for this sequence");
+        else
+            w->role->stepped(w, r, &w->items[i], start, end);
+    }
+    return true;
+}
+
+static void update_snapshot(struct td_worker *w)
+{
+    struct td_kv_pool_stats kv;
+    struct td_xfer_stats xs;
+    td_kv_pool_stats(td_engine_kv(w->engine), &kv);
+    td_xfer_stats(w->xfer, &xs);
+    uint64_t queued = 0;
+    uint32_t imports = 0;
+    for (struct td_req *r = w->waiting; r; r = r->next) queued += (uint64_t)(r->seq->n_tokens);
+    for (int32_t i = 0; i < w->n_running; i++)
+        if (w->running[i]->phase == TD_SEQ_PREFILL) queued += (uint64_t)(w->running[i]->n_tokens - w->running[i]->n_computed);
+    pthread_mutex_lock(&w->snap_lock);
+    Tandem__V1__Snapshot *s = &w->snap;
+    s->kv_held = (uint32_t)kv.n_held;
+    s->kv_cached = (uint32_t)kv.n_cached;
+    s->running = (uint32_t)w->n_running + imports;
+    s->waiting = (uint32_t)w->n_waiting;
+    s->tokens_queued = queued;
+    s->prefill_tokens_total = w->prefill_tokens;
+    s->decode_tokens_total = w->decode_tokens;
+    s->kv_bytes_sent = xs.bytes_sent;
+    s->kv_bytes_received = xs.bytes_received;
+    s->steps_total = w->steps;
+    s->slots_used = xs.n_slots_used + xs.n_ops_used;
+    pthread_mutex_unlock(&w->snap_lock);
+}
+
+static void hand_over_all(struct td_worker *w)
+{
+    for (int64_t i = 0; i < w->cfg.max_seqs; i++)
+        if (w->reqs[i].state != TD_REQ_FREE)
+            td_worker_end(w, &w->reqs[i], TD_ERR_PEER, "this worker is draining; the rest of the request belongs elsewhere");
+}
+
+static void *engine_main(void *arg)
+{
+    struct td_worker *w = arg;
+    bool busy = true;
+    for (;;) {
+        td_doorbell_wait(&w->bell, busy ? 0 : td_deadline_after_ms(td_now_ns(), 100));
+        atomic_store(&w->progress_ns, td_now_ns());
+        take_mail(w);
+        take_xfer_events(w);
+        if (atomic_load(&w->hand_over)) hand_over_all(w);
+        if (atomic_load(&w->stopping) && atomic_load(&w->n_live) == 0) return NULL;
+        admit_waiting(w);
+        busy = step(w);
+        update_snapshot(w);
+    }
+}
+
+/* ---- tokens on the wire ------------------------------------------------------------------------------------------------------------------ */
+
+void td_token_out_fill(struct td_token_out *o, const struct td_seq *seq, const struct td_sampled *s)
+{
+    tandem__v1__token_out__init(&o->msg);
+    o->msg.index = (uint32_t)seq->n_tokens - 1;
+    o->msg.token = s->token;
+    o->msg.finish = (Tandem__V1__FinishReason)seq->finish;
+    if (seq->sampling.n_logprobs < 0) return;
+    tandem__v1__logprobs__init(&o->lp);
+    o->lp.logprob = s->logprob;
+    o->lp.n_top = (size_t)s->n_top;
+    o->lp.top = o->top_ptrs;
+    for (int32_t i = 0; i < s->n_top; i++) {
+        tandem__v1__token_logprob__init(&o->tops[i]);
+        o->tops[i].token = s->top_tokens[i];
+        o->tops[i].logprob = s->top_logprobs[i];
+        o->top_ptrs[i] = &o->tops[i];
+    }
+    o->msg.logprobs = &o->lp;
+}
+
+/* ---- the daemon's life -------------------------------------------------------------------------------------------------------------------- */
+
+static void xfer_wake(void *ctx) { td_doorbell_ring(&((struct td_worker *)ctx)->bell); }
+
+static td_status open_engine(struct td_worker *w, struct td_err *err)
+{
+    const struct td_worker_config *c = &w->cfg;
+    if (!c->model[0] && !c->random_weights[0]) return td_fail(err, TD_ERR_INVALID, "model is empty: give --model DIR");
+    struct td_engine_config e = {.model_dir = c->model[0] ? c->model : NULL, .random_config = c->random_weights[0] ? c->random_weights : NULL,
+                                 .dtype = c->dtype, .ops = c->ops, .cpus = c->cpus, .n_threads = (int32_t)c->threads, .kv_memory = c->kv_memory,
+                                 .block_size = (int32_t)c->block_size, .max_seqs = (int32_t)c->max_seqs, .max_batch = (int32_t)c->max_batch,
+                                 .max_model_len = (int32_t)c->max_model_len, .max_step_tokens = (int32_t)c->max_step_tokens,
+                                 .prefix_cache = c->prefix_cache, .shareable_kv = true};
+    td_status s = td_engine_open(&e, &w->engine, err);
+    if (s) return s;
+    w->reqs = calloc((size_t)c->max_seqs, sizeof *w->reqs);
+    w->running = calloc((size_t)c->max_seqs, sizeof(struct td_seq *));
+    w->preempted = calloc((size_t)c->max_seqs, sizeof(struct td_seq *));
+    w->items = calloc((size_t)c->max_batch, sizeof *w->items);
+    if (!w->reqs || !w->running || !w->preempted || !w->items)
+        return td_fail(err, TD_ERR_NOMEM, "no memory for max_seqs %lld", (long long)c->max_seqs);
+    return TD_OK;
+}
+
+static td_status open_xfer(struct td_worker *w, struct td_err *err)
+{
+    const char *t = w->cfg.transfer;
+    struct td_xfer_config c = {.instance = w->name, .incarnation = w->incarnation, .layout_hash = td_engine_layout_hash(w->engine),
+                               .listen_host = w->cfg.transfer_host, .advertise_host = w->cfg.advertise[0] ? w->cfg.advertise : NULL,
+                               .path = !strcmp(t, "tcp") ? TD_XFER_PATH_TCP : !strcmp(t, "shm") ? TD_XFER_PATH_SHM : TD_XFER_PATH_AUTO,
+                               .max_slots = (uint32_t)w->cfg.max_seqs, .max_ops = (uint32_t)w->cfg.max_seqs,
+                               .peer_timeout_ms = (uint32_t)w->cfg.peer_timeout_ms, .hooks = {.wake = xfer_wake, .ctx = w}};
+    td_status s = td_xfer_open(&c, &w->xfer, err);
+    if (s) return s;
+    struct td_kv_pool *kv = td_engine_kv(w->engine);
+    struct td_kv_pool_stats st;
+    td_kv_pool_stats(kv, &st);
+    return td_xfer_mem_add(w->xfer, td_kv_pool_arena(kv), td_kv_pool_layout(kv)->block_bytes, st.n_blocks, err);
+}
+
+static td_status open_server(struct td_worker *w, struct td_err *err)
+{
+    td_status s = td_rpc_loop_create(w->role->name, &w->loop, err);
+    if (s) return s;
+    const struct td_rpc_method *services[] = {w->role->methods, NULL};
+    struct td_rpc_server_config c = {.loop = w->loop, .address = w->cfg.listen, .tls = w->use_tls ? &w->tls : NULL, .services = services,
+                                     .limits = {.max_live_calls = (uint32_t)w->cfg.max_seqs * 2 + 64}, .reflection = true, .ctx = w};
+    if ((s = td_rpc_server_start(&c, &w->server, err))) return s;
+    const char *colon = strrchr(w->cfg.listen, ':');
+    int host_bytes = colon ? (int)(colon - w->cfg.listen) : 0;
+    if (w->cfg.advertise[0]) snprintf(w->address, sizeof w->address, "%s:%d", w->cfg.advertise, td_rpc_server_port(w->server));
+    else snprintf(w->address, sizeof w->address, "%.*s:%d", host_bytes, w->cfg.listen, td_rpc_server_port(w->server));
+    if (!strncmp(w->address, "0.0.0.0:", 8) || !strncmp(w->address, "[::]:", 5))
+        return td_fail(err, TD_ERR_INVALID, "advertise is empty and listen is the wildcard address \"%s\": say with --advertise which host others dial",
+                       w->cfg.listen);
+    return TD_OK;
+}
+
+td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role, const struct td_worker_config *config, struct td_err *err)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, &set, NULL); /* before gRPC: its threads inherit the mask */
+    signal(SIGPIPE, SIG_IGN);
+
+    memset(w, 0, sizeof *w);
+    w->bell.fd = -1;
+    w->cfg = *config;
+    w->role = role;
+    w->incarnation = td_random_u64();
+    if (config->name[0]) snprintf(w->name, sizeof w->name, "%s", config->name);
+    else snprintf(w->name, sizeof w->name, "%s-%d", role->name, (int)getpid());
+    w->use_tls = config->tls_cert[0] != 0;
+    if (w->use_tls != (config->tls_key[0] != 0)) return td_fail(err, TD_ERR_INVALID, "tls_cert and tls_key must be given together");
+    w->tls = (struct td_rpc_tls){.cert_file = config->tls_cert, .key_file = config->tls_key, .ca_file = config->tls_ca[0] ? config->tls_ca : NULL};
+    pthread_mutex_init(&w->mail_lock, NULL);
+    pthread_mutex_init(&w->snap_lock, NULL);
+    w->mail_tail = &w->mail_head;
+    tandem__v1__snapshot__init(&w->snap);
+    atomic_store(&w->progress_ns, td_now_ns());
+
+    td_status s = td_doorbell_open(&w->bell, err);
+    if (!s) s = open_engine(w, err);
+    if (!s) s = open_xfer(w, err);
+    if (!s) s = open_server(w, err);
+    if (!s && config->metrics_listen[0]) s = td_metrics_http_start(config->metrics_listen, &w->metrics, err);
+    if (s) return s;
+    update_snapshot(w);
+    if (pthread_create(&w->thread, NULL, engine_main, w)) return td_fail(err, TD_ERR_IO, "engine thread: %s", strerror(errno));
+    w->thread_started = true;
+    if ((s = td_registry_create(w, &w->registry, err))) return s;
+    td_rpc_server_set_serving(w->server, true);
+    struct td_kv_pool_stats kv;
+    td_kv_pool_stats(td_engine_kv(w->engine), &kv);
+    td_info("ready", "name=%s address=%s router=%s kv_blocks=%d block_size=%lld max_len=%d pid=%d", w->name, w->address, w->cfg.router, kv.n_blocks,
+            (long long)w->cfg.block_size, td_engine_max_len(w->engine), (int)getpid());
+    return TD_OK;
+}
+
+/* Waits for a signal or until *done_ns; 0 = timed out. */
+static int wait_signal(int timeout_ms)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    struct timespec ts = {timeout_ms / 1000, (timeout_ms % 1000) * 1000000L};
+    int sig = timeout_ms < 0 ? sigwaitinfo(&set, NULL) : sigtimedwait(&set, NULL, &ts);
+    return sig > 0 ? sig : 0;
+}
+
+void td_worker_run(struct td_worker *w)
+{
+    (void)w;
+    int sig;
+    while (!(sig = wait_signal(-1))) {}
+    td_info("signal", "sig=%d action=drain", sig);
+}
+
+/* True once no request is live; a second signal exits the process at once. */
+static bool wait_idle(struct td_worker *w, uint64_t deadline_ns)
+{
+    while (atomic_load(&w->n_live) > 0) {
+        if (td_now_ns() >= deadline_ns) return false;
+        if (wait_signal(10)) {
+            td_warn("second_signal", "live=%u action=exit", atomic_load(&w->n_live));
+            _exit(1);
+        }
+    }
+    return true;
+}
+
+void td_worker_drain(struct td_worker *w)
+{
+    atomic_store(&w->draining, true);
+    td_rpc_server_set_serving(w->server, false);
+    td_registry_drain(w->registry);
+    unsigned live = atomic_load(&w->n_live);
+    bool idle = wait_idle(w, td_deadline_after_ms(td_now_ns(), w->cfg.drain_timeout_ms));
+    if (!idle) {
+        td_warn("drain_timeout", "live=%u waited_ms=%llu action=hand_over", atomic_load(&w->n_live), (unsigned long long)w->cfg.drain_timeout_ms);
+        atomic_store(&w->hand_over, true);
+        td_doorbell_ring(&w->bell);
+        wait_idle(w, td_deadline_after_ms(td_now_ns(), STOP_BOUND_MS));
+    }
+    td_info("drained", "live_at_start=%u finished_all=%s", live, idle ? "true" : "false");
+}
+
+void td_worker_close(struct td_worker *w)
+{
+    td_registry_destroy(w->registry);
+    if (w->server) td_rpc_server_stop(w->server, 1000); /* cancels what is left: their ENDED mail frees them */
+    if (w->thread_started) {
+        atomic_store(&w->hand_over, true);
+        atomic_store(&w->stopping, true);
+        td_doorbell_ring(&w->bell);
+        pthread_join(w->thread, NULL);
+    }
+    td_metrics_http_stop(w->metrics);
+    td_xfer_close(w->xfer);
+    if (w->loop) td_rpc_loop_destroy(w->loop);
+    td_engine_close(w->engine);
+    free(w->reqs);
+    free(w->running);
+    free(w->preempted);
+    free(w->items);
+    if (w->bell.fd >= 0) td_doorbell_close(&w->bell);
+    memset(w, 0, sizeof *w);
+}

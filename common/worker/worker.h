@@ -1,0 +1,191 @@
+/* worker.h - what both worker daemons are made of: options, the engine thread's step loop, the RPC front, registration, snapshots, drain.
+ *
+ * A daemon supplies a td_worker_role: what a new request does, how it is admitted, what follows a sampled token, a transfer event, the end of
+ * the call. Policy lives there; this file moves requests between the lists.
+ *
+ * Threads:
+ *   rpc loop thread   owns the server, the registry stream and timers; fills new requests and posts mail
+ *   engine thread     owns every td_req after it was posted, the lists, the engine, the KV pool; consumes mail and transfer events
+ *   xfer thread       inside td_xfer; rings the engine's doorbell
+ *   main thread       waits for signals, then drains
+ *
+ * A td_req lives from the accepted call until BOTH the call has ended (mail ENDED) and everything it holds is given back. */
+#ifndef TD_WORKER_H
+#define TD_WORKER_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/base/doorbell.h"
+#include "common/base/options.h"
+#include "common/rpc/rpc.h"
+#include "common/worker/engine.h"
+#include "common/xfer/xfer.h"
+#include "tandem/v1/worker.pb-c.h"
+
+#define TD_PROTOCOL_VERSION 1
+
+struct td_worker;
+
+struct td_worker_config {
+    const char *name, *model, *dtype, *ops, *cpus, *kv_memory, *listen, *advertise, *router, *transfer, *transfer_host, *log_level;
+    const char *tls_cert, *tls_key, *tls_ca, *metrics_listen, *random_weights;
+    int64_t threads, block_size, max_seqs, max_batch, max_model_len, max_step_tokens;
+    uint64_t drain_timeout_ms, peer_timeout_ms;
+    bool prefix_cache;
+};
+
+/* The rows both daemons share; end the table with {0}. */
+#define TD_WORKER_OPTIONS(S, M)                                                                                                               \
+    {"name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.name), "worker's name in logs and status; default ROLE-PID"},                         \
+    {"model", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.model), "Hugging Face model directory"},                                             \
+    {"random_weights", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.random_weights), "config.json to run with random weights (benchmarks)"},    \
+    {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", offsetof(S, M.dtype), "compute and KV type; auto = the checkpoint's"},             \
+    {"ops", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.ops), "kernel table: ref, avx2, avx512; default the fastest"},                         \
+    {"threads", TD_OPT_I64, "0", 0, 1024, NULL, offsetof(S, M.threads), "compute threads; 0 = all CPUs"},                                    \
+    {"cpus", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.cpus), "pin the compute threads to these CPUs, e.g. 0-3,8"},                          \
+    {"kv_memory", TD_OPT_STR, "25%", 0, 0, NULL, offsetof(S, M.kv_memory), "KV pool: a size (2GiB) or a share of available memory (40%)"},   \
+    {"block_size", TD_OPT_I64, "16", 8, 256, NULL, offsetof(S, M.block_size), "tokens per KV block, a power of two"},                        \
+    {"max_seqs", TD_OPT_I64, "256", 1, 65536, NULL, offsetof(S, M.max_seqs), "requests held at once, waiting ones included"},                \
+    {"max_batch", TD_OPT_I64, "64", 1, 4096, NULL, offsetof(S, M.max_batch), "sequences in one step"},                                       \
+    {"max_model_len", TD_OPT_I64, "0", 0, 16777216, NULL, offsetof(S, M.max_model_len), "longest sequence in tokens; 0 = the model's"},      \
+    {"max_step_tokens", TD_OPT_I64, "512", 1, 1048576, NULL, offsetof(S, M.max_step_tokens), "rows per step: the prefill chunk"},            \
+    {"prefix_cache", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.prefix_cache), "keep finished blocks for equal prefixes"},               \
+    {"listen", TD_OPT_STR, "127.0.0.1:0", 0, 0, NULL, offsetof(S, M.listen), "address of the Worker service; port 0 = any"},                 \
+    {"advertise", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.advertise), "host that the router and peers dial; default the listen host"},     \
+    {"router", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, offsetof(S, M.router), "router's registry address"},                                \
+    {"transfer", TD_OPT_ENUM, "auto", 0, 0, "auto|tcp|shm", offsetof(S, M.transfer), "KV path; naming one refuses to fall back"},            \
+    {"transfer_host", TD_OPT_STR, "127.0.0.1", 0, 0, NULL, offsetof(S, M.transfer_host), "address of the KV data port"},                     \
+    {"peer_timeout_ms", TD_OPT_U64, "2000", 50, 600000, NULL, offsetof(S, M.peer_timeout_ms), "a silent KV peer is dead after this"},        \
+    {"drain_timeout_ms", TD_OPT_U64, "30000", 0, 3600000, NULL, offsetof(S, M.drain_timeout_ms), "SIGTERM: finish for so long, then hand over"}, \
+    {"log_level", TD_OPT_ENUM, "info", 0, 0, "debug|info|warn|error", offsetof(S, M.log_level), "least level logged"},                       \
+    {"metrics_listen", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.metrics_listen), "HTTP host:port of /metrics and /healthz; empty = off"},   \
+    {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_cert), "certificate chain (PEM); with tls_key turns TLS on"},                 \
+    {"tls_key", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_key), "private key (PEM)"},                                                    \
+    {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_ca), "CA that peers must be signed by (mutual TLS)"}
+
+enum td_req_state {
+    TD_REQ_FREE,
+    TD_REQ_WAITING,  /* in w->waiting: wants blocks */
+    TD_REQ_IMPORT,   /* decode: blocks held, KV on its way */
+    TD_REQ_RUNNING,  /* in w->running: planned into steps */
+    TD_REQ_SENDING,  /* prefill: computed, KV on its way out */
+    TD_REQ_RETIRING, /* ended early; a transfer has still to let go of the blocks */
+    TD_REQ_OVER,     /* holds nothing; waits for the call's end */
+};
+
+enum td_mail_kind { TD_MAIL_NEW, TD_MAIL_ENDED, TD_MAIL_ABORT };
+struct td_req;
+struct td_mail {
+    enum td_mail_kind kind;
+    struct td_req *req;       /* NEW, ENDED */
+    uint64_t request;         /* ABORT (malloc'd mail) */
+    uint32_t attempt;
+    struct td_mail *next;
+};
+
+struct td_req {
+    struct td_seq *seq;
+    struct td_rpc_call *call;          /* referenced until the req is freed */
+    enum td_req_state state;
+    bool call_ended;                   /* mail ENDED was seen */
+    bool finished;                     /* td_rpc_call_finish was called */
+    bool local_prefill;                /* decode */
+    bool xfer_live;                    /* a slot (decode) or op (prefill) has not reached its terminal event */
+    uint32_t xfer_id;
+    uint32_t n_skip, n_sent;           /* prefill: blocks decode holds already; blocks submitted (both of the sequence) */
+    uint64_t arrived_ns, admitted_ns, first_run_ns, sampled_ns, granted_ns, ready_ns, first_step_ns, step_us;
+    uint64_t xfer_us, xfer_bytes;
+    const char *xfer_path;
+    ProtobufCBinaryData grant;         /* prefill: malloc'd copy until the op starts */
+    struct td_mail mail_new, mail_ended;
+    struct td_req *prev, *next;        /* waiting list */
+};
+
+struct td_worker_role {
+    const char *name;                  /* "prefill", "decode" */
+    const struct td_rpc_method *methods;
+    /* All on the engine thread. admit: WAITING req at the head; TD_OK moved it on, TD_ERR_AGAIN leaves it, else the role has finished it. */
+    td_status (*admit)(struct td_worker *w, struct td_req *r);
+    void (*stepped)(struct td_worker *w, struct td_req *r, const struct td_step_item *item, uint64_t step_start_ns, uint64_t step_end_ns);
+    void (*xfer_event)(struct td_worker *w, struct td_req *r, const struct td_xfer_event *ev);
+    /* Stop the transfer of a req that ends early; its terminal event follows. */
+    void (*xfer_stop)(struct td_worker *w, struct td_req *r, const char *why);
+};
+
+struct td_worker {
+    struct td_worker_config cfg;
+    const struct td_worker_role *role;
+    char name[128], address[256];
+    uint64_t incarnation;
+    struct td_engine *engine;
+    struct td_xfer *xfer;
+    struct td_rpc_loop *loop;
+    struct td_rpc_server *server;
+    struct td_rpc_tls tls;
+    bool use_tls;
+    struct td_req *reqs;               /* [max_seqs], by seq->index */
+
+    struct td_doorbell bell;           /* rings the engine thread */
+    pthread_mutex_t mail_lock;
+    struct td_mail *mail_head, **mail_tail;
+
+    /* engine thread */
+    pthread_t thread;
+    bool thread_started;
+    struct td_req *waiting;            /* sorted by (priority, request) */
+    struct td_seq **running;           /* [max_seqs], sorted the same; n_running */
+    int32_t n_running, n_waiting;
+    struct td_step_item *items;        /* [max_batch] */
+    struct td_seq **preempted;
+    uint64_t prefill_tokens, decode_tokens, steps;
+
+    atomic_bool draining, stopping, hand_over;
+    atomic_uint n_live;                /* reqs not freed */
+    _Atomic uint64_t progress_ns;      /* last turn of the engine loop: health means progress */
+
+    pthread_mutex_t snap_lock;
+    Tandem__V1__Snapshot snap;
+
+    struct td_registry *registry;
+    struct td_metrics_http *metrics;
+};
+
+/* --- the daemon's life, called by main.c in this order ----------------------------------------------------------------------------- */
+
+/* Blocks signals, loads the model, opens pools, transfer, server; starts the threads and the registration. */
+td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role, const struct td_worker_config *config, struct td_err *err);
+void td_worker_run(struct td_worker *w);       /* until SIGTERM or SIGINT */
+void td_worker_drain(struct td_worker *w);     /* unready, stop intake, finish or hand over */
+void td_worker_close(struct td_worker *w);     /* reverse of open; NULL fields are fine */
+
+/* --- for roles ---------------------------------------------------------------------------------------------------------------------- */
+
+/* [rpc thread] Turns an accepted call into a posted td_req, or finishes the call with a precise status and returns NULL. `grant` may be NULL. */
+struct td_req *td_worker_accept(struct td_worker *w, struct td_rpc_call *call, const Tandem__V1__Sequence *seq, bool local_prefill,
+                                const ProtobufCBinaryData *grant, uint32_t n_skip_blocks);
+void td_worker_on_end(struct td_rpc_call *call, bool cancelled, void *ctx);                       /* methods' on_end */
+void td_worker_on_abort(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx);        /* method Abort */
+void td_worker_on_abort_end(struct td_rpc_call *call, bool cancelled, void *ctx);
+
+/* [engine thread] */
+void td_worker_set_running(struct td_worker *w, struct td_req *r);
+void td_worker_unset_running(struct td_worker *w, struct td_req *r);
+/* Ends the call (once) and gives back all it holds; a live transfer is stopped first and the blocks follow at its terminal event. */
+void td_worker_end(struct td_worker *w, struct td_req *r, td_status status, const char *details);
+/* The same after success. */
+void td_worker_finish_ok(struct td_worker *w, struct td_req *r);
+/* A transfer reached its terminal event: xfer_live is false; frees what waited for it. */
+void td_worker_xfer_over(struct td_worker *w, struct td_req *r);
+/* Fills a proto TokenOut for item's token; storage in *lp and tops[TD_MAX_TOP_LOGPROBS] + ptrs. */
+struct td_token_out {
+    Tandem__V1__TokenOut msg;
+    Tandem__V1__Logprobs lp;
+    Tandem__V1__TokenLogprob tops[TD_MAX_TOP_LOGPROBS];
+    Tandem__V1__TokenLogprob *top_ptrs[TD_MAX_TOP_LOGPROBS];
+};
+void td_token_out_fill(struct td_token_out *o, const struct td_seq *seq, const struct td_sampled *s);
+
+#endif
