@@ -4,8 +4,8 @@
  * else, so a failover, another batch or another worker draws the same one (I1). Pure; thread-safe for distinct outputs.
  *
  * Order (vLLM's): logprobs are of the raw logits' log-softmax; then logit bias, repetition, presence, frequency penalties; greedy if
- * temperature == 0; else temperature, min-p, top-k, top-p, draw by inverse CDF in descending probability (ties by lower id). All sums in double,
- * fixed order. */
+ * temperature == 0; else temperature, min-p, top-k (exactly k: ties by lower id), top-p of what is left, draw by inverse CDF in descending
+ * probability (ties by lower id). Same bits from every compiler and on every CPU: see sampler.c. NaN and -inf logits are never chosen. */
 #ifndef TD_MODEL_SAMPLER_H
 #define TD_MODEL_SAMPLER_H
 
@@ -42,7 +42,7 @@ struct td_sampled {
     float top_logprobs[TD_MAX_TOP_LOGPROBS];
 };
 
-struct td_sampler;    /* scratch for one vocabulary: sized once */
+struct td_sampler;    /* scratch for one vocabulary: sized once, used by one thread at a time */
 
 td_status td_sampler_create(int32_t vocab, struct td_sampler **ret_sampler, struct td_err *err);
 void td_sampler_destroy(struct td_sampler *sampler);
@@ -51,7 +51,8 @@ void td_sampler_destroy(struct td_sampler *sampler);
 td_status td_sampling_check(const struct td_sampling *s, int32_t vocab, struct td_err *err);
 
 /* tokens[0..n_tokens) is the sequence so far, of which the first n_prompt are the prompt; the new token's position is n_tokens.
- * logits [vocab] is not modified. A row with no finite logit gives TD_ERR_CORRUPT. */
+ * logits [vocab] is not modified. s must have passed td_sampling_check(). A row with no finite logit, or with +inf, gives
+ * TD_ERR_CORRUPT; with penalties on, a token outside [0, vocab) gives TD_ERR_INVALID. */
 td_status td_sample(struct td_sampler *sampler, const struct td_sampling *s, const float *logits, const int32_t *tokens, int32_t n_tokens,
                     int32_t n_prompt, struct td_sampled *ret_sampled);
 

@@ -1,0 +1,466 @@
+/* sampler.c - one token from one row of logits, in O(vocab) and without a sort.
+ *
+ * Weights. Token i with adjusted logit x_i weighs floor(2^44 * exp((x_i - max x) / temperature)), an integer. Sums of integers are exact in
+ * any order, so a prefix of the descending order has one weight however it was found: by a sort (the reference in the test), by buckets (here)
+ * or by a tree (a GPU). What weighs 0 is 2^44 times less likely than the best token and is never drawn. vocab <= 2^19 keeps a sum below 2^63.
+ *
+ * Selection. The order is (x descending, id ascending). top-k, top-p and the draw are all the same question: which element does the running
+ * count, or the running weight, reach a target at? None needs the truncated set itself, as every set is a prefix of one order:
+ *     top-k   the k-th element; S = weight up to and with it
+ *     top-p   the first element at which the running weight is >= top_p * S (what came before it is < top_p, as in vLLM); S2 = weight there
+ *     draw    the first element at which the running weight is > r, r uniform in [0, S2)
+ * locate() answers it: histogram over 2048 buckets of x between the lowest and highest candidate, pick the bucket, keep its elements (in id
+ * order), repeat until few are left. The first histogram, over all weights above 0, is shared by the three. Lowest and highest fall into different
+ * buckets, so every later round makes progress, and the range shrinks 2000-fold: few rounds even for rows made to be awkward.
+ *
+ * Same bits everywhere: double, + - * / and conversions only, contraction off, our own exp and log (libm's differ between versions).
+ *
+ * Not finite: NaN and -inf are no candidates. +inf is an overflow upstream, where no distribution exists: TD_ERR_CORRUPT like a row without a
+ * finite logit. */
+#include "common/model/sampler.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SAMPLER_MAX_VOCAB (1 << 19)
+#define WEIGHT_ONE 0x1p44
+#define N_BUCKETS 2048
+#define LEAF 24                     /* at most so many candidates are sorted by insertion */
+#define SEEN 0x80000000u            /* seen[]: the token occurs; the bits below count it in the output */
+
+struct cand {
+    double x;
+    uint64_t w;
+    int32_t id;
+};
+
+struct td_sampler {
+    int32_t vocab;
+    double *x;               /* [vocab] adjusted logits */
+    uint32_t *seen;          /* [vocab] all zero between calls */
+    struct cand *cands;      /* [vocab] weight > 0, in id order */
+    uint16_t *bucket_of;     /* [vocab] first-round bucket of cands[i] */
+    struct cand *part;       /* [vocab] the bucket that locate() looks into */
+    uint32_t count[N_BUCKETS], sub_count[N_BUCKETS];
+    uint64_t weight[N_BUCKETS], sub_weight[N_BUCKETS];
+};
+
+/* ---- Philox4x32-10 -------------------------------------------------------------------------------------------------------------------- */
+
+void td_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t ret_out[4])
+{
+    uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3], k0 = key[0], k1 = key[1];
+
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
+        c1 = (uint32_t)p1;
+        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+        c3 = (uint32_t)p0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    ret_out[0] = c0;
+    ret_out[1] = c1;
+    ret_out[2] = c2;
+    ret_out[3] = c3;
+}
+
+/* ---- exp and log with the same bits everywhere ---------------------------------------------------------------------------------------- */
+
+#define EXP_BLOCK 256
+#define Y_MIN (-100.0)
+
+/* y[i] <- e^y[i] for y in [-100, 0]; what is lower or NaN counts as -100. y = k ln2 + r, |r| <= ln2 / 2, Taylor to r^12 (the rest is below
+ * 2e-16), times 2^k. Element by element, so that a wider machine may do several at once and get the same bits. */
+static inline __attribute__((always_inline)) void exp_block_body(double *y)
+{
+    const double magic = 0x1.8p52;     /* adding it rounds to an integer, which then stands in the low bits */
+
+    for (int i = 0; i < EXP_BLOCK; i++) {
+        double v = y[i] > Y_MIN ? y[i] : Y_MIN;
+        double km = v * 0x1.71547652b82fep0 + magic;
+        double k = km - magic;
+        double r = (v - k * 0x1.62e42feep-1) - k * 0x1.a39ef35793c76p-33;
+        double p = 1.0 / 479001600;
+        p = p * r + 1.0 / 39916800;
+        p = p * r + 1.0 / 3628800;
+        p = p * r + 1.0 / 362880;
+        p = p * r + 1.0 / 40320;
+        p = p * r + 1.0 / 5040;
+        p = p * r + 1.0 / 720;
+        p = p * r + 1.0 / 120;
+        p = p * r + 1.0 / 24;
+        p = p * r + 1.0 / 6;
+        p = p * r + 0.5;
+        p = p * r + 1.0;
+        p = p * r + 1.0;
+        uint64_t bits;
+        memcpy(&bits, &km, sizeof bits);
+        bits = (bits + 1023) << 52;
+        double scale;
+        memcpy(&scale, &bits, sizeof scale);
+        y[i] = p * scale;
+    }
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) static void exp_block_avx2(double *y)
+{
+    exp_block_body(y);
+}
+#endif
+
+static void exp_block(double *y)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2")) {
+        exp_block_avx2(y);
+        return;
+    }
+#endif
+    exp_block_body(y);
+}
+
+/* ln z for z >= 1: z = m 2^k, m in [0.7, 1.42), ln m = 2 atanh((m - 1) / (m + 1)). */
+static double log_ge1(double z)
+{
+    uint64_t bits;
+    memcpy(&bits, &z, sizeof bits);
+    int k = (int)(bits >> 52) - 1023;
+    bits = (bits & 0xfffffffffffffull) | 0x3ff0000000000000ull;
+    double m;
+    memcpy(&m, &bits, sizeof m);
+    if (m > 0x1.6a09e667f3bcdp0) {
+        m *= 0.5;
+        k++;
+    }
+    double s = (m - 1.0) / (m + 1.0), s2 = s * s, sum = 0;
+    for (int i = 23; i >= 1; i -= 2)
+        sum = sum * s2 + 1.0 / i;
+    return (double)k * 0x1.62e42fefa39efp-1 + 2.0 * s * sum;
+}
+
+/* ---- life and checks ------------------------------------------------------------------------------------------------------------------- */
+
+td_status td_sampler_create(int32_t vocab, struct td_sampler **ret_sampler, struct td_err *err)
+{
+    if (vocab < 1 || vocab > SAMPLER_MAX_VOCAB)
+        return td_fail(err, TD_ERR_INVALID, "sampler: vocab is %d, must be in [1, %d]", (int)vocab, SAMPLER_MAX_VOCAB);
+    struct td_sampler *s = calloc(1, sizeof *s);
+    if (s == NULL)
+        return td_fail(err, TD_ERR_NOMEM, "sampler: no memory");
+    size_t n = (size_t)vocab;
+    s->vocab = vocab;
+    s->x = malloc(n * sizeof *s->x);
+    s->seen = calloc(n, sizeof *s->seen);
+    s->cands = malloc(n * sizeof *s->cands);
+    s->bucket_of = malloc(n * sizeof *s->bucket_of);
+    s->part = malloc(n * sizeof *s->part);
+    if (s->x == NULL || s->seen == NULL || s->cands == NULL || s->bucket_of == NULL || s->part == NULL) {
+        td_sampler_destroy(s);
+        return td_fail(err, TD_ERR_NOMEM, "sampler: no memory for a vocabulary of %d", (int)vocab);
+    }
+    *ret_sampler = s;
+    return TD_OK;
+}
+
+void td_sampler_destroy(struct td_sampler *sampler)
+{
+    if (sampler == NULL)
+        return;
+    free(sampler->x);
+    free(sampler->seen);
+    free(sampler->cands);
+    free(sampler->bucket_of);
+    free(sampler->part);
+    free(sampler);
+}
+
+td_status td_sampling_check(const struct td_sampling *s, int32_t vocab, struct td_err *err)
+{
+    /* written as !(in range), so that NaN fails */
+    if (!(s->temperature >= 0 && s->temperature <= 100))
+        return td_fail(err, TD_ERR_INVALID, "temperature is %g, must be in [0, 100]", (double)s->temperature);
+    if (s->top_k < 0)
+        return td_fail(err, TD_ERR_INVALID, "top_k is %d, must be >= 0", (int)s->top_k);
+    if (!(s->top_p > 0 && s->top_p <= 1))
+        return td_fail(err, TD_ERR_INVALID, "top_p is %g, must be in (0, 1]", (double)s->top_p);
+    if (!(s->min_p >= 0 && s->min_p <= 1))
+        return td_fail(err, TD_ERR_INVALID, "min_p is %g, must be in [0, 1]", (double)s->min_p);
+    if (!(s->repetition_penalty > 0 && isfinite(s->repetition_penalty)))
+        return td_fail(err, TD_ERR_INVALID, "repetition_penalty is %g, must be finite and > 0", (double)s->repetition_penalty);
+    if (!(s->presence_penalty >= -2 && s->presence_penalty <= 2))
+        return td_fail(err, TD_ERR_INVALID, "presence_penalty is %g, must be in [-2, 2]", (double)s->presence_penalty);
+    if (!(s->frequency_penalty >= -2 && s->frequency_penalty <= 2))
+        return td_fail(err, TD_ERR_INVALID, "frequency_penalty is %g, must be in [-2, 2]", (double)s->frequency_penalty);
+    if (s->n_logprobs < -1 || s->n_logprobs > TD_MAX_TOP_LOGPROBS)
+        return td_fail(err, TD_ERR_INVALID, "n_logprobs is %d, must be in [-1, %d]", (int)s->n_logprobs, TD_MAX_TOP_LOGPROBS);
+    if (s->n_logit_bias < 0 || s->n_logit_bias > TD_MAX_LOGIT_BIAS)
+        return td_fail(err, TD_ERR_INVALID, "n_logit_bias is %d, must be in [0, %d]", (int)s->n_logit_bias, TD_MAX_LOGIT_BIAS);
+    if (s->n_logit_bias > 0 && s->logit_bias == NULL)
+        return td_fail(err, TD_ERR_INVALID, "logit_bias is null with %d entries", (int)s->n_logit_bias);
+    for (int32_t i = 0; i < s->n_logit_bias; i++) {
+        const struct td_logit_bias *b = &s->logit_bias[i];
+        if (b->token < 0 || b->token >= vocab)
+            return td_fail(err, TD_ERR_INVALID, "logit_bias[%d].token is %d, must be in [0, %d)", (int)i, (int)b->token, (int)vocab);
+        if (!(b->bias >= -100 && b->bias <= 100))
+            return td_fail(err, TD_ERR_INVALID, "logit_bias[%d].bias is %g, must be in [-100, 100]", (int)i, (double)b->bias);
+    }
+    return TD_OK;
+}
+
+/* ---- adjusted logits ------------------------------------------------------------------------------------------------------------------- */
+
+/* vLLM's definitions: repetition over prompt and output, once per distinct token; presence and frequency over the output. */
+static td_status apply_penalties(struct td_sampler *sm, const struct td_sampling *s, const int32_t *tokens, int32_t n_tokens, int32_t n_prompt)
+{
+    td_status st = TD_OK;
+    int32_t n = 0;
+    for (; n < n_tokens; n++) {
+        int32_t t = tokens[n];
+        if (t < 0 || t >= sm->vocab) {
+            st = TD_ERR_INVALID;
+            break;
+        }
+        sm->seen[t] = (sm->seen[t] | SEEN) + (n >= n_prompt);
+    }
+    double rep = s->repetition_penalty;
+    for (int32_t i = 0; i < n; i++) {
+        int32_t t = tokens[i];
+        uint32_t seen = sm->seen[t];
+        if (seen == 0)
+            continue;     /* done at its first occurrence */
+        sm->seen[t] = 0;
+        uint32_t n_output = seen & ~SEEN;
+        double x = sm->x[t];
+        if (rep != 1.0)
+            x = x > 0 ? x / rep : x * rep;
+        if (n_output > 0) {
+            x -= (double)s->presence_penalty;
+            x -= (double)s->frequency_penalty * (double)n_output;
+        }
+        sm->x[t] = x;
+    }
+    return st;
+}
+
+/* ---- log-probabilities of the raw row --------------------------------------------------------------------------------------------------- */
+
+static void put_logprobs(const struct td_sampling *s, const float *logits, int32_t vocab, double max, struct td_sampled *out)
+{
+    double z = 0, e[EXP_BLOCK];
+    int32_t n = 0, want = s->n_logprobs;
+
+    for (int32_t base = 0; base < vocab; base += EXP_BLOCK) {
+        int32_t len = vocab - base < EXP_BLOCK ? vocab - base : EXP_BLOCK;
+        for (int32_t i = 0; i < EXP_BLOCK; i++)
+            e[i] = i < len ? (double)logits[base + i] - max : Y_MIN;
+        exp_block(e);
+        for (int32_t i = 0; i < len; i++)
+            z += e[i];     /* NaN and -inf: e^-100, which the maximum's 1 swallows */
+    }
+    float floor_logit = -INFINITY;     /* of the n best, once they are full */
+    for (int32_t i = 0; i < vocab && want > 0; i++) {
+        float l = logits[i];
+        if (!(l > floor_logit || (n < want && l > -INFINITY)))
+            continue;
+        int32_t at = n < want ? n++ : n - 1;
+        for (; at > 0 && out->top_logprobs[at - 1] < l; at--) {
+            out->top_logprobs[at] = out->top_logprobs[at - 1];
+            out->top_tokens[at] = out->top_tokens[at - 1];
+        }
+        out->top_logprobs[at] = l;
+        out->top_tokens[at] = i;
+        if (n == want)
+            floor_logit = out->top_logprobs[n - 1];
+    }
+    double log_z = log_ge1(z);
+    for (int32_t i = 0; i < n; i++)
+        out->top_logprobs[i] = (float)((double)out->top_logprobs[i] - max - log_z);
+    out->n_top = n;
+    out->logprob = (float)((double)logits[out->token] - max - log_z);
+}
+
+/* ---- selection -------------------------------------------------------------------------------------------------------------------------- */
+
+struct place {
+    int32_t id;
+    uint64_t upto;     /* weight of the order's elements up to and with this one */
+};
+
+/* (hi - x) * scale, rounded down, never decreases as x falls. */
+static inline uint32_t bucket_index(double x, double hi, double scale)
+{
+    return (uint32_t)(int32_t)((hi - x) * scale);
+}
+
+/* scale such that lo falls into the last bucket or the one before; 0 when lo == hi */
+static double bucket_scale(double hi, double lo)
+{
+    return hi > lo ? (N_BUCKETS - 1) / (hi - lo) : 0;
+}
+
+/* The first element at which the running count reaches n_target, or (n_target 0) the running weight reaches w_target. Targets are >= 1 and are
+ * reached. sm->count and ->weight hold the histogram of cands[0..n). */
+static struct place locate(struct td_sampler *sm, int32_t n, uint64_t n_target, uint64_t w_target)
+{
+    const uint32_t *count = sm->count;
+    const uint64_t *weight = sm->weight;
+    struct cand *c = sm->part;
+    uint64_t n_before = 0, w_before = 0;
+    double scale = 0, hi = 0;
+    int32_t n_part = 0;
+
+    for (int round = 0;; round++) {
+        uint32_t b = 0;
+        while (n_target ? n_before + count[b] < n_target : w_before + weight[b] < w_target) {
+            n_before += count[b];
+            w_before += weight[b];
+            b++;
+        }
+        if (round == 0) {
+            for (int32_t i = 0; i < n; i++)
+                if (sm->bucket_of[i] == b)
+                    c[n_part++] = sm->cands[i];
+        } else {
+            int32_t kept = 0;
+            for (int32_t i = 0; i < n_part; i++)
+                if (bucket_index(c[i].x, hi, scale) == b)
+                    c[kept++] = c[i];
+            n_part = kept;
+        }
+        if (n_part <= LEAF)
+            break;
+        double lo = c[0].x;
+        hi = c[0].x;
+        for (int32_t i = 1; i < n_part; i++) {
+            hi = c[i].x > hi ? c[i].x : hi;
+            lo = c[i].x < lo ? c[i].x : lo;
+        }
+        scale = bucket_scale(hi, lo);
+        if (scale == 0)
+            break;     /* all equal: id order is the order */
+        memset(sm->sub_count, 0, sizeof sm->sub_count);
+        memset(sm->sub_weight, 0, sizeof sm->sub_weight);
+        for (int32_t i = 0; i < n_part; i++) {
+            uint32_t k = bucket_index(c[i].x, hi, scale);
+            sm->sub_count[k]++;
+            sm->sub_weight[k] += c[i].w;
+        }
+        count = sm->sub_count;
+        weight = sm->sub_weight;
+    }
+    if (n_part <= LEAF) {
+        for (int32_t i = 1; i < n_part; i++) {     /* stable: equal x stay in id order */
+            struct cand v = c[i];
+            int32_t at = i;
+            for (; at > 0 && c[at - 1].x < v.x; at--)
+                c[at] = c[at - 1];
+            c[at] = v;
+        }
+    }
+    int32_t i = 0;
+    while (n_target ? n_before + 1 < n_target : w_before + c[i].w < w_target) {
+        n_before++;
+        w_before += c[i++].w;
+        TD_ASSERT(i < n_part);
+    }
+    return (struct place){.id = c[i].id, .upto = w_before + c[i].w};
+}
+
+static int32_t draw(struct td_sampler *sm, const struct td_sampling *s, double max, int32_t position)
+{
+    double temperature = s->temperature, min_p = s->min_p, e[EXP_BLOCK];
+    double scale = bucket_scale(max, max - 31.0 * temperature);     /* 2^-44 = e^-30.5: no candidate is lower */
+    uint64_t total = 0;
+    int32_t n = 0;
+
+    memset(sm->count, 0, sizeof sm->count);
+    memset(sm->weight, 0, sizeof sm->weight);
+    for (int32_t base = 0; base < sm->vocab; base += EXP_BLOCK) {
+        int32_t len = sm->vocab - base < EXP_BLOCK ? sm->vocab - base : EXP_BLOCK;
+        const double *x = sm->x + base;
+        for (int32_t i = 0; i < EXP_BLOCK; i++)
+            e[i] = i < len ? (x[i] - max) / temperature : Y_MIN;
+        exp_block(e);
+        for (int32_t i = 0; i < len; i++) {
+            uint64_t w = (uint64_t)(int64_t)(e[i] * WEIGHT_ONE);
+            if (w == 0 || e[i] < min_p)
+                continue;
+            uint32_t b = bucket_index(x[i], max, scale);
+            sm->cands[n] = (struct cand){.x = x[i], .w = w, .id = base + i};
+            sm->bucket_of[n++] = (uint16_t)b;
+            sm->count[b]++;
+            sm->weight[b] += w;
+            total += w;
+        }
+    }
+
+    if (s->top_k > 0 && s->top_k < n)
+        total = locate(sm, n, (uint64_t)s->top_k, 0).upto;
+    if (s->top_p < 1) {
+        double want = (double)s->top_p * (double)total;
+        uint64_t target = (uint64_t)want;
+        target += (double)target < want;     /* rounded up, without libm */
+        if (target < 1)
+            target = 1;
+        if (target < total)
+            total = locate(sm, n, 0, target).upto;
+    }
+
+    uint32_t counter[4] = {(uint32_t)position, 0, 0, 0}, key[2] = {(uint32_t)s->seed, (uint32_t)(s->seed >> 32)}, out[4];
+    td_philox4x32(counter, key, out);
+    uint64_t u = (uint64_t)out[1] << 32 | out[0];
+    uint64_t r = (uint64_t)(((unsigned __int128)u * total) >> 64);     /* uniform in [0, total) */
+    return locate(sm, n, 0, r + 1).id;
+}
+
+td_status td_sample(struct td_sampler *sm, const struct td_sampling *s, const float *logits, const int32_t *tokens, int32_t n_tokens,
+                    int32_t n_prompt, struct td_sampled *ret_sampled)
+{
+    /* also raw_max's id: the answer of a plain greedy row */
+    float raw_max = -INFINITY;
+    int32_t best = -1;
+    for (int32_t i = 0; i < sm->vocab; i++) {
+        if (logits[i] > raw_max) {
+            raw_max = logits[i];
+            best = i;
+        }
+    }
+    if (best < 0 || raw_max == INFINITY)
+        return TD_ERR_CORRUPT;
+
+    bool penalties = s->repetition_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0;
+    bool adjusted = penalties || s->n_logit_bias > 0;
+    double max = raw_max;
+    if (adjusted || s->temperature > 0) {
+        for (int32_t i = 0; i < sm->vocab; i++)
+            sm->x[i] = logits[i];
+    }
+    if (adjusted) {
+        for (int32_t i = 0; i < s->n_logit_bias; i++)
+            sm->x[s->logit_bias[i].token] += (double)s->logit_bias[i].bias;
+        if (penalties) {
+            td_status st = apply_penalties(sm, s, tokens, n_tokens, n_prompt);
+            if (st != TD_OK)
+                return st;
+        }
+        max = -INFINITY;
+        for (int32_t i = 0; i < sm->vocab; i++) {
+            if (sm->x[i] > max) {
+                max = sm->x[i];
+                best = i;
+            }
+        }
+    }
+
+    struct td_sampled out = {.token = best};
+    if (s->temperature > 0)
+        out.token = draw(sm, s, max, n_tokens);
+    if (s->n_logprobs >= 0)
+        put_logprobs(s, logits, sm->vocab, raw_max, &out);
+    *ret_sampled = out;
+    return TD_OK;
+}
