@@ -1,0 +1,99 @@
+/* base_doorbell_test.c - no ring is lost, and two rings before a wake-up cost one. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <poll.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include "common/base/clock.h"
+#include "common/base/doorbell.h"
+
+static bool is_readable(const struct td_doorbell *bell)
+{
+    struct pollfd p = {.fd = bell->fd, .events = POLLIN};
+    return poll(&p, 1, 0) == 1;
+}
+
+static void rings_are_seen_once(void **state)
+{
+    (void)state;
+    struct td_doorbell bell;
+    assert_int_equal(td_doorbell_open(&bell, NULL), TD_OK);
+    assert_false(td_doorbell_wait(&bell, 0));
+    td_doorbell_ring(&bell);
+    td_doorbell_ring(&bell);
+    assert_true(is_readable(&bell)); /* an epoll loop may wait on it too */
+    uint64_t count = 0;
+    assert_int_equal(read(bell.fd, &count, sizeof count), sizeof count);
+    assert_int_equal(count, 1); /* the second ring made no write */
+    td_doorbell_clear(&bell);
+    td_doorbell_ring(&bell);
+    assert_true(td_doorbell_wait(&bell, TD_NEVER_NS));
+    assert_false(is_readable(&bell));
+    assert_false(td_doorbell_wait(&bell, 0));
+    td_doorbell_close(&bell);
+    td_doorbell_close(&bell); /* twice is fine, and so is one that was never opened */
+    td_doorbell_close(&(struct td_doorbell){0});
+}
+
+static void a_deadline_ends_the_wait(void **state)
+{
+    (void)state;
+    struct td_doorbell bell;
+    assert_int_equal(td_doorbell_open(&bell, NULL), TD_OK);
+    uint64_t deadline_ns = td_now_ns() + 5 * TD_NS_PER_MS;
+    assert_false(td_doorbell_wait(&bell, deadline_ns));
+    assert_true(td_now_ns() >= deadline_ns);
+    assert_false(td_doorbell_wait(&bell, 1)); /* long past */
+    td_doorbell_close(&bell);
+}
+
+enum { N_RINGERS = 3, N_ITEMS = 3000 };
+
+struct traffic {
+    struct td_doorbell bell;
+    atomic_uint items;
+};
+
+static void *ring_many(void *arg)
+{
+    struct traffic *t = arg;
+    for (int i = 0; i < N_ITEMS; i++) {
+        atomic_fetch_add_explicit(&t->items, 1, memory_order_relaxed);
+        td_doorbell_ring(&t->bell);
+    }
+    return NULL;
+}
+
+/* The owner counts items only after a ring. A lost ring would leave items uncounted and the wait would reach its deadline. */
+static void no_ring_of_many_threads_is_lost(void **state)
+{
+    (void)state;
+    struct traffic t;
+    atomic_init(&t.items, 0);
+    assert_int_equal(td_doorbell_open(&t.bell, NULL), TD_OK);
+    pthread_t threads[N_RINGERS];
+    for (int i = 0; i < N_RINGERS; i++) assert_int_equal(pthread_create(&threads[i], NULL, ring_many, &t), 0);
+    unsigned n_seen = 0;
+    while (n_seen < N_RINGERS * N_ITEMS) {
+        assert_true(td_doorbell_wait(&t.bell, td_now_ns() + 30 * TD_NS_PER_S));
+        n_seen += atomic_exchange_explicit(&t.items, 0, memory_order_relaxed);
+    }
+    for (int i = 0; i < N_RINGERS; i++) pthread_join(threads[i], NULL);
+    assert_int_equal(n_seen, N_RINGERS * N_ITEMS);
+    td_doorbell_close(&t.bell);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rings_are_seen_once),
+        cmocka_unit_test(a_deadline_ends_the_wait),
+        cmocka_unit_test(no_ring_of_many_threads_is_lost),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,140 @@
+/* base_mem_test.c - arenas, file maps, file reads. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/base/mem.h"
+
+static void arenas_are_aligned_zeroed_and_writable(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {1, 4096, 100000, (2 << 20) + 5};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        for (int shareable = 0; shareable < 2; shareable++) {
+            struct td_arena arena = {0};
+            struct td_err err;
+            assert_int_equal(td_arena_create(sizes[i], shareable, "test", &arena, &err), TD_OK);
+            assert_int_equal((uintptr_t)arena.base % (2 << 20), 0);
+            assert_int_equal(arena.bytes, sizes[i]);
+            unsigned char *p = arena.base;
+            for (size_t k = 0; k < sizes[i]; k++) {
+                if (p[k]) fail_msg("byte %zu is not zero", k);
+            }
+            memset(p, 0x5a, sizes[i]);
+            assert_int_equal(arena.memfd >= 0, shareable);
+            if (shareable) { /* a second mapping sees the same bytes */
+                unsigned char *other = mmap(NULL, sizes[i], PROT_READ, MAP_SHARED, arena.memfd, 0);
+                assert_true(other != MAP_FAILED);
+                assert_memory_equal(other, p, sizes[i]);
+                munmap(other, sizes[i]);
+            }
+            td_arena_destroy(&arena);
+            assert_null(arena.base);
+            td_arena_destroy(&arena);
+        }
+    }
+    td_arena_destroy(NULL);
+}
+
+static void too_much_is_refused_before_it_is_touched(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {(size_t)1 << 50, SIZE_MAX, SIZE_MAX - 4096};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        for (int shareable = 0; shareable < 2; shareable++) {
+            struct td_arena arena = {0};
+            struct td_err err;
+            assert_int_equal(td_arena_create(sizes[i], shareable, "kv", &arena, &err), TD_ERR_NOMEM);
+            assert_non_null(strstr(err.msg, "arena kv"));
+            assert_null(arena.base);
+        }
+    }
+    struct td_arena arena = {0};
+    assert_int_equal(td_arena_create(0, 0, "kv", &arena, NULL), TD_ERR_INVALID);
+    uint64_t available = td_mem_available();
+    assert_true(available > 0 && available < (uint64_t)1 << 50);
+}
+
+static void write_file(const char *path, const void *data, size_t bytes)
+{
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(data, 1, bytes, f), bytes);
+    assert_int_equal(fclose(f), 0);
+}
+
+static void files_are_mapped_and_read(void **state)
+{
+    (void)state;
+    char dir[] = "td_mem_test_XXXXXX", path[64], missing[64], message[80];
+    /* In the system's folder for temporary files, which mkdtemp needs as a prefix. */
+    char template[256];
+    const char *tmp = getenv("TMPDIR");
+    snprintf(template, sizeof template, "%s/%s", tmp ? tmp : "/tmp", dir);
+    assert_non_null(mkdtemp(template));
+    assert_int_equal(chdir(template), 0);
+    snprintf(path, sizeof path, "file");
+    snprintf(missing, sizeof missing, "missing");
+
+    struct td_file_map map = {0};
+    struct td_err err;
+    char *text = NULL;
+    size_t n_bytes = 0;
+    write_file(path, "abc\0def", 7);
+    assert_int_equal(td_file_map_open(path, &map, &err), TD_OK);
+    assert_int_equal(map.bytes, 7);
+    assert_memory_equal(map.base, "abc\0def", 7);
+    td_file_map_close(&map);
+    assert_null(map.base);
+    assert_int_equal(td_file_read(path, 7, &text, &n_bytes, &err), TD_OK);
+    assert_int_equal(n_bytes, 7);
+    assert_memory_equal(text, "abc\0def", 8); /* with the NUL behind */
+    free(text);
+    text = NULL;
+    assert_int_equal(td_file_read(path, 6, &text, &n_bytes, &err), TD_ERR_LIMIT);
+    assert_null(text);
+    snprintf(message, sizeof message, "%s: is 7 bytes, must be at most 6", path);
+    assert_string_equal(err.msg, message);
+
+    write_file(path, "", 0);
+    assert_int_equal(td_file_map_open(path, &map, &err), TD_OK);
+    assert_null(map.base);
+    assert_int_equal(map.bytes, 0);
+    td_file_map_close(&map);
+    assert_int_equal(td_file_read(path, 0, &text, NULL, &err), TD_OK);
+    assert_string_equal(text, "");
+    free(text);
+    text = NULL;
+
+    assert_int_equal(td_file_map_open(missing, &map, &err), TD_ERR_NOT_FOUND);
+    assert_non_null(strstr(err.msg, "missing: cannot open"));
+    assert_int_equal(td_file_read(missing, 10, &text, NULL, &err), TD_ERR_NOT_FOUND);
+    assert_int_equal(td_file_map_open(".", &map, &err), TD_ERR_INVALID);
+    assert_int_equal(mkfifo(missing, 0600), 0);
+    assert_int_equal(td_file_read(missing, 10, &text, NULL, &err), TD_ERR_INVALID); /* and does not hang */
+    assert_null(text);
+
+    unlink(missing);
+    unlink(path);
+    assert_int_equal(chdir("/"), 0);
+    assert_int_equal(rmdir(template), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(arenas_are_aligned_zeroed_and_writable),
+        cmocka_unit_test(too_much_is_refused_before_it_is_touched),
+        cmocka_unit_test(files_are_mapped_and_read),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,283 @@
+/* base_options_test.c - precedence, spellings, bounds, messages, help. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/options.h"
+#include "tests/unit/capture.h"
+
+struct config {
+    bool verbose;
+    int64_t delta;
+    uint64_t drain_timeout_ms, kv_memory;
+    double ratio;
+    const char *model, *dtype;
+};
+
+static const struct td_option table[] = {
+    {"verbose", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(struct config, verbose), "Say more."},
+    {"delta", TD_OPT_I64, "-3", -10, 10, NULL, offsetof(struct config, delta), "A signed number."},
+    {"drain_timeout_ms", TD_OPT_U64, "30000", 0, 600000, NULL, offsetof(struct config, drain_timeout_ms), "How long a drain\nmay take."},
+    {"kv_memory", TD_OPT_SIZE, "1GiB", 1048576, 1e13, NULL, offsetof(struct config, kv_memory), "Memory for KV blocks."},
+    {"ratio", TD_OPT_F64, "0.5", 0, 1, NULL, offsetof(struct config, ratio), "A share."},
+    {"model", TD_OPT_STR, "models/pocket", 0, 0, NULL, offsetof(struct config, model), "Model folder."},
+    {"dtype", TD_OPT_ENUM, "bf16", 0, 0, "f32|f16|bf16", offsetof(struct config, dtype), "Element type."},
+    {0},
+};
+
+static const struct td_option table_required[] = {
+    {"model", TD_OPT_STR, NULL, 0, 0, NULL, offsetof(struct config, model), "Model folder."},
+    {0},
+};
+
+/* argv from a list that ends with NULL; the program's name is put before it. */
+struct load {
+    struct config config;
+    const char *positional[4];
+    size_t n_positional;
+    struct td_err err;
+    td_status status;
+};
+
+static struct load load_with(const struct td_option *t, const char *const *args)
+{
+    struct load l = {0};
+    char *argv[16] = {(char *)(uintptr_t)"prog"};
+    int argc = 1;
+    for (; args[argc - 1]; argc++) argv[argc] = (char *)(uintptr_t)args[argc - 1];
+    l.status = td_options_load(t, &l.config, "prog", "does things", argc, argv, l.positional, 2, &l.n_positional, &l.err);
+    return l;
+}
+
+static void clear_environment(void)
+{
+    unsetenv("TANDEM_VERBOSE");
+    unsetenv("TANDEM_DELTA");
+    unsetenv("TANDEM_DRAIN_TIMEOUT_MS");
+    unsetenv("TANDEM_KV_MEMORY");
+    unsetenv("TANDEM_RATIO");
+    unsetenv("TANDEM_MODEL");
+    unsetenv("TANDEM_DTYPE");
+}
+
+static int clean_environment(void **state)
+{
+    (void)state;
+    clear_environment();
+    return 0;
+}
+
+static void defaults_come_from_the_table(void **state)
+{
+    (void)state;
+    struct load l = load_with(table, (const char *const[]){NULL});
+    assert_int_equal(l.status, TD_OK);
+    assert_false(l.config.verbose);
+    assert_int_equal(l.config.delta, -3);
+    assert_int_equal(l.config.drain_timeout_ms, 30000);
+    assert_int_equal(l.config.kv_memory, 1u << 30);
+    assert_true(l.config.ratio == 0.5);
+    assert_string_equal(l.config.model, "models/pocket");
+    assert_string_equal(l.config.dtype, "bf16");
+    assert_int_equal(l.n_positional, 0);
+}
+
+static void environment_beats_default_and_flag_beats_both(void **state)
+{
+    (void)state;
+    setenv("TANDEM_DRAIN_TIMEOUT_MS", "111", 1);
+    setenv("TANDEM_KV_MEMORY", "2MiB", 1);
+    setenv("TANDEM_VERBOSE", "true", 1);
+    setenv("TANDEM_MODEL", "", 1); /* empty is not set */
+    struct load l = load_with(table, (const char *const[]){"--kv-memory=4MiB", NULL});
+    assert_int_equal(l.status, TD_OK);
+    assert_int_equal(l.config.drain_timeout_ms, 111);
+    assert_int_equal(l.config.kv_memory, 4 << 20);
+    assert_true(l.config.verbose);
+    assert_string_equal(l.config.model, "models/pocket");
+    l = load_with(table, (const char *const[]){"--no-verbose", NULL});
+    assert_false(l.config.verbose);
+}
+
+static void spellings(void **state)
+{
+    (void)state;
+    static const char *const drain[][3] = {
+        {"--drain-timeout-ms", "5", NULL}, {"--drain_timeout_ms", "5", NULL}, {"--drain-timeout-ms=5", NULL}, {"--drain_timeout-ms=5", NULL}};
+    for (size_t i = 0; i < sizeof drain / sizeof *drain; i++) {
+        struct load l = load_with(table, drain[i]);
+        assert_int_equal(l.status, TD_OK);
+        assert_int_equal(l.config.drain_timeout_ms, 5);
+    }
+    assert_true(load_with(table, (const char *const[]){"--verbose", NULL}).config.verbose);
+    assert_true(load_with(table, (const char *const[]){"--verbose=true", NULL}).config.verbose);
+    assert_false(load_with(table, (const char *const[]){"--verbose", "--verbose=false", NULL}).config.verbose);
+    assert_int_equal(load_with(table, (const char *const[]){"--delta", "-7", NULL}).config.delta, -7);
+    assert_string_equal(load_with(table, (const char *const[]){"--model=--odd", NULL}).config.model, "--odd");
+    assert_string_equal(load_with(table, (const char *const[]){"--model=", NULL}).config.model, "");
+    assert_string_equal(load_with(table, (const char *const[]){"--dtype", "f32", NULL}).config.dtype, "f32");
+}
+
+static void positional_arguments_keep_their_order(void **state)
+{
+    (void)state;
+    struct load l = load_with(table, (const char *const[]){"one", "--delta", "4", "--", "--model", NULL});
+    assert_int_equal(l.status, TD_OK);
+    assert_int_equal(l.n_positional, 2);
+    assert_string_equal(l.positional[0], "one");
+    assert_string_equal(l.positional[1], "--model");
+    assert_int_equal(l.config.delta, 4);
+    l = load_with(table, (const char *const[]){"-", NULL});
+    assert_int_equal(l.n_positional, 1);
+    l = load_with(table, (const char *const[]){"1", "2", "3", NULL});
+    assert_int_equal(l.status, TD_ERR_INVALID);
+    assert_non_null(strstr(l.err.msg, "'3'"));
+}
+
+static void bad_input_is_refused_by_name(void **state)
+{
+    (void)state;
+    static const struct { const char *args[3], *parts[3]; } cases[] = {
+        {{"--drain-timout-ms=5"}, {"unknown option --drain-timout-ms", "did you mean --drain-timeout-ms"}},
+        {{"--modle", "x"}, {"unknown option --modle", "--model"}},
+        {{"--hlep"}, {"--help"}},
+        {{"-v"}, {"unknown option -v"}},
+        {{"--no-model"}, {"unknown option --no-model"}},
+        {{"--no-verbose=true"}, {"unknown option --no-verbose"}},
+        {{"--drain-timeout-ms=600001"}, {"--drain-timeout-ms", "600001", "0..600000"}},
+        {{"--drain-timeout-ms=-1"}, {"--drain-timeout-ms", "'-1'"}},
+        {{"--drain-timeout-ms=99999999999999999999999"}, {"--drain-timeout-ms", "integer"}},
+        {{"--drain-timeout-ms=5x"}, {"'5x'"}},
+        {{"--drain-timeout-ms="}, {"''"}},
+        {{"--drain-timeout-ms"}, {"--drain-timeout-ms needs a value"}},
+        {{"--drain-timeout-ms", "--verbose"}, {"--drain-timeout-ms needs a value"}},
+        {{"--delta=11"}, {"--delta", "-10..10"}},
+        {{"--delta=-11"}, {"--delta", "-10..10"}},
+        {{"--delta= 1"}, {"--delta"}},
+        {{"--ratio=1.5"}, {"--ratio", "0..1"}},
+        {{"--ratio=nan"}, {"--ratio", "number"}},
+        {{"--kv-memory=1KiB"}, {"--kv-memory", "1KiB"}},
+        {{"--kv-memory=1XiB"}, {"--kv-memory", "'1XiB'"}},
+        {{"--verbose=maybe"}, {"--verbose", "'maybe'"}},
+        {{"--dtype=int8"}, {"--dtype", "'int8'", "f32|f16|bf16"}},
+        {{"--dtype=f"}, {"'f'"}},
+        {{"--dtype="}, {"''"}},
+        {{"--dtype=f32|f16"}, {"'f32|f16'"}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct load l = load_with(table, cases[i].args);
+        if (l.status != TD_ERR_INVALID) fail_msg("%s: status %d", cases[i].args[0], l.status);
+        for (size_t k = 0; k < 3 && cases[i].parts[k]; k++) {
+            if (!strstr(l.err.msg, cases[i].parts[k])) fail_msg("%s: '%s' lacks '%s'", cases[i].args[0], l.err.msg, cases[i].parts[k]);
+        }
+    }
+}
+
+static void environment_errors_name_the_variable(void **state)
+{
+    (void)state;
+    setenv("TANDEM_RATIO", "2", 1);
+    struct load l = load_with(table, (const char *const[]){NULL});
+    assert_int_equal(l.status, TD_ERR_INVALID);
+    assert_memory_equal(l.err.msg, "TANDEM_RATIO: is 2, must be in 0..1", 35);
+    char *argv[] = {(char *)(uintptr_t)"prog", NULL};
+    struct config config;
+    assert_int_equal(td_options_load(table, &config, "p", "s", 1, argv, NULL, 0, NULL, NULL), TD_ERR_INVALID);
+}
+
+static void required_options_are_asked_for(void **state)
+{
+    (void)state;
+    struct load l = load_with(table_required, (const char *const[]){NULL});
+    assert_int_equal(l.status, TD_ERR_INVALID);
+    assert_non_null(strstr(l.err.msg, "--model"));
+    assert_non_null(strstr(l.err.msg, "TANDEM_MODEL"));
+    assert_int_equal(load_with(table_required, (const char *const[]){"--model=x", NULL}).status, TD_OK);
+    setenv("TANDEM_MODEL", "y", 1);
+    assert_string_equal(load_with(table_required, (const char *const[]){NULL}).config.model, "y");
+}
+
+static void load_in_child(void *arg) { load_with(table, arg); }
+
+static void help_version_and_print_config(void **state)
+{
+    (void)state;
+    struct capture c;
+    capture_run(&c, load_in_child, (void *)(uintptr_t)(const char *const[]){"--help", NULL});
+    assert_int_equal(capture_exit(&c), 0);
+    static const char *const parts[] = {"prog: does things", "--drain-timeout-ms N\n", "      How long a drain\n      may take.\n", "TANDEM_KV_MEMORY",
+                                        "--dtype f32|f16|bf16", "default 1GiB", "0..600000", "--print-config", "--version"};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        if (!strstr(c.text, parts[i])) fail_msg("help lacks '%s':\n%s", parts[i], c.text);
+    }
+    capture_run(&c, load_in_child, (void *)(uintptr_t)(const char *const[]){"--version", NULL});
+    assert_string_equal(c.text, "prog " TD_VERSION "\n");
+    capture_run(&c, load_in_child, (void *)(uintptr_t)(const char *const[]){"--print-config", "--delta=9", "--kv_memory=2MB", NULL});
+    assert_string_equal(c.text, "verbose=false\ndelta=9\ndrain_timeout_ms=30000\nkv_memory=2000000\nratio=0.5\nmodel=models/pocket\ndtype=bf16\n");
+}
+
+static void sizes(void **state)
+{
+    (void)state;
+    static const struct { const char *text; uint64_t bytes; } good[] = {
+        {"0", 0},           {"512", 512},           {"1K", 1024},        {"64KiB", 65536},         {"3M", 3u << 20},      {"2GiB", 2ull << 30},
+        {"1T", 1ull << 40}, {"1TiB", 1ull << 40},   {"1KB", 1000},       {"5MB", 5000000},         {"1GB", 1000000000},   {"2TB", 2000000000000ull},
+        {"7B", 7},          {"16777215TiB", 16777215ull << 40},          {"18446744073709551615", UINT64_MAX},
+    };
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        uint64_t bytes = 0;
+        assert_int_equal(td_parse_size(good[i].text, &bytes, NULL), TD_OK);
+        assert_true(bytes == good[i].bytes);
+    }
+    static const char *const bad[] = {"", "KiB", "-1", "+1", " 1", "1 KiB", "1.5GiB", "1kb", "1KiBs", "0x10", "16777216TiB", "18446744073709551616"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        uint64_t bytes = 77;
+        struct td_err err;
+        if (td_parse_size(bad[i], &bytes, &err) != TD_ERR_INVALID) fail_msg("'%s' was taken", bad[i]);
+        assert_true(bytes == 77); /* outputs stay as they were */
+        assert_non_null(strstr(err.msg, bad[i]));
+    }
+}
+
+static void die(void *arg)
+{
+    struct td_err err = {.code = *(td_status *)arg, .msg = "--x is 1"};
+    exit(td_die("prog", &err));
+}
+
+static void die_tells_usage_errors_from_others(void **state)
+{
+    (void)state;
+    struct capture c;
+    td_status s = TD_ERR_INVALID;
+    capture_run(&c, die, &s);
+    assert_int_equal(capture_exit(&c), 2);
+    assert_string_equal(c.text, "prog: error: --x is 1\n");
+    s = TD_ERR_IO;
+    capture_run(&c, die, &s);
+    assert_int_equal(capture_exit(&c), 1);
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, clean_environment, clean_environment)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(defaults_come_from_the_table),
+        TEST(environment_beats_default_and_flag_beats_both),
+        TEST(spellings),
+        TEST(positional_arguments_keep_their_order),
+        TEST(bad_input_is_refused_by_name),
+        TEST(environment_errors_name_the_variable),
+        TEST(required_options_are_asked_for),
+        TEST(help_version_and_print_config),
+        TEST(sizes),
+        TEST(die_tells_usage_errors_from_others),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
