@@ -222,6 +222,9 @@ static void maybe_free(struct td_worker *w, struct td_req *r)
     td_rpc_call_unref(r->call);
     r->call = NULL;
     r->state = TD_REQ_FREE;
+    if (r->live_prev) r->live_prev->live_next = r->live_next;
+    else w->live = r->live_next;
+    if (r->live_next) r->live_next->live_prev = r->live_prev;
     struct td_seq *seq = r->seq;
     td_engine_seq_put(w->engine, seq);
     atomic_fetch_sub(&w->n_live, 1);
@@ -265,17 +268,22 @@ static void take_mail(struct td_worker *w)
         next = m->next;
         struct td_req *r = m->req;
         switch (m->kind) {
-        case TD_MAIL_NEW: waiting_insert(w, r); break;
+        case TD_MAIL_NEW:
+            r->live_next = w->live;
+            if (w->live) w->live->live_prev = r;
+            w->live = r;
+            waiting_insert(w, r);
+            break;
         case TD_MAIL_ENDED:
             r->call_ended = true;
             r->finished = true; /* the call is gone: there is nobody to tell */
-            end_with(w, r, GRPC_STATUS_CANCELLED, "call cancelled");
-            maybe_free(w, r);
+            if (r->state == TD_REQ_OVER || r->state == TD_REQ_RETIRING) maybe_free(w, r);
+            else end_with(w, r, GRPC_STATUS_CANCELLED, "call cancelled");
             break;
         case TD_MAIL_ABORT:
-            for (int64_t i = 0; i < w->cfg.max_seqs; i++) {
-                struct td_req *q = &w->reqs[i];
-                if (q->state != TD_REQ_FREE && q->seq->request == m->request && q->seq->attempt <= m->attempt)
+            for (struct td_req *q = w->live, *q_next; q; q = q_next) {
+                q_next = q->live_next;
+                if (q->seq->request == m->request && q->seq->attempt <= m->attempt)
                     td_worker_end(w, q, TD_ERR_CANCELLED, "aborted by the router");
             }
             free(m);
@@ -349,7 +357,6 @@ static void update_snapshot(struct td_worker *w)
     td_kv_pool_stats(td_engine_kv(w->engine), &kv);
     td_xfer_stats(w->xfer, &xs);
     uint64_t queued = 0;
-    uint32_t imports = 0;
     for (struct td_req *r = w->waiting; r; r = r->next) queued += (uint64_t)(r->seq->n_tokens);
     for (int32_t i = 0; i < w->n_running; i++)
         if (w->running[i]->phase == TD_SEQ_PREFILL) queued += (uint64_t)(w->running[i]->n_tokens - w->running[i]->n_computed);
@@ -357,7 +364,7 @@ static void update_snapshot(struct td_worker *w)
     Tandem__V1__Snapshot *s = &w->snap;
     s->kv_held = (uint32_t)kv.n_held;
     s->kv_cached = (uint32_t)kv.n_cached;
-    s->running = (uint32_t)w->n_running + imports;
+    s->running = (uint32_t)w->n_running;
     s->waiting = (uint32_t)w->n_waiting;
     s->tokens_queued = queued;
     s->prefill_tokens_total = w->prefill_tokens;
@@ -371,9 +378,10 @@ static void update_snapshot(struct td_worker *w)
 
 static void hand_over_all(struct td_worker *w)
 {
-    for (int64_t i = 0; i < w->cfg.max_seqs; i++)
-        if (w->reqs[i].state != TD_REQ_FREE)
-            td_worker_end(w, &w->reqs[i], TD_ERR_PEER, "this worker is draining; the rest of the request belongs elsewhere");
+    for (struct td_req *r = w->live, *next; r; r = next) {
+        next = r->live_next;
+        td_worker_end(w, r, TD_ERR_PEER, "this worker is draining; the rest of the request belongs elsewhere");
+    }
 }
 
 static void *engine_main(void *arg)

@@ -102,6 +102,7 @@ struct td_req {
     ProtobufCBinaryData grant;         /* prefill: malloc'd copy until the op starts */
     struct td_mail mail_new, mail_ended;
     struct td_req *prev, *next;        /* waiting list */
+    struct td_req *live_prev, *live_next;  /* all reqs the engine thread knows */
 };
 
 struct td_worker_role {
@@ -135,6 +136,7 @@ struct td_worker {
     /* engine thread */
     pthread_t thread;
     bool thread_started;
+    struct td_req *live;
     struct td_req *waiting;            /* sorted by (priority, request) */
     struct td_seq **running;           /* [max_seqs], sorted the same; n_running */
     int32_t n_running, n_waiting;

@@ -1,0 +1,222 @@
+/* decode.c - see decode.h. The life of a request on a decode worker (all on the engine thread):
+ *
+ *   remote prefill:  WAITING --blocks, slot armed, Ticket sent--> IMPORT --SLOT_READY--> RUNNING (decode steps) --> last token, times, OK
+ *   local prefill:   WAITING --blocks--> RUNNING (prefill chunks, then decode steps) --> last token, times, OK
+ *   preempted:       RUNNING --> WAITING, then as local prefill of prompt + output so far (same tokens again: I1)
+ *   SLOT_FAILED, cancel, deadline: td_worker_end; the slot is revoked and its blocks follow at SLOT_FREE (retirement, I2).
+ *
+ * The first token arrives twice: from the prefill worker through the router, and here in the transfer's note; this stream repeats it, the
+ * router drops what it has. So a prefill worker that dies right after its last byte costs nothing. */
+#include "decode/decode.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+
+#define OFF(f) offsetof(struct decode_config, f)
+
+const struct td_option decode_options[] = {
+    TD_WORKER_OPTIONS(struct decode_config, worker),
+    {"import_timeout_ms", TD_OPT_U64, "120000", 100, 3600000, NULL, OFF(import_timeout_ms),
+     "a reserved slot whose KV has not arrived by then is taken back"},
+    {0},
+};
+
+static void send_event(struct td_req *r, Tandem__V1__DecodeEvent *ev)
+{
+    td_status s = td_rpc_call_send(r->call, &ev->base);
+    if (s && s != TD_ERR_CANCELLED) td_warn("stream_dropped", "req=%llx status=%s", (unsigned long long)r->seq->request, td_status_name(s));
+}
+
+static void send_token(struct td_req *r, Tandem__V1__TokenOut *out)
+{
+    Tandem__V1__Tokens tokens = TANDEM__V1__TOKENS__INIT;
+    Tandem__V1__DecodeEvent ev = TANDEM__V1__DECODE_EVENT__INIT;
+    tokens.n_out = 1;
+    tokens.out = &out;
+    ev.event_case = TANDEM__V1__DECODE_EVENT__EVENT_TOKENS;
+    ev.tokens = &tokens;
+    send_event(r, &ev);
+}
+
+static void send_prefill_times(struct td_req *r, uint64_t end_ns)
+{
+    Tandem__V1__PrefillTimes t = TANDEM__V1__PREFILL_TIMES__INIT;
+    Tandem__V1__DecodeEvent ev = TANDEM__V1__DECODE_EVENT__INIT;
+    t.queue_us = (r->first_run_ns - r->arrived_ns) / TD_NS_PER_US;
+    t.prefill_us = (end_ns - r->first_run_ns) / TD_NS_PER_US;
+    t.cached_tokens = (uint32_t)r->seq->n_cached;
+    ev.event_case = TANDEM__V1__DECODE_EVENT__EVENT_PREFILL_TIMES;
+    ev.prefill_times = &t;
+    send_event(r, &ev);
+}
+
+/* After the last token: what the ledger needs, then OK. */
+static void finish(struct td_worker *w, struct td_req *r)
+{
+    Tandem__V1__DecodeTimes t = TANDEM__V1__DECODE_TIMES__INIT;
+    Tandem__V1__DecodeEvent ev = TANDEM__V1__DECODE_EVENT__INIT;
+    t.transfer_us = r->xfer_us;
+    t.transfer_bytes = r->xfer_bytes;
+    t.transfer_path = (char *)(r->xfer_path ? r->xfer_path : "local");
+    if (r->ready_ns && r->first_step_ns) t.decode_queue_us = (r->first_step_ns - r->ready_ns) / TD_NS_PER_US;
+    t.first_step_us = r->step_us;
+    t.preemptions = r->seq->n_preemptions;
+    ev.event_case = TANDEM__V1__DECODE_EVENT__EVENT_TIMES;
+    ev.times = &t;
+    send_event(r, &ev);
+    td_worker_finish_ok(w, r);
+}
+
+/* ---- admission ------------------------------------------------------------------------------------------------------------------------- */
+
+static td_status admit_local(struct td_worker *w, struct td_req *r)
+{
+    td_status s = td_engine_admit(w->engine, r->seq, false, w->n_running);
+    if (s == TD_ERR_AGAIN) return s;
+    if (s) {
+        td_worker_end(w, r, TD_ERR_INVALID, "the sequence needs more KV blocks than this worker has");
+        return s;
+    }
+    td_worker_set_running(w, r);
+    return TD_OK;
+}
+
+static td_status admit_import(struct td_worker *w, struct td_req *r)
+{
+    struct decode *d = (struct decode *)w;
+    struct td_seq *seq = r->seq;
+    td_status s = td_engine_admit(w->engine, seq, true, w->n_running);
+    if (s == TD_ERR_AGAIN) return s;
+    if (s) {
+        td_worker_end(w, r, TD_ERR_INVALID, "the sequence needs more KV blocks than this worker has");
+        return s;
+    }
+    static uint8_t blob[TD_XFER_BLOB_MAX]; /* one engine thread per process */
+    size_t blob_bytes = sizeof blob;
+    struct td_err err = {0};
+    int32_t hit = seq->n_cached / (int32_t)w->cfg.block_size;
+    uint64_t now = td_now_ns();
+    s = td_xfer_grant(w->xfer, seq->blocks + hit, seq->n_blocks - hit, td_deadline_after_ms(now, d->cfg.import_timeout_ms), seq->index, &r->xfer_id,
+                      blob, &blob_bytes, &err);
+    if (s) {
+        td_engine_release(w->engine, seq);
+        if (s == TD_ERR_AGAIN) return s;
+        td_worker_end(w, r, s, err.msg);
+        return s;
+    }
+    r->xfer_live = true;
+    r->granted_ns = now;
+    r->state = TD_REQ_IMPORT;
+    Tandem__V1__Ticket t = TANDEM__V1__TICKET__INIT;
+    Tandem__V1__DecodeEvent ev = TANDEM__V1__DECODE_EVENT__INIT;
+    t.slot = r->xfer_id;
+    t.grant.data = blob;
+    t.grant.len = blob_bytes;
+    t.cached_tokens = (uint32_t)seq->n_cached;
+    t.queue_us = (now - r->arrived_ns) / TD_NS_PER_US;
+    ev.event_case = TANDEM__V1__DECODE_EVENT__EVENT_TICKET;
+    ev.ticket = &t;
+    send_event(r, &ev);
+    return TD_OK;
+}
+
+/* A preempted request has its tokens here already: it is prefilled again locally, whatever brought its KV the first time. */
+static td_status decode_admit(struct td_worker *w, struct td_req *r)
+{
+    return r->local_prefill || r->seq->n_preemptions > 0 ? admit_local(w, r) : admit_import(w, r);
+}
+
+/* ---- transfer -------------------------------------------------------------------------------------------------------------------------- */
+
+static void slot_ready(struct td_worker *w, struct td_req *r, const struct td_xfer_event *ev)
+{
+    td_xfer_revoke(w->xfer, r->xfer_id, "taken over"); /* the slot goes back; the blocks are ours now */
+    if (r->state != TD_REQ_IMPORT) return;             /* cancelled meanwhile */
+    Tandem__V1__TokenOut *first = tandem__v1__token_out__unpack(NULL, ev->note_bytes, ev->note);
+    const struct td_model_config *mc = td_model_config(td_engine_model(w->engine));
+    if (!first || first->index != (uint32_t)r->seq->n_tokens || first->token < 0 || first->token >= mc->vocab) {
+        if (first) tandem__v1__token_out__free_unpacked(first, NULL);
+        td_worker_end(w, r, TD_ERR_PEER, "the prefill worker's note does not hold the first token of this sequence");
+        return;
+    }
+    r->ready_ns = td_now_ns();
+    r->xfer_us = ev->elapsed_ns / TD_NS_PER_US;
+    r->xfer_bytes = ev->bytes;
+    r->xfer_path = ev->path == TD_XFER_PATH_SHM ? "shm" : "tcp";
+    td_engine_imported(w->engine, r->seq, first->token);
+    first->finish = (Tandem__V1__FinishReason)r->seq->finish;
+    send_token(r, first);
+    tandem__v1__token_out__free_unpacked(first, NULL);
+    td_worker_set_running(w, r);
+    if (r->seq->finish) finish(w, r);
+}
+
+static void decode_xfer_event(struct td_worker *w, struct td_req *r, const struct td_xfer_event *ev)
+{
+    switch (ev->kind) {
+    case TD_XFER_SLOT_READY: slot_ready(w, r, ev); break;
+    case TD_XFER_SLOT_FAILED:
+        if (r->state == TD_REQ_IMPORT) {
+            char msg[256], q[200];
+            snprintf(msg, sizeof msg, "KV transfer failed: %s", ev->reason);
+            td_warn("kv_import_failed", "req=%llx reason=%s action=fail_attempt", (unsigned long long)r->seq->request,
+                    td_log_quote(q, sizeof q, ev->reason));
+            td_worker_end(w, r, TD_ERR_PEER, msg); /* revokes through xfer_stop */
+        } else {
+            td_xfer_revoke(w->xfer, r->xfer_id, "failed");
+        }
+        break;
+    case TD_XFER_SLOT_FREE: td_worker_xfer_over(w, r); break;
+    case TD_XFER_OP_DONE:
+    case TD_XFER_OP_FAILED: break; /* a decode worker starts no ops */
+    }
+}
+
+static void decode_xfer_stop(struct td_worker *w, struct td_req *r, const char *why) { td_xfer_revoke(w->xfer, r->xfer_id, why); }
+
+/* ---- steps ----------------------------------------------------------------------------------------------------------------------------- */
+
+static void decode_stepped(struct td_worker *w, struct td_req *r, const struct td_step_item *item, uint64_t step_start_ns, uint64_t step_end_ns)
+{
+    if (!item->sampled) return;
+    struct td_seq *seq = r->seq;
+    bool first_here = seq->n_tokens == seq->n_input + 1;
+    if (r->local_prefill && first_here) send_prefill_times(r, step_end_ns);
+    if (!r->first_step_ns && !(r->local_prefill && first_here)) {
+        r->first_step_ns = step_start_ns;
+        r->step_us = (step_end_ns - step_start_ns) / TD_NS_PER_US;
+    }
+    struct td_token_out out;
+    td_token_out_fill(&out, seq, &item->out);
+    send_token(r, &out.msg);
+    if (seq->finish) finish(w, r);
+}
+
+/* ---- RPC ------------------------------------------------------------------------------------------------------------------------------- */
+
+static void on_decode(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
+{
+    const Tandem__V1__DecodeRequest *in = (const Tandem__V1__DecodeRequest *)msg;
+    td_worker_accept(ctx, call, in->seq, in->local_prefill, NULL, 0);
+}
+
+static void on_prefill(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
+{
+    (void)msg;
+    (void)ctx;
+    td_rpc_call_finish(call, GRPC_STATUS_FAILED_PRECONDITION, "this is a decode worker: send Prefill to a prefill worker", NULL, 0);
+}
+
+static const struct td_rpc_method decode_methods[] = {
+    {.path = "/tandem.v1.Worker/Decode", .request = &tandem__v1__decode_request__descriptor, .on_message = on_decode, .on_end = td_worker_on_end},
+    {.path = "/tandem.v1.Worker/Prefill", .request = &tandem__v1__prefill_request__descriptor, .on_message = on_prefill, .on_end = td_worker_on_end},
+    {.path = "/tandem.v1.Worker/Abort", .request = &tandem__v1__abort_request__descriptor, .on_message = td_worker_on_abort,
+     .on_end = td_worker_on_abort_end},
+    {0},
+};
+
+const struct td_worker_role decode_role = {.name = "decode", .methods = decode_methods, .admit = decode_admit, .stepped = decode_stepped,
+                                           .xfer_event = decode_xfer_event, .xfer_stop = decode_xfer_stop};

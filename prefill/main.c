@@ -1,0 +1,24 @@
+/* tandem-prefill: the prefill worker's life. */
+#include "prefill/prefill.h"
+
+#include "common/base/log.h"
+
+int main(int argc, char **argv)
+{
+    static struct prefill d; /* zero = nothing open */
+    struct td_err e = {0};
+    if (td_options_load(prefill_options, &d.cfg, "tandem-prefill", "Prefill worker: computes prompts and pushes their KV to decode workers.", argc, argv,
+                        NULL, 0, NULL, &e))
+        return td_die("tandem-prefill", &e);
+    enum td_log_level level = TD_LOG_INFO;
+    td_log_level_parse(d.cfg.worker.log_level, &level);
+    td_log_start("prefill", level);
+    if (td_worker_open(&d.worker, &prefill_role, &d.cfg.worker, &e)) { /* weights, pools, transfer, server, registration */
+        td_worker_close(&d.worker);
+        return td_die("tandem-prefill", &e);
+    }
+    td_worker_run(&d.worker);   /* until SIGTERM */
+    td_worker_drain(&d.worker); /* unready, stop intake, finish or hand over */
+    td_worker_close(&d.worker); /* in reverse */
+    return 0;                   /* a second signal exits at once */
+}

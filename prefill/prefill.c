@@ -1,0 +1,186 @@
+/* prefill.c - see prefill.h. The life of a request on a prefill worker (all on the engine thread):
+ *
+ *   WAITING --blocks, transfer op started--> RUNNING (chunks; full blocks are submitted after each step, so the transfer overlaps the next chunk)
+ *           --first token: sent to the router, last block + note submitted--> SENDING --OP_DONE--> PrefillDone, OK
+ *   a first token that is also the last: nothing is handed over; the op is cancelled, the router ends the decode leg.
+ *   OP_FAILED, cancel, deadline: td_worker_end; source blocks stay held until the op's terminal event (I2). */
+#include "prefill/prefill.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+
+#define OFF(f) offsetof(struct prefill_config, f)
+
+const struct td_option prefill_options[] = {
+    TD_WORKER_OPTIONS(struct prefill_config, worker),
+    {"send_timeout_ms", TD_OPT_U64, "120000", 100, 3600000, NULL, OFF(send_timeout_ms), "a hand-over that takes longer fails over"},
+    {0},
+};
+
+static void send_event(struct td_req *r, Tandem__V1__PrefillEvent *ev)
+{
+    td_status s = td_rpc_call_send(r->call, &ev->base);
+    if (s && s != TD_ERR_CANCELLED) td_warn("stream_dropped", "req=%llx status=%s", (unsigned long long)r->seq->request, td_status_name(s));
+}
+
+/* ---- admission ------------------------------------------------------------------------------------------------------------------------- */
+
+static td_status prefill_admit(struct td_worker *w, struct td_req *r)
+{
+    struct prefill *p = (struct prefill *)w;
+    struct td_seq *seq = r->seq;
+    td_status s = td_engine_admit(w->engine, seq, false, 0);
+    if (s == TD_ERR_AGAIN) return s;
+    if (s) {
+        td_worker_end(w, r, TD_ERR_INVALID, "the prompt needs more KV blocks than this worker has");
+        return s;
+    }
+    struct td_err err = {0};
+    int32_t n_granted = 0;
+    s = td_xfer_op_start(w->xfer, r->grant.data, r->grant.len, td_deadline_after_ms(td_now_ns(), p->cfg.send_timeout_ms), seq->index, &r->xfer_id,
+                         &n_granted, &err);
+    if (!s) {
+        r->xfer_live = true;
+        if (n_granted != seq->n_blocks - (int32_t)r->n_skip)
+            s = td_fail(&err, TD_ERR_INVALID, "grant is for %d blocks, the sequence has %d and skip_tokens leaves out %u", n_granted, seq->n_blocks,
+                        r->n_skip);
+    }
+    if (s == TD_ERR_AGAIN) {
+        td_engine_release(w->engine, seq);
+        return s;
+    }
+    if (s) {
+        td_worker_end(w, r, s, err.msg);
+        return s;
+    }
+    free(r->grant.data);
+    r->grant.data = NULL;
+    td_worker_set_running(w, r);
+    return TD_OK;
+}
+
+/* ---- steps ----------------------------------------------------------------------------------------------------------------------------- */
+
+/* Hands finished blocks [n_sent, upto) to the transfer; the last call carries the note. */
+static bool submit(struct td_worker *w, struct td_req *r, int32_t upto, bool final, const void *note, size_t note_bytes)
+{
+    int32_t from = (int32_t)r->n_sent;
+    if (upto <= from && !final) return true;
+    int32_t n = upto > from ? upto - from : 0;
+    td_status s = td_xfer_submit(w->xfer, r->xfer_id, from - (int32_t)r->n_skip, r->seq->blocks + from, n, final, note, note_bytes);
+    if (s) {
+        td_worker_end(w, r, TD_ERR_PEER, "KV transfer refused a submit: the op has ended");
+        return false;
+    }
+    r->n_sent += (uint32_t)n;
+    return true;
+}
+
+static void prefill_stepped(struct td_worker *w, struct td_req *r, const struct td_step_item *item, uint64_t step_start_ns, uint64_t step_end_ns)
+{
+    (void)step_start_ns;
+    struct td_seq *seq = r->seq;
+    if (!item->sampled) {
+        submit(w, r, seq->n_computed / (int32_t)w->cfg.block_size, false, NULL, 0);
+        return;
+    }
+    td_worker_unset_running(w, r);
+    r->state = TD_REQ_SENDING;
+    r->sampled_ns = step_end_ns;
+
+    struct td_token_out out;
+    td_token_out_fill(&out, seq, &item->out);
+    Tandem__V1__PrefillTimes t = TANDEM__V1__PREFILL_TIMES__INIT;
+    t.queue_us = (r->first_run_ns - r->arrived_ns) / TD_NS_PER_US;
+    t.prefill_us = (step_end_ns - r->first_run_ns) / TD_NS_PER_US;
+    t.cached_tokens = (uint32_t)seq->n_cached;
+    Tandem__V1__FirstToken first = TANDEM__V1__FIRST_TOKEN__INIT;
+    Tandem__V1__PrefillEvent ev = TANDEM__V1__PREFILL_EVENT__INIT;
+    first.out = &out.msg;
+    first.times = &t;
+    ev.event_case = TANDEM__V1__PREFILL_EVENT__EVENT_FIRST;
+    ev.first = &first;
+    send_event(r, &ev);
+    if (seq->finish) {
+        td_worker_finish_ok(w, r); /* cancels the op: nothing to decode */
+        return;
+    }
+    uint8_t note[TD_XFER_NOTE_MAX];
+    size_t note_bytes = tandem__v1__token_out__get_packed_size(&out.msg);
+    TD_ASSERT(note_bytes <= sizeof note);
+    tandem__v1__token_out__pack(&out.msg, note);
+    submit(w, r, seq->n_blocks, true, note, note_bytes);
+}
+
+/* ---- transfer -------------------------------------------------------------------------------------------------------------------------- */
+
+static void prefill_xfer_event(struct td_worker *w, struct td_req *r, const struct td_xfer_event *ev)
+{
+    if (ev->kind == TD_XFER_OP_DONE && r->state == TD_REQ_SENDING) {
+        Tandem__V1__PrefillDone done = TANDEM__V1__PREFILL_DONE__INIT;
+        Tandem__V1__PrefillEvent out = TANDEM__V1__PREFILL_EVENT__INIT;
+        done.transfer_us = ev->elapsed_ns / TD_NS_PER_US;
+        done.bytes = ev->bytes;
+        done.path = (char *)(ev->path == TD_XFER_PATH_SHM ? "shm" : "tcp");
+        out.event_case = TANDEM__V1__PREFILL_EVENT__EVENT_DONE;
+        out.done = &done;
+        send_event(r, &out);
+        r->xfer_live = false;
+        td_worker_finish_ok(w, r);
+        return;
+    }
+    if (ev->kind == TD_XFER_OP_FAILED && r->state != TD_REQ_RETIRING) {
+        char msg[256], q[200];
+        snprintf(msg, sizeof msg, "KV transfer failed: %s", ev->reason);
+        td_warn("kv_push_failed", "req=%llx reason=%s action=fail_attempt", (unsigned long long)r->seq->request,
+                td_log_quote(q, sizeof q, ev->reason));
+        r->xfer_live = false;
+        td_worker_end(w, r, TD_ERR_PEER, msg);
+        return;
+    }
+    if (ev->kind == TD_XFER_OP_DONE || ev->kind == TD_XFER_OP_FAILED) td_worker_xfer_over(w, r);
+}
+
+static void prefill_xfer_stop(struct td_worker *w, struct td_req *r, const char *why) { td_xfer_cancel(w->xfer, r->xfer_id, why); }
+
+/* ---- RPC ------------------------------------------------------------------------------------------------------------------------------- */
+
+static void on_prefill(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
+{
+    struct td_worker *w = ctx;
+    const Tandem__V1__PrefillRequest *in = (const Tandem__V1__PrefillRequest *)msg;
+    uint32_t block_size = (uint32_t)w->cfg.block_size;
+    char why[200];
+    if (in->grant.len == 0 || in->grant.len > TD_XFER_BLOB_MAX) {
+        snprintf(why, sizeof why, "grant has %zu bytes, must be 1..%d", in->grant.len, TD_XFER_BLOB_MAX);
+    } else if (in->skip_tokens % block_size || (in->seq && in->skip_tokens >= in->seq->n_tokens)) {
+        snprintf(why, sizeof why, "skip_tokens is %u, must be a multiple of the block size %u below the %zu tokens", in->skip_tokens, block_size,
+                 in->seq ? in->seq->n_tokens : 0);
+    } else {
+        td_worker_accept(w, call, in->seq, false, &in->grant, in->skip_tokens / block_size);
+        return;
+    }
+    td_rpc_call_finish(call, GRPC_STATUS_INVALID_ARGUMENT, why, NULL, 0);
+}
+
+static void on_decode(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
+{
+    (void)msg;
+    (void)ctx;
+    td_rpc_call_finish(call, GRPC_STATUS_FAILED_PRECONDITION, "this is a prefill worker: send Decode to a decode worker", NULL, 0);
+}
+
+static const struct td_rpc_method prefill_methods[] = {
+    {.path = "/tandem.v1.Worker/Prefill", .request = &tandem__v1__prefill_request__descriptor, .on_message = on_prefill, .on_end = td_worker_on_end},
+    {.path = "/tandem.v1.Worker/Decode", .request = &tandem__v1__decode_request__descriptor, .on_message = on_decode, .on_end = td_worker_on_end},
+    {.path = "/tandem.v1.Worker/Abort", .request = &tandem__v1__abort_request__descriptor, .on_message = td_worker_on_abort,
+     .on_end = td_worker_on_abort_end},
+    {0},
+};
+
+const struct td_worker_role prefill_role = {.name = "prefill", .methods = prefill_methods, .admit = prefill_admit, .stepped = prefill_stepped,
+                                            .xfer_event = prefill_xfer_event, .xfer_stop = prefill_xfer_stop};
