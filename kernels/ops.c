@@ -3,28 +3,46 @@
 
 #include <stdlib.h>
 #include <string.h>
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
 
+#include "kernels/cpu/cpu.h"
 #include "kernels/ref/ref.h"
 
-static const struct td_ops ops_ref = {
-    .name = "ref",
-    .packed_bytes = td_ref_packed_bytes,
-    .pack = td_ref_pack,
-    .gemm_scratch_bytes = td_ref_gemm_scratch_bytes,
-    .gemm_prepare = td_ref_gemm_prepare,
-    .gemm = td_ref_gemm,
-    .rmsnorm = td_ref_rmsnorm,
-    .rope = td_ref_rope,
-    .kv_store = td_ref_kv_store,
-    .attn_scratch_bytes = td_ref_attn_scratch_bytes,
-    .attn = td_ref_attn,
-    .silu_mul = td_ref_silu_mul,
-    .embed = td_ref_embed,
-};
+#define TD_OPS_TABLE(isa)                                                                                                          \
+    {                                                                                                                              \
+        .name = #isa, .packed_bytes = td_##isa##_packed_bytes, .pack = td_##isa##_pack,                                            \
+        .gemm_scratch_bytes = td_##isa##_gemm_scratch_bytes, .gemm_prepare = td_##isa##_gemm_prepare, .gemm = td_##isa##_gemm,     \
+        .rmsnorm = td_##isa##_rmsnorm, .rope = td_##isa##_rope, .kv_store = td_##isa##_kv_store,                                   \
+        .attn_scratch_bytes = td_##isa##_attn_scratch_bytes, .attn = td_##isa##_attn, .silu_mul = td_##isa##_silu_mul,             \
+        .embed = td_##isa##_embed,                                                                                                 \
+    }
+
+static const struct td_ops ops_ref = TD_OPS_TABLE(ref);
+#ifdef __x86_64__
+static const struct td_ops ops_avx2 = TD_OPS_TABLE(avx2);
+static const struct td_ops ops_avx512 = TD_OPS_TABLE(avx512);
+
+/* clang 14 does not know this name in __builtin_cpu_supports. */
+static bool cpu_has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
 
 const struct td_ops *td_ops_by_name(const char *name)
 {
     if (strcmp(name, "ref") == 0) return &ops_ref;
+#ifdef __x86_64__
+    /* These ask the CPU and whether the system saves the registers. */
+    bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has_f16c();
+    if (strcmp(name, "avx2") == 0 && has_avx2) return &ops_avx2;
+    if (strcmp(name, "avx512") == 0 && has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        return &ops_avx512;
+#endif
     return NULL;
 }
 

@@ -1,0 +1,275 @@
+/* gemm_simd.h - y = x . W^T in the words of vec_*.h; gemm_avx512.c and gemm_avx2.c say how fast and why.
+ *
+ * Weights: panels of PW output columns, [n_out / PW][n_in][PW], the last one filled up with zeros. One line (one k of one panel) is
+ * what the inner loop reads, so a panel is read from front to back exactly once. Prepared x: tiles of at most TILE_ROWS rows,
+ * [tile][n_in][ld], f32 (already rounded for bf16 weights): one line per k as well.
+ *
+ * Three ways through the same chains of multiply-adds:
+ *   one row            ROW_PANELS panels at once, so that enough independent chains are in flight
+ *   few tiles          widen in registers while multiplying: memory is the limit, the widening hides behind it
+ *   many tiles         widen a block of KB lines once into L1 and use it for every tile of up to ROW_TILES tiles; the accumulators
+ * of PANEL_GROUP panels wait in `sums` while the next KB lines are taken, so that x is walked in blocks that fit L2 Parts take
+ * panels, or tiles where panels would leave a part idle. */
+#ifndef TD_KERNELS_GEMM_SIMD_H
+#define TD_KERNELS_GEMM_SIMD_H
+
+#include <stdalign.h>
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/tile_simd.h"
+#include "kernels/part.h"
+
+enum {
+    KB = 256, /* lines widened at a time: 32 KiB with AVX-512 */
+    PANEL_GROUP = 4,
+    ROW_TILES = 24,
+    WIDEN_FROM_TILES = 3, /* fewer tiles widen in registers */
+    AHEAD_BYTES = 2048,
+};
+
+TD_TILES(tile_f32, LINE_F32, 0, PW, ld, 1);
+TD_TILES(tile_mem_f32, LINE_F32, AHEAD_BYTES, PW, ld, 1);
+TD_TILES(tile_mem_f16, LINE_F16, AHEAD_BYTES, PW, ld, 1);
+TD_TILES(tile_mem_bf16, LINE_BF16, AHEAD_BYTES, PW, ld, 1);
+
+/* How n_rows are cut into tiles: as equal as can be, so that 13 rows are 7 + 6 and not 12 + 1. */
+struct row_tiles {
+    int32_t n_tiles, small, n_large; /* the first n_large tiles have small + 1 rows */
+    int32_t ld;                      /* floats per line of prepared x: 1, 4, 8 or 12 */
+};
+
+static struct row_tiles row_tiles_of(int32_t n_rows)
+{
+    struct row_tiles t = {.n_tiles = (n_rows + TILE_ROWS - 1) / TILE_ROWS};
+    t.small = n_rows / t.n_tiles;
+    t.n_large = n_rows % t.n_tiles;
+    int32_t most = t.small + (t.n_large > 0);
+    t.ld = most == 1 ? 1 : (most + 3) / 4 * 4;
+    return t;
+}
+static int32_t tile_first(const struct row_tiles *t, int32_t i)
+{
+    return i * t->small + (i < t->n_large ? i : t->n_large);
+}
+static int32_t tile_rows(const struct row_tiles *t, int32_t i)
+{
+    return t->small + (i < t->n_large);
+}
+
+size_t TD_SIMD(packed_bytes)(int32_t n_out, int32_t n_in, enum td_dtype dtype)
+{
+    return (size_t)((n_out + PW - 1) / PW) * (size_t)n_in * PW * td_dtype_bytes(dtype);
+}
+
+void TD_SIMD(pack)(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype, const void *src, enum td_dtype src_dtype,
+                   int32_t row0, int32_t n_rows)
+{
+    enum { K_STEP = 64 };
+    size_t elem = td_dtype_bytes(dtype), src_elem = td_dtype_bytes(src_dtype);
+    TD_ASSERT(row0 % 64 == 0 && (n_rows % 64 == 0 || row0 + n_rows == n_out));
+    TD_ASSERT(dtype != TD_F16 || src_dtype == TD_F16);
+    for (int32_t n0 = row0; n0 < row0 + n_rows; n0 += PW) {
+        int32_t n_cols = n_out - n0 < PW ? n_out - n0 : PW;
+        uint8_t *panel = (uint8_t *)packed + (size_t)n0 * (size_t)n_in * elem;
+        for (int32_t k0 = 0; k0 < n_in; k0 += K_STEP) {
+            int32_t n_k = n_in - k0 < K_STEP ? n_in - k0 : K_STEP;
+            union {
+                float f32[PW][K_STEP];
+                uint16_t u16[PW][K_STEP];
+            } t; /* the corner to turn; a strided read of src itself would use one cache set */
+            memset(&t, 0, sizeof t);
+            for (int32_t c = 0; c < n_cols; c++) {
+                const char *row = (const char *)src + ((size_t)(n0 - row0 + c) * (size_t)n_in + (size_t)k0) * src_elem;
+                if (dtype == src_dtype) {
+                    memcpy(dtype == TD_F32 ? (void *)t.f32[c] : (void *)t.u16[c], row, (size_t)n_k * elem);
+                    continue;
+                }
+                for (int32_t k = 0; k < n_k; k++) {
+                    float v = td_widen(row, src_dtype, k);
+                    if (dtype == TD_F32)
+                        t.f32[c][k] = v;
+                    else
+                        t.u16[c][k] = td_f32_to_bf16(v);
+                }
+            }
+            for (int32_t k = 0; k < n_k; k++) {
+                uint8_t *line = panel + (size_t)(k0 + k) * PW * elem;
+                if (dtype == TD_F32)
+                    for (int c = 0; c < PW; c++) ((float *)line)[c] = t.f32[c][k];
+                else if (dtype == TD_F16)
+                    for (int c = 0; c < PW; c++) ((uint16_t *)line)[c] = t.u16[c][k];
+                else
+                    for (int c = 0; c < VW; c++) ((uint32_t *)line)[c] = (uint32_t)t.u16[c + VW][k] << 16 | t.u16[c][k];
+            }
+        }
+    }
+}
+
+size_t TD_SIMD(gemm_scratch_bytes)(int32_t n_rows, int32_t n_in)
+{
+    if (n_rows <= 0) return 0;
+    struct row_tiles t = row_tiles_of(n_rows);
+    return ((size_t)t.n_tiles * (size_t)t.ld * (size_t)n_in * sizeof(float) + 63) & ~(size_t)63;
+}
+
+void TD_SIMD(gemm_prepare)(const struct td_gemm_args *a, int part, int n_parts)
+{
+    if (a->n_rows <= 0) return;
+    struct row_tiles t = row_tiles_of(a->n_rows);
+    int32_t n_in = a->w->n_in;
+    bool by_tiles = t.n_tiles >= n_parts;
+    int64_t t0 = 0, t1 = t.n_tiles, k0 = 0, k1 = n_in;
+    if (by_tiles)
+        td_part_range(t.n_tiles, 1, part, n_parts, &t0, &t1);
+    else
+        td_part_range(n_in, 64, part, n_parts, &k0, &k1);
+    for (int64_t i = t0; i < t1; i++) {
+        const float *rows[TILE_ROWS];
+        int32_t n_rows = tile_rows(&t, (int32_t)i), first = tile_first(&t, (int32_t)i);
+        for (int32_t r = 0; r < n_rows; r++) rows[r] = a->x + (first + r) * a->x_stride;
+        float *dst = (float *)a->scratch + i * t.ld * n_in;
+        tile_pack_rows(dst, t.ld, rows, n_rows, (int)k0, (int)k1, a->w->dtype == TD_BF16);
+    }
+}
+
+/* The end of every chain: bias, then the residual, columns past n_out left alone. */
+static void finish(const struct td_gemm_args *a, int32_t panel, int32_t row, int32_t n_rows, const float *sums)
+{
+    int32_t n0 = panel * PW;
+    for (int h = 0; h < 2; h++) {
+        int32_t n = n0 + h * VW, n_cols = a->w->n_out - n < VW ? a->w->n_out - n : VW;
+        if (n_cols <= 0) break;
+        vec bias = a->bias ? v_load_n(a->bias + n, n_cols) : v_zero();
+        for (int32_t r = 0; r < n_rows; r++) {
+            float *y = a->y + (row + r) * a->y_stride + n;
+            vec v = v_load(sums + r * PW + h * VW);
+            if (a->bias) v = v_add(v, bias);
+            if (a->accumulate) v = v_add(v_load_n(y, n_cols), v);
+            v_store_n(y, v, n_cols);
+        }
+    }
+}
+
+/* n panels of one row at once. */
+TD_INLINE void one_row(enum line_kind kind, int n, const float *a, const uint8_t *b, ptrdiff_t panel_bytes, int32_t n_in,
+                       float (*sums)[PW])
+{
+    vec acc[ROW_PANELS][2];
+    TD_UNROLL
+    for (int p = 0; p < n; p++) acc[p][0] = acc[p][1] = v_zero();
+    for (int32_t k = 0; k < n_in; k++) {
+        vec ak = v_set1(a[k]);
+        TD_UNROLL
+        for (int p = 0; p < n; p++) {
+            vec b0, b1;
+            const uint8_t *line = b + p * panel_bytes;
+            _mm_prefetch((const char *)line + AHEAD_BYTES, _MM_HINT_T0);
+            if (line_bytes(kind) > 64) _mm_prefetch((const char *)line + AHEAD_BYTES + 64, _MM_HINT_T0);
+            line_load(kind, line, &b0, &b1);
+            acc[p][0] = v_fma(ak, b0, acc[p][0]);
+            acc[p][1] = v_fma(ak, b1, acc[p][1]);
+        }
+        b += line_bytes(kind);
+    }
+    TD_UNROLL
+    for (int p = 0; p < n; p++) v_store(sums[p], acc[p][0]), v_store(sums[p] + VW, acc[p][1]);
+}
+
+TD_INLINE void gemm_one_row(enum line_kind kind, const struct td_gemm_args *a, int32_t p0, int32_t p1)
+{
+    ptrdiff_t panel_bytes = a->w->n_in * line_bytes(kind);
+    const uint8_t *b = (const uint8_t *)a->w->data;
+    alignas(64) float sums[ROW_PANELS][PW];
+    int32_t p = p0;
+    for (; p + ROW_PANELS <= p1; p += ROW_PANELS) {
+        one_row(kind, ROW_PANELS, a->scratch, b + p * panel_bytes, panel_bytes, a->w->n_in, sums);
+        for (int i = 0; i < ROW_PANELS; i++) finish(a, p + i, 0, 1, sums[i]);
+    }
+    for (; p < p1; p++) {
+        one_row(kind, 1, a->scratch, b + p * panel_bytes, panel_bytes, a->w->n_in, sums);
+        finish(a, p, 0, 1, sums[0]);
+    }
+}
+
+TD_INLINE void gemm_few_tiles(enum line_kind kind, const tile_fn *tile, const struct td_gemm_args *a, const struct row_tiles *t,
+                              int32_t p0, int32_t p1, int32_t t0, int32_t t1)
+{
+    int32_t n_in = a->w->n_in;
+    ptrdiff_t panel_bytes = n_in * line_bytes(kind);
+    alignas(64) float sums[TILE_ROWS][PW];
+    for (int32_t p = p0; p < p1; p++)
+        for (int32_t i = t0; i < t1; i++) {
+            int32_t n_rows = tile_rows(t, i);
+            const float *x = (const float *)a->scratch + (int64_t)i * t->ld * n_in;
+            tile[n_rows](sums[0], x, t->ld, (const uint8_t *)a->w->data + p * panel_bytes, n_in, true);
+            finish(a, p, tile_first(t, i), n_rows, sums[0]);
+        }
+}
+
+TD_INLINE void gemm_many_tiles(enum line_kind kind, const struct td_gemm_args *a, const struct row_tiles *t, int32_t p0, int32_t p1,
+                               int32_t t0, int32_t t1)
+{
+    int32_t n_in = a->w->n_in, n_blocks = (t1 - t0 + ROW_TILES - 1) / ROW_TILES;
+    int32_t block_tiles = (t1 - t0 + n_blocks - 1) / n_blocks;
+    ptrdiff_t panel_bytes = n_in * line_bytes(kind);
+    alignas(64) float wide[KB * PW];
+    alignas(64) float sums[PANEL_GROUP][ROW_TILES * TILE_ROWS][PW];
+    for (int32_t tb = t0; tb < t1; tb += block_tiles) {
+        int32_t te = tb + block_tiles < t1 ? tb + block_tiles : t1, row0 = tile_first(t, tb);
+        for (int32_t pg = p0; pg < p1; pg += PANEL_GROUP) {
+            int32_t pe = pg + PANEL_GROUP < p1 ? pg + PANEL_GROUP : p1;
+            for (int32_t k0 = 0; k0 < n_in; k0 += KB) {
+                int32_t n_k = n_in - k0 < KB ? n_in - k0 : KB;
+                for (int32_t p = pg; p < pe; p++) {
+                    const uint8_t *b = (const uint8_t *)a->w->data + p * panel_bytes + k0 * line_bytes(kind);
+                    const uint8_t *next = p + 1 < pe ? b + panel_bytes : b - (pe - 1 - pg) * panel_bytes + KB * line_bytes(kind);
+                    int64_t next_bytes = n_k * line_bytes(kind), step = (next_bytes / (te - tb) + 63) / 64 * 64;
+                    if (kind != LINE_F32)
+                        for (int32_t k = 0; k < n_k; k++) {
+                            vec b0, b1;
+                            line_load(kind, b + k * line_bytes(kind), &b0, &b1);
+                            v_store(wide + k * PW, b0);
+                            v_store(wide + k * PW + VW, b1);
+                        }
+                    for (int32_t i = tb; i < te; i++) {
+                        int64_t from = (i - tb) * step, to = from + step < next_bytes ? from + step : next_bytes;
+                        for (int64_t o = from; o < to; o += 64) _mm_prefetch((const char *)next + o, _MM_HINT_T1);
+                        const float *x = (const float *)a->scratch + (int64_t)i * t->ld * n_in + (int64_t)k0 * t->ld;
+                        tile_f32[tile_rows(t, i)](sums[p - pg][tile_first(t, i) - row0], x, t->ld,
+                                                  kind == LINE_F32 ? b : (const uint8_t *)wide, n_k, k0 == 0);
+                    }
+                }
+            }
+            for (int32_t p = pg; p < pe; p++) finish(a, p, row0, tile_first(t, te) - row0, sums[p - pg][0]);
+        }
+    }
+}
+
+TD_INLINE void gemm_kind(enum line_kind kind, const tile_fn *tile, const struct td_gemm_args *a, int part, int n_parts)
+{
+    if (a->n_rows <= 0) return;
+    struct row_tiles t = row_tiles_of(a->n_rows);
+    int64_t n_panels = (a->w->n_out + PW - 1) / PW, p0 = 0, p1 = n_panels, t0 = 0, t1 = t.n_tiles;
+    if ((n_panels + n_parts - 1) / n_parts * t.n_tiles <= n_panels * ((t.n_tiles + n_parts - 1) / n_parts))
+        td_part_range(n_panels, 1, part, n_parts, &p0, &p1);
+    else
+        td_part_range(t.n_tiles, 1, part, n_parts, &t0, &t1);
+    if (a->n_rows == 1)
+        gemm_one_row(kind, a, (int32_t)p0, (int32_t)p1);
+    else if (t1 - t0 < WIDEN_FROM_TILES)
+        gemm_few_tiles(kind, tile, a, &t, (int32_t)p0, (int32_t)p1, (int32_t)t0, (int32_t)t1);
+    else
+        gemm_many_tiles(kind, a, &t, (int32_t)p0, (int32_t)p1, (int32_t)t0, (int32_t)t1);
+}
+
+void TD_SIMD(gemm)(const struct td_gemm_args *a, int part, int n_parts)
+{
+    if (a->w->dtype == TD_BF16)
+        gemm_kind(LINE_BF16, tile_mem_bf16, a, part, n_parts);
+    else if (a->w->dtype == TD_F16)
+        gemm_kind(LINE_F16, tile_mem_f16, a, part, n_parts);
+    else
+        gemm_kind(LINE_F32, tile_mem_f32, a, part, n_parts);
+}
+
+#endif

@@ -1,0 +1,147 @@
+/* tile_simd.h - the register tile that GEMM and attention share, written in the words of vec_*.h.
+ *
+ *   c[r][0..PW) (+)= sum over k of a[k * a_k + r * a_r] * line(b, k)[0..PW)           r < R <= TILE_ROWS, PW = 2 vectors
+ *
+ * Every output is ONE chain of fused multiply-adds along ascending k, whatever R is: this is what makes rows independent of their
+ * neighbours, bit for bit. Cutting k into several calls that reload c leaves the chain as it is. */
+#ifndef TD_KERNELS_TILE_SIMD_H
+#define TD_KERNELS_TILE_SIMD_H
+
+#include <stdbool.h>
+
+#if defined(__clang__)
+#define TD_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define TD_UNROLL _Pragma("GCC unroll 32")
+#endif
+
+/* A line of a packed panel: PW weights of one k. BF16: 32-bit lane i holds column i low and column VW + i high, so that widening is
+ * a shift and a mask. F16 and F32: the columns in order. */
+enum line_kind { LINE_F32, LINE_F16, LINE_BF16 };
+enum { PW = 2 * VW };
+
+TD_INLINE ptrdiff_t line_bytes(enum line_kind kind)
+{
+    return kind == LINE_F32 ? 4 * PW : 2 * PW;
+}
+
+TD_INLINE void line_load(enum line_kind kind, const uint8_t *b, vec *b0, vec *b1)
+{
+    if (kind == LINE_F32) {
+        *b0 = v_load((const float *)b);
+        *b1 = v_load((const float *)b + VW);
+    } else if (kind == LINE_F16) {
+        *b0 = v_load_f16((const uint16_t *)b);
+        *b1 = v_load_f16((const uint16_t *)b + VW);
+    } else {
+        vec pairs = v_load((const float *)b);
+        *b0 = v_pair_lo(pairs);
+        *b1 = v_pair_hi(pairs);
+    }
+}
+
+/* ahead_bytes > 0: prefetch that far in front of b, for panels that come from memory. */
+TD_INLINE void tile_body(enum line_kind kind, int n_rows, int ahead_bytes, float *c, ptrdiff_t c_stride, const float *a,
+                         ptrdiff_t a_k, ptrdiff_t a_r, const uint8_t *b, int n_k, bool from_zero)
+{
+    vec acc[TILE_ROWS][2];
+    TD_UNROLL
+    for (int r = 0; r < n_rows; r++) {
+        acc[r][0] = from_zero ? v_zero() : v_load(c + r * c_stride);
+        acc[r][1] = from_zero ? v_zero() : v_load(c + r * c_stride + VW);
+    }
+    for (int k = 0; k < n_k; k++) {
+        vec b0, b1;
+        if (ahead_bytes) {
+            _mm_prefetch((const char *)b + ahead_bytes, _MM_HINT_T0);
+            if (line_bytes(kind) > 64) _mm_prefetch((const char *)b + ahead_bytes + 64, _MM_HINT_T0);
+        }
+        line_load(kind, b, &b0, &b1);
+        TD_UNROLL
+        for (int r = 0; r < n_rows; r++) {
+            vec ar = v_set1(a[r * a_r]);
+            acc[r][0] = v_fma(ar, b0, acc[r][0]);
+            acc[r][1] = v_fma(ar, b1, acc[r][1]);
+        }
+        a += a_k;
+        b += line_bytes(kind);
+    }
+    TD_UNROLL
+    for (int r = 0; r < n_rows; r++) {
+        v_store(c + r * c_stride, acc[r][0]);
+        v_store(c + r * c_stride + VW, acc[r][1]);
+    }
+}
+
+/* One function per number of rows, so that the accumulators are registers; the switch is outside every loop over k. */
+#define TD_TILE_ROW(name, n, kind, ahead, c_stride, a_k, a_r)                                                                      \
+    static __attribute__((noinline)) void name##_##n(float *c, const float *a, ptrdiff_t ld, const uint8_t *b, int n_k,            \
+                                                     bool from_zero)                                                               \
+    {                                                                                                                              \
+        (void)ld;                                                                                                                  \
+        tile_body(kind, n, ahead, c, c_stride, a, a_k, a_r, b, n_k, from_zero);                                                    \
+    }
+#define TD_TILE_ROWS_6(name, kind, ahead, c_stride, a_k, a_r)                                                                      \
+    TD_TILE_ROW(name, 1, kind, ahead, c_stride, a_k, a_r)                                                                          \
+    TD_TILE_ROW(name, 2, kind, ahead, c_stride, a_k, a_r)                                                                          \
+    TD_TILE_ROW(name, 3, kind, ahead, c_stride, a_k, a_r)                                                                          \
+    TD_TILE_ROW(name, 4, kind, ahead, c_stride, a_k, a_r)                                                                          \
+    TD_TILE_ROW(name, 5, kind, ahead, c_stride, a_k, a_r)                                                                          \
+    TD_TILE_ROW(name, 6, kind, ahead, c_stride, a_k, a_r)
+#define TD_TILE_ROWS_12(name, kind, ahead, c_stride, a_k, a_r)                                                                     \
+    TD_TILE_ROWS_6(name, kind, ahead, c_stride, a_k, a_r)                                                                          \
+    TD_TILE_ROW(name, 7, kind, ahead, c_stride, a_k, a_r)                                                                          \
+    TD_TILE_ROW(name, 8, kind, ahead, c_stride, a_k, a_r)                                                                          \
+    TD_TILE_ROW(name, 9, kind, ahead, c_stride, a_k, a_r)                                                                          \
+    TD_TILE_ROW(name, 10, kind, ahead, c_stride, a_k, a_r)                                                                         \
+    TD_TILE_ROW(name, 11, kind, ahead, c_stride, a_k, a_r)                                                                         \
+    TD_TILE_ROW(name, 12, kind, ahead, c_stride, a_k, a_r)
+#ifdef __AVX512F__
+#define TD_TILES(name, kind, ahead, c_stride, a_k, a_r)                                                                            \
+    TD_TILE_ROWS_12(name, kind, ahead, c_stride, a_k, a_r)                                                                         \
+    static const tile_fn name[TILE_ROWS + 1] = {NULL,     name##_1, name##_2, name##_3,  name##_4,  name##_5, name##_6,            \
+                                                name##_7, name##_8, name##_9, name##_10, name##_11, name##_12}
+#else
+#define TD_TILES(name, kind, ahead, c_stride, a_k, a_r)                                                                            \
+    TD_TILE_ROWS_6(name, kind, ahead, c_stride, a_k, a_r)                                                                          \
+    static const tile_fn name[TILE_ROWS + 1] = {NULL, name##_1, name##_2, name##_3, name##_4, name##_5, name##_6}
+#endif
+typedef void (*tile_fn)(float *c, const float *a, ptrdiff_t ld, const uint8_t *b, int n_k, bool from_zero);
+
+/* Rows of activations as a tile reads them: dst[k * ld + r] = rows[r][k], rounded to bf16 when asked, for k in [k0, k1). ld >=
+ * n_rows. */
+TD_INLINE void tile_pack_rows(float *dst, ptrdiff_t ld, const float *const *rows, int n_rows, int k0, int k1, bool round_bf16)
+{
+    int r = 0;
+    for (; r + 4 <= n_rows; r += 4) {
+        int k = k0;
+        for (; k + VW <= k1; k += VW) {
+            vec q[4];
+            for (int i = 0; i < 4; i++) {
+                q[i] = v_load(rows[r + i] + k);
+                if (round_bf16) q[i] = v_round_bf16(q[i]);
+            }
+            v_store_cols4(dst + k * ld + r, ld, q[0], q[1], q[2], q[3]);
+        }
+        for (; k < k1; k++)
+            for (int i = 0; i < 4; i++) {
+                float v = rows[r + i][k];
+                dst[k * ld + r + i] = round_bf16 ? td_bf16_to_f32(td_f32_to_bf16(v)) : v;
+            }
+    }
+    for (; r < n_rows; r++)
+        for (int k = k0; k < k1; k += VW) {
+            int n = k1 - k < VW ? k1 - k : VW;
+            vec v = v_load_n(rows[r] + k, n);
+            if (round_bf16) v = v_round_bf16(v);
+            if (ld == 1) {
+                v_store_n(dst + k, v, n);
+            } else {
+                float lane[VW];
+                v_store(lane, v);
+                for (int i = 0; i < n; i++) dst[(k + i) * ld + r] = lane[i];
+            }
+        }
+}
+
+#endif

@@ -1,0 +1,283 @@
+/* kernels_attn_test.c - paged attention: every table against ref over head ratios, head sizes, windows and block tables, with NaN
+ * in every slot that no row of the call may read; and the bits of a row alone, in chunks of any size, in decode and in company. */
+#include "tests/unit/kernels_test.h"
+
+enum { N_SEQS = 4, MAX_BLOCKS = 400, LEN_MAX = 330 };
+
+/* A cache with N_SEQS sequences. The true K and V of every position are kept in f32 (k, v); `expose` writes some into the cache. */
+struct world {
+    struct td_kv_view kv;
+    int64_t kv_bytes;
+    size_t cache_bytes;
+    uint8_t *cache;
+    int32_t tables[N_SEQS][MAX_BLOCKS], len[N_SEQS], n_heads, n_shared;
+    const int32_t *table_ptrs[N_SEQS];
+    float *k[N_SEQS], *v[N_SEQS], *q[N_SEQS]; /* [len][heads][head_dim] */
+    int32_t window;
+    float scale;
+};
+
+static void world_make(struct world *w, int32_t n_kv_heads, int32_t ratio, int32_t head_dim, int32_t block_size,
+                       enum td_dtype dtype, const int32_t *len, int32_t window)
+{
+    memset(w, 0, sizeof *w);
+    w->kv = (struct td_kv_view){.n_kv_heads = n_kv_heads, .block_size = block_size, .head_dim = head_dim, .dtype = dtype};
+    w->kv_bytes = (int64_t)n_kv_heads * block_size * head_dim * (int64_t)td_dtype_bytes(dtype);
+    w->kv.block_bytes = 2 * w->kv_bytes + 64 * rng_int(0, 2); /* other layers lie between */
+    w->n_heads = n_kv_heads * ratio;
+    w->window = window;
+    w->scale = 1.0f / sqrtf((float)head_dim);
+    int32_t n_blocks = 0, ids[N_SEQS * MAX_BLOCKS];
+    for (int s = 0; s < N_SEQS; s++) n_blocks += (len[s] + block_size - 1) / block_size;
+    for (int32_t i = 0; i < n_blocks; i++) ids[i] = i;
+    for (int32_t i = n_blocks - 1; i > 0; i--) { /* shuffled */
+        int32_t j = rng_int(0, i), x = ids[i];
+        ids[i] = ids[j], ids[j] = x;
+    }
+    for (int s = 0, at = 0; s < N_SEQS; s++) {
+        size_t row = (size_t)n_kv_heads * (size_t)head_dim;
+        w->len[s] = len[s];
+        w->table_ptrs[s] = w->tables[s];
+        for (int32_t b = 0; b < (len[s] + block_size - 1) / block_size; b++) w->tables[s][b] = ids[at++];
+        w->k[s] = alloc_poisoned((size_t)len[s] * row * 4), rng_fill(w->k[s], (int64_t)((size_t)len[s] * row));
+        w->v[s] = alloc_poisoned((size_t)len[s] * row * 4), rng_fill(w->v[s], (int64_t)((size_t)len[s] * row));
+        w->q[s] = alloc_poisoned((size_t)len[s] * row * (size_t)ratio * 4),
+        rng_fill(w->q[s], (int64_t)((size_t)len[s] * row) * ratio);
+    }
+    /* sequence 1 starts with blocks of sequence 0 */
+    w->n_shared = (len[0] < len[1] ? len[0] : len[1]) / block_size / 2;
+    for (int32_t b = 0; b < w->n_shared; b++) w->tables[1][b] = w->tables[0][b];
+    size_t shared = (size_t)w->n_shared * (size_t)block_size * (size_t)n_kv_heads * (size_t)head_dim * 4;
+    memcpy(w->k[1], w->k[0], shared), memcpy(w->v[1], w->v[0], shared);
+    w->cache_bytes = (size_t)(n_blocks * w->kv.block_bytes);
+    w->cache = alloc_poisoned(w->cache_bytes);
+    w->kv.base = w->cache;
+}
+
+static void world_free(struct world *w)
+{
+    for (int s = 0; s < N_SEQS; s++) free(w->k[s]), free(w->v[s]), free(w->q[s]);
+    free(w->cache);
+}
+
+/* Rows of one call. */
+struct rows {
+    int32_t n, seq[N_SEQS * LEN_MAX], pos[N_SEQS * LEN_MAX];
+};
+static void rows_add(struct rows *r, int32_t seq, int32_t from, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) r->seq[r->n] = seq, r->pos[r->n++] = from + i;
+}
+
+/* Everything NaN, then what the rows of this call may read: for each sequence from the window of its first row to its last row. */
+static void world_expose(struct world *w, const struct rows *rows)
+{
+    memset(w->cache, 0xff, w->cache_bytes);
+    for (int32_t s = 0; s < N_SEQS; s++) {
+        struct rows all = {0};
+        int32_t lo = INT32_MAX, hi = -1;
+        for (int32_t r = 0; r < rows->n; r++) {
+            if (rows->seq[r] != s) continue;
+            int32_t p = rows->pos[r], first = w->window > 0 && p - w->window + 1 > 0 ? p - w->window + 1 : 0;
+            lo = first < lo ? first : lo, hi = p > hi ? p : hi;
+        }
+        if (hi < 0) continue;
+        rows_add(&all, s, lo, hi - lo + 1);
+        int64_t stride = (int64_t)w->kv.n_kv_heads * w->kv.head_dim;
+        struct td_kv_store_args a = {.kv = w->kv,
+                                     .k = w->k[s] + lo * stride,
+                                     .v = w->v[s] + lo * stride,
+                                     .k_stride = stride,
+                                     .v_stride = stride,
+                                     .positions = all.pos,
+                                     .row_seq = all.seq,
+                                     .block_tables = w->table_ptrs,
+                                     .n_rows = all.n};
+        td_ops_by_name("ref")->kv_store(&a, 0, 1);
+    }
+}
+
+/* Computes the rows into out [n][heads * head_dim], poisoned before. */
+static void attend(struct world *w, const struct td_ops *ops, const struct rows *rows, int n_parts, float *out)
+{
+    int64_t row = (int64_t)w->n_heads * w->kv.head_dim, stride = row + 3;
+    float *q = alloc_poisoned((size_t)(rows->n * stride) * 4), *o = alloc_poisoned((size_t)(rows->n * stride) * 4);
+    for (int32_t r = 0; r < rows->n; r++) memcpy(q + r * stride, w->q[rows->seq[r]] + rows->pos[r] * row, (size_t)row * 4);
+    struct td_attn_args a = {.kv = w->kv,
+                             .q = q,
+                             .out = o,
+                             .q_stride = stride,
+                             .out_stride = stride,
+                             .positions = rows->pos,
+                             .row_seq = rows->seq,
+                             .block_tables = w->table_ptrs,
+                             .n_rows = rows->n,
+                             .n_heads = w->n_heads,
+                             .scale = w->scale,
+                             .window = w->window};
+    size_t need = ops->attn_scratch_bytes(w->n_heads, w->kv.n_kv_heads, w->kv.head_dim, w->kv.block_size);
+    a.scratch_bytes_per_part = (need + 63) / 64 * 64;
+    a.scratch = alloc_poisoned(a.scratch_bytes_per_part * (size_t)n_parts);
+    for (int p = n_parts - 1; p >= 0; p--) ops->attn(&a, p, n_parts);
+    for (int32_t r = 0; r < rows->n; r++) {
+        memcpy(out + r * row, o + r * stride, (size_t)row * 4);
+        for (int g = 0; g < 3; g++) assert_memory_equal(o + r * stride + row + g, "\xff\xff\xff\xff", 4);
+    }
+    free(q), free(o), free(a.scratch);
+}
+
+/* A score is a chain of head_dim multiply-adds: off by at most (4 + 4 sqrt(d)) 2^-24 sum |q k| scale, and scaling to powers of two
+ * adds 4 ulp of it. A probability is off by that much relatively, the output by twice that times the largest |v|, plus the
+ * roundings of its own chain over n keys. */
+static double attn_tolerance(const struct world *w, int32_t seq, int32_t pos, int32_t head)
+{
+    int32_t d = w->kv.head_dim, first = w->window > 0 && pos - w->window + 1 > 0 ? pos - w->window + 1 : 0;
+    int32_t kv_head = head / (w->n_heads / w->kv.n_kv_heads);
+    const float *q = w->q[seq] + ((int64_t)pos * w->n_heads + head) * d;
+    double most = 0, v_max = 0;
+    for (int32_t j = first; j <= pos; j++) {
+        const float *k = w->k[seq] + ((int64_t)j * w->kv.n_kv_heads + kv_head) * d,
+                    *v = w->v[seq] + ((int64_t)j * w->kv.n_kv_heads + kv_head) * d;
+        double sum = 0;
+        for (int32_t i = 0; i < d; i++) sum += fabs((double)q[i] * (double)k[i]), v_max = fmax(v_max, fabs((double)v[i]));
+        most = fmax(most, sum * (double)w->scale);
+    }
+    return 0x1p-24 * (2 * (8 + 4 * sqrt(d)) * most + 8 + 4 * sqrt(pos - first + 1)) * v_max * 1.01;
+}
+
+static void test_against_ref(void **state)
+{
+    (void)state;
+    static const int32_t ratios[] = {1, 4, 8}, head_dims[] = {16, 64, 96, 128, 34}, block_sizes[] = {16, 7, 32, 1, 64},
+                         windows[] = {0, 0, 1, 5, 64, 100};
+    const struct td_ops *ref = td_ops_by_name("ref");
+    for (int t = 1; t < N_TABLES; t++) {
+        const struct td_ops *ops = table_or_say(t);
+        if (!ops) continue;
+        for (int c = 0; c < 60; c++) {
+            int32_t bs = block_sizes[rng_int(0, 4)];
+            int32_t len[N_SEQS] = {rng_int(60, 140), rng_int(60, 140), rng_int(1, 3), rng_int(1, 200)};
+            if (c % 4 == 1) len[0] = bs + 1, len[1] = bs > 1 ? bs - 1 : 1, len[3] = bs;
+            if (c % 4 == 2) len[0] = 65, len[1] = 64, len[3] = 63;
+            struct world *w = malloc(sizeof *w);
+            struct rows *rows = calloc(1, sizeof *rows);
+            assert_true(w && rows);
+            world_make(w, rng_int(1, 3), ratios[c % 3], head_dims[c / 3 % 5], bs, c % 2 ? TD_BF16 : TD_F32, len,
+                       windows[rng_int(0, 5)]);
+            int32_t chunk = rng_int(1, len[0]);
+            rows_add(rows, 2, len[2] - 1, 1);         /* decode */
+            rows_add(rows, 0, len[0] - chunk, chunk); /* a chunk that ends the prompt */
+            rows_add(rows, 1, 0, rng_int(1, len[1])); /* a chunk that begins one */
+            rows_add(rows, 3, len[3] - 1, 1);
+            world_expose(w, rows);
+            int64_t row = (int64_t)w->n_heads * w->kv.head_dim;
+            float *o0 = alloc_poisoned((size_t)(rows->n * row) * 4), *o1 = alloc_poisoned((size_t)(rows->n * row) * 4);
+            attend(w, ref, rows, 1, o0);
+            attend(w, ops, rows, rng_int(1, 3), o1);
+            for (int32_t r = 0; r < rows->n; r++)
+                for (int32_t h = 0; h < w->n_heads; h++) {
+                    double tolerance = attn_tolerance(w, rows->seq[r], rows->pos[r], h);
+                    for (int32_t i = 0; i < w->kv.head_dim; i++) {
+                        int64_t at = r * row + (int64_t)h * w->kv.head_dim + i;
+                        if (!(fabs((double)o1[at] - (double)o0[at]) <= tolerance))
+                            fail_msg("%s %s heads %d/%d dim %d block %d window %d: seq %d pos %d head %d [%d] = %.9g, ref %.9g, "
+                                     "tolerance %.3g",
+                                     ops->name, td_dtype_name(w->kv.dtype), w->n_heads, w->kv.n_kv_heads, w->kv.head_dim, bs,
+                                     w->window, rows->seq[r], rows->pos[r], h, i, (double)o1[at], (double)o0[at], tolerance);
+                    }
+                }
+            free(o0), free(o1), free(rows);
+            world_free(w), free(w);
+        }
+    }
+}
+
+static void test_chunks_and_company_leave_the_bits(void **state)
+{
+    (void)state;
+    static const int32_t windows[] = {0, 70, 0, 9};
+    static const int32_t dims[] = {64, 128, 96, 16}, ratios[] = {4, 1, 8, 3}, block_sizes[] = {16, 7, 32, 16};
+    for (int t = 0; t < N_TABLES; t++) {
+        const struct td_ops *ops = table_or_say(t);
+        if (!ops) continue;
+        for (int c = 0; c < 4; c++) {
+            int32_t len[N_SEQS] = {t == 0 ? 90 : 300, 77, 130, 33};
+            struct world *w = malloc(sizeof *w);
+            struct rows *rows = calloc(1, sizeof *rows);
+            assert_true(w && rows);
+            world_make(w, 2, ratios[c], dims[c], block_sizes[c], c % 2 ? TD_F32 : TD_BF16, len, windows[c]);
+            int64_t row = (int64_t)w->n_heads * w->kv.head_dim;
+            float *whole = alloc_poisoned((size_t)(len[0] * row) * 4), *some = alloc_poisoned((size_t)(N_SEQS * LEN_MAX * row) * 4);
+            rows_add(rows, 0, 0, len[0]);
+            world_expose(w, rows);
+            attend(w, ops, rows, 1, whole);
+            const int32_t chunks[] = {1, 2, 7, 16, 64, 100, 299, len[0]};
+            for (int i = 0; i < 8; i++)
+                for (int32_t p = 0; p < len[0]; p += chunks[i]) { /* chunk 1 from position 0 on: decode */
+                    int32_t n = len[0] - p < chunks[i] ? len[0] - p : chunks[i], parts = rng_int(1, 3);
+                    if (chunks[i] == 1 && t == 0 && p % 9) continue;
+                    rows->n = 0;
+                    rows_add(rows, 0, p, n);
+                    world_expose(w, rows); /* later positions are NaN now */
+                    attend(w, ops, rows, parts, some);
+                    if (memcmp(some, whole + p * row, (size_t)(n * row) * 4) != 0)
+                        fail_msg("%s case %d: rows %d..%d as a chunk in %d parts differ from the whole prompt", ops->name, c, p,
+                                 p + n - 1, parts);
+                }
+            for (int i = 0; i < 5; i++) { /* in company, in the middle of a batch */
+                int32_t n = rng_int(1, 40), p = rng_int(0, len[0] - n), before, parts = rng_int(1, 3);
+                rows->n = 0;
+                rows_add(rows, 3, len[3] - 1, 1);
+                rows_add(rows, 2, rng_int(0, 100), rng_int(1, 30));
+                before = rows->n;
+                rows_add(rows, 0, p, n);
+                rows_add(rows, 1, 0, rng_int(1, 77));
+                world_expose(w, rows);
+                attend(w, ops, rows, parts, some);
+                if (memcmp(some + before * row, whole + p * row, (size_t)(n * row) * 4) != 0)
+                    fail_msg("%s case %d: rows %d..%d in company differ", ops->name, c, p, p + n - 1);
+            }
+            free(whole), free(some), free(rows);
+            world_free(w), free(w);
+        }
+    }
+}
+
+/* An infinite V at a later position of the same chunk must not reach the rows before it. */
+static void test_later_infinity_stays_later(void **state)
+{
+    (void)state;
+    for (int t = 0; t < N_TABLES; t++) {
+        const struct td_ops *ops = table_or_say(t);
+        if (!ops) continue;
+        enum { LEN = 80, BAD = 70 };
+        int32_t len[N_SEQS] = {LEN, 1, 1, 1};
+        struct world *w = malloc(sizeof *w);
+        struct rows *rows = calloc(1, sizeof *rows);
+        assert_true(w && rows);
+        world_make(w, 1, 4, 64, 16, TD_BF16, len, 0);
+        int64_t row = (int64_t)w->n_heads * 64;
+        float *clean = alloc_poisoned((size_t)(LEN * row) * 4), *dirty = alloc_poisoned((size_t)(LEN * row) * 4);
+        rows_add(rows, 0, 0, LEN);
+        world_expose(w, rows);
+        attend(w, ops, rows, 1, clean);
+        w->v[0][BAD * 64 + 5] = INFINITY;
+        world_expose(w, rows);
+        attend(w, ops, rows, 1, dirty);
+        assert_memory_equal(clean, dirty, (size_t)(BAD * row) * 4);
+        assert_true(isinf(dirty[BAD * row + 5]));
+        free(clean), free(dirty), free(rows);
+        world_free(w), free(w);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_against_ref),
+        cmocka_unit_test(test_chunks_and_company_leave_the_bits),
+        cmocka_unit_test(test_later_infinity_stays_later),
+    };
+    rng_start();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,186 @@
+/* kernels_gemm_test.c - packing and the matrix product: every table against ref on odd shapes, and the bits of a row alone against
+ * its bits in company. */
+#include "tests/unit/kernels_test.h"
+
+struct shape {
+    int32_t m, n, k;
+};
+
+struct weights {
+    struct td_weight w;
+    void *packed;
+};
+
+static struct weights weights_make(const struct td_ops *ops, const void *src, enum td_dtype src_dtype, enum td_dtype dtype,
+                                   int32_t n, int32_t k)
+{
+    struct weights r = {.packed = alloc_poisoned(ops->packed_bytes(n, k, dtype))};
+    r.w = (struct td_weight){.data = r.packed, .n_out = n, .n_in = k, .dtype = dtype};
+    for (int32_t row = (n - 1) / 64 * 64; row >= 0; row -= 64) /* backwards: ranges must not depend on one another */
+        ops->pack(r.packed, n, k, dtype, (const char *)src + (size_t)row * (size_t)k * td_dtype_bytes(src_dtype), src_dtype, row,
+                  n - row < 64 ? n - row : 64);
+    return r;
+}
+
+/* An output is one chain of k fused multiply-adds in f32, each rounding the partial sum by at most 2^-24 of it: errors of random
+ * sign grow as sqrt(k), the partial sums are at most sum |x w|. 4 for the tail of the distribution, 4 for bias and residual. */
+static double gemm_tolerance(int32_t k, double sum_abs)
+{
+    return 0x1p-24 * (4 + 4 * sqrt(k)) * sum_abs;
+}
+
+static void check_shape(const struct td_ops *ref, const struct td_ops *ops, struct shape s, enum td_dtype src_dtype,
+                        enum td_dtype dtype, bool with_bias, bool accumulate, int n_parts)
+{
+    int64_t xs = s.k + rng_int(0, 5), ys = s.n + rng_int(0, 5);
+    float *x = alloc_poisoned((size_t)(s.m * xs) * 4), *y0 = alloc_poisoned((size_t)(s.m * ys) * 4), *y1, *bias = NULL;
+    void *src = alloc_poisoned((size_t)s.n * (size_t)s.k * td_dtype_bytes(src_dtype));
+    for (int64_t i = 0; i < (int64_t)s.n * s.k; i++) put(src, src_dtype, i, rng_normal());
+    for (int32_t m = 0; m < s.m; m++) rng_fill(x + m * xs, s.k);
+    if (accumulate)
+        for (int32_t m = 0; m < s.m; m++) rng_fill(y0 + m * ys, s.n);
+    y1 = alloc_poisoned((size_t)(s.m * ys) * 4);
+    memcpy(y1, y0, (size_t)(s.m * ys) * 4);
+    if (with_bias) {
+        bias = alloc_poisoned((size_t)s.n * 4);
+        rng_fill(bias, s.n);
+    }
+    struct weights w0 = weights_make(ref, src, src_dtype, dtype, s.n, s.k), w1 = weights_make(ops, src, src_dtype, dtype, s.n, s.k);
+    struct td_gemm_args a = {
+        .w = &w0.w, .x = x, .y = y0, .bias = bias, .n_rows = s.m, .x_stride = xs, .y_stride = ys, .accumulate = accumulate};
+    a.scratch = alloc_poisoned(ref->gemm_scratch_bytes(s.m, s.k));
+    run_gemm(ref, &a, 1);
+    free(a.scratch);
+    a.w = &w1.w, a.y = y1, a.scratch = alloc_poisoned(ops->gemm_scratch_bytes(s.m, s.k));
+    run_gemm(ops, &a, n_parts);
+    free(a.scratch);
+    for (int32_t m = 0; m < s.m; m++)
+        for (int64_t n = 0; n < ys; n++) {
+            if (n >= s.n) { /* the gap between rows stays as it was */
+                assert_memory_equal(&y0[m * ys + n], &y1[m * ys + n], 4);
+                continue;
+            }
+            double sum_abs = 2.0 + (bias ? fabs((double)bias[n]) : 0);
+            for (int32_t k = 0; k < s.k; k++)
+                sum_abs += fabs((double)x[m * xs + k] * (double)td_widen(src, src_dtype, n * s.k + k));
+            double r = (double)y0[m * ys + n], v = (double)y1[m * ys + n];
+            if (!(fabs(v - r) <= gemm_tolerance(s.k, sum_abs)))
+                fail_msg("%s m=%d n=%d k=%d %s from %s parts=%d bias=%d acc=%d: y[%d,%d] = %.9g, ref %.9g", ops->name, s.m, s.n,
+                         s.k, td_dtype_name(dtype), td_dtype_name(src_dtype), n_parts, with_bias, accumulate, m, (int)n, v, r);
+        }
+    free(x), free(y0), free(y1), free(bias), free(src), free(w0.packed), free(w1.packed);
+}
+
+static void test_against_ref(void **state)
+{
+    (void)state;
+    static const int32_t ns[] = {1, 5, 31, 32, 33, 63, 64, 65, 130, 200}, ks[] = {1, 2, 3, 15, 16, 17, 40, 100, 255, 257, 300, 600};
+    static const enum td_dtype types[][2] = {{TD_F32, TD_F32}, {TD_BF16, TD_BF16}, {TD_F16, TD_F16}, {TD_BF16, TD_F32},
+                                             {TD_F16, TD_F32}, {TD_F32, TD_BF16},  {TD_F16, TD_BF16}};
+    const struct td_ops *ref = td_ops_by_name("ref");
+    for (int t = 1; t < N_TABLES; t++) {
+        const struct td_ops *ops = table_or_say(t);
+        if (!ops) continue;
+        for (int32_t m = 1; m <= 40; m++)
+            for (int d = 0; d < 7; d++) {
+                struct shape s = {m, ns[rng_int(0, 9)], ks[rng_int(0, 11)]};
+                check_shape(ref, ops, s, types[d][0], types[d][1], rng_int(0, 1), rng_int(0, 1), rng_int(1, 3));
+            }
+        check_shape(ref, ops, (struct shape){330, 161, 530}, TD_BF16, TD_BF16, true, true,
+                    1); /* several blocks of rows, k and panels */
+        check_shape(ref, ops, (struct shape){330, 33, 530}, TD_F32, TD_F32, true, false, 3);
+        check_shape(ref, ops, (struct shape){100, 70, 513}, TD_F16, TD_F16, false, true, 2);
+    }
+}
+
+/* Row i of x through the weights: in a batch of n rows starting at row `first`. */
+static void product(const struct td_ops *ops, const struct td_weight *w, const float *x, int32_t first, int32_t n,
+                    const float *bias, const float *residual, float *y, int n_parts)
+{
+    struct td_gemm_args a = {.w = w,
+                             .x = x + (int64_t)first * w->n_in,
+                             .y = y,
+                             .bias = bias,
+                             .n_rows = n,
+                             .x_stride = w->n_in,
+                             .y_stride = w->n_out,
+                             .accumulate = true};
+    memcpy(y, residual + (int64_t)first * w->n_out, (size_t)n * (size_t)w->n_out * 4);
+    a.scratch = alloc_poisoned(ops->gemm_scratch_bytes(n, w->n_in));
+    run_gemm(ops, &a, n_parts);
+    free(a.scratch);
+}
+
+static void test_rows_do_not_know_each_other(void **state)
+{
+    (void)state;
+    enum { M = 330 };
+    static const int32_t ns[] = {33, 96, 200, 7}, ks[] = {600, 257, 64, 1030};
+    static const enum td_dtype types[] = {TD_F32, TD_BF16, TD_F16};
+    for (int t = 0; t < N_TABLES; t++) {
+        const struct td_ops *ops = table_or_say(t);
+        if (!ops) continue;
+        for (int c = 0; c < 4; c++) {
+            int32_t n = ns[c], k = ks[c];
+            enum td_dtype dtype = types[c % 3];
+            float *x = alloc_poisoned((size_t)M * (size_t)k * 4), *whole = alloc_poisoned((size_t)M * (size_t)n * 4),
+                  *some = alloc_poisoned((size_t)M * (size_t)n * 4), *bias = alloc_poisoned((size_t)n * 4),
+                  *residual = alloc_poisoned((size_t)M * (size_t)n * 4);
+            void *src = alloc_poisoned((size_t)n * (size_t)k * td_dtype_bytes(dtype));
+            for (int64_t i = 0; i < (int64_t)n * k; i++) put(src, dtype, i, rng_normal());
+            rng_fill(x, (int64_t)M * k), rng_fill(bias, n), rng_fill(residual, (int64_t)M * n);
+            struct weights w = weights_make(ops, src, dtype, dtype, n, k);
+            product(ops, &w.w, x, 0, M, bias, residual, whole, 1);
+            for (int32_t m = 1; m <= M; m = m < 40 ? m + 1 : m + 97)
+                for (int parts = 1; parts <= 3; parts++) {
+                    int32_t first = rng_int(0, M - m);
+                    product(ops, &w.w, x, first, m, bias, residual, some, parts);
+                    if (memcmp(some, whole + (int64_t)first * n, (size_t)m * (size_t)n * 4) != 0)
+                        fail_msg("%s %s n=%d k=%d: rows %d..%d computed as %d rows in %d parts differ from the same rows of %d",
+                                 ops->name, td_dtype_name(dtype), n, k, first, first + m - 1, m, parts, M);
+                }
+            free(x), free(whole), free(some), free(bias), free(residual), free(src), free(w.packed);
+        }
+    }
+}
+
+/* More parts than there is work: nothing twice, nothing left out. */
+static void test_more_parts_than_panels(void **state)
+{
+    (void)state;
+    const struct td_ops *ref = td_ops_by_name("ref");
+    for (int t = 1; t < N_TABLES; t++) {
+        const struct td_ops *ops = table_or_say(t);
+        if (!ops) continue;
+        for (int parts = 4; parts <= 17; parts++) {
+            check_shape(ref, ops, (struct shape){1, 40, 70}, TD_BF16, TD_BF16, true, true, parts);
+            check_shape(ref, ops, (struct shape){50, 33, 70}, TD_BF16, TD_BF16, true, true, parts);
+        }
+    }
+}
+
+static void test_by_name(void **state)
+{
+    (void)state;
+    assert_null(td_ops_by_name("sse9"));
+    assert_string_equal(td_ops_by_name("ref")->name, "ref");
+    assert_int_equal(setenv("TANDEM_OPS", "ref", 1), 0);
+    assert_string_equal(td_ops_best()->name, "ref");
+    assert_int_equal(setenv("TANDEM_OPS", "nonsense", 1), 0);
+    assert_null(td_ops_best());
+    assert_int_equal(unsetenv("TANDEM_OPS"), 0);
+    assert_non_null(td_ops_best());
+    printf("  best: %s\n", td_ops_best()->name);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_by_name),
+        cmocka_unit_test(test_against_ref),
+        cmocka_unit_test(test_more_parts_than_panels),
+        cmocka_unit_test(test_rows_do_not_know_each_other),
+    };
+    rng_start();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,96 @@
+/* kernels_test.h - what the kernel tests share: a seeded generator whose seed is printed (SEED= repeats a run), memory with exact
+ * sizes, the tables this CPU runs, and running an entry in parts. */
+#ifndef TD_TESTS_KERNELS_TEST_H
+#define TD_TESTS_KERNELS_TEST_H
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "kernels/ops.h"
+#include "kernels/part.h"
+
+static uint64_t rng_state;
+
+static uint64_t rng_u64(void) /* splitmix64 */
+{
+    uint64_t z = (rng_state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+static inline int32_t rng_int(int32_t lo, int32_t hi)
+{
+    return lo + (int32_t)(rng_u64() % (uint64_t)(hi - lo + 1));
+} /* inclusive */
+static inline float rng_normal(void)
+{
+    double u = ((double)(rng_u64() >> 11) + 1) * 0x1p-53, v = (double)(rng_u64() >> 11) * 0x1p-53;
+    return (float)(sqrt(-2 * log(u)) * cos(6.283185307179586 * v));
+}
+static inline void rng_fill(float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) x[i] = rng_normal();
+}
+
+static inline void rng_start(void)
+{
+    const char *text = getenv("SEED");
+    rng_state = text ? strtoull(text, NULL, 0) : (uint64_t)time(NULL) * 1000003u;
+    printf("SEED=%llu\n", (unsigned long long)rng_state);
+    fflush(stdout);
+}
+
+/* 64-byte aligned, poisoned with 0xff (NaN in every float type). */
+static inline void *alloc_poisoned(size_t bytes)
+{
+    size_t whole = (bytes + 63) / 64 * 64 + (bytes == 0 ? 64 : 0);
+    void *p = aligned_alloc(64, whole);
+    assert_non_null(p);
+    memset(p, 0xff, whole);
+    return p;
+}
+
+static const char *const table_names[] = {"ref", "avx2", "avx512"};
+enum { N_TABLES = 3 };
+
+static inline const struct td_ops *table_or_say(int i)
+{
+    const struct td_ops *ops = td_ops_by_name(table_names[i]);
+    if (!ops) printf("  (this CPU lacks %s: not tested)\n", table_names[i]);
+    return ops;
+}
+
+static inline void run_gemm(const struct td_ops *ops, const struct td_gemm_args *a, int n_parts)
+{
+    for (int p = 0; p < n_parts; p++) ops->gemm_prepare(a, p, n_parts);
+    for (int p = n_parts - 1; p >= 0; p--) ops->gemm(a, p, n_parts);
+}
+
+/* One number of a source array of any type. */
+static inline void put(void *dst, enum td_dtype t, int64_t i, float v)
+{
+    if (t == TD_F32) {
+        ((float *)dst)[i] = v;
+    } else if (t == TD_BF16) {
+        ((uint16_t *)dst)[i] = td_f32_to_bf16(v);
+    } else { /* f16 by way of its bits: normal numbers only, truncated */
+        uint32_t u;
+        memcpy(&u, &v, sizeof u);
+        int32_t e = (int32_t)(u >> 23 & 255) - 112;
+        uint16_t h = (uint16_t)((u >> 16 & 0x8000u) | (e <= 0   ? (u >> 13 & 0x3ffu) /* some subnormal */
+                                                       : e > 30 ? 0x7bffu
+                                                                : (uint32_t)e << 10 | (u >> 13 & 0x3ffu)));
+        ((uint16_t *)dst)[i] = h;
+    }
+}
+
+#endif
