@@ -29,6 +29,9 @@
 #define LEAF 24                     /* at most so many candidates are sorted by insertion */
 #define SEEN 0x80000000u            /* seen[]: the token occurs; the bits below count it in the output */
 
+#define BLOCK 256                   /* elements handled at once; arrays are padded to it */
+#define NO_BUCKET 0xffffu           /* weight 0 or under min-p: no candidate */
+
 struct cand {
     double x;
     uint64_t w;
@@ -36,15 +39,21 @@ struct cand {
 };
 
 struct td_sampler {
-    int32_t vocab;
-    double *x;               /* [vocab] adjusted logits */
+    int32_t vocab, padded;   /* padded: vocab rounded up to BLOCK; the pad is no candidate */
+    double *x;               /* [padded] adjusted logits */
+    uint64_t *w;             /* [padded] weights */
+    uint16_t *bucket_of;     /* [padded] first-round bucket */
     uint32_t *seen;          /* [vocab] all zero between calls */
-    struct cand *cands;      /* [vocab] weight > 0, in id order */
-    uint16_t *bucket_of;     /* [vocab] first-round bucket of cands[i] */
-    struct cand *part;       /* [vocab] the bucket that locate() looks into */
+    struct cand *part;       /* [vocab] the bucket that locate() looks into, in id order */
     uint32_t count[N_BUCKETS], sub_count[N_BUCKETS];
     uint64_t weight[N_BUCKETS], sub_weight[N_BUCKETS];
 };
+
+typedef double v4d __attribute__((vector_size(32)));
+typedef float v4f __attribute__((vector_size(16)));
+typedef uint64_t v4u __attribute__((vector_size(32)));
+typedef int32_t v4i __attribute__((vector_size(16)));
+typedef uint16_t v16h __attribute__((vector_size(32)));
 
 /* ---- Philox4x32-10 -------------------------------------------------------------------------------------------------------------------- */
 
@@ -69,21 +78,27 @@ void td_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t re
 
 /* ---- exp and log with the same bits everywhere ---------------------------------------------------------------------------------------- */
 
-#define EXP_BLOCK 256
 #define Y_MIN (-100.0)
+#define FIRST_SCALE ((N_BUCKETS - 1) / 31.0)     /* 2^-44 = e^-30.5: no candidate is more than 31 below the maximum */
 
-/* y[i] <- e^y[i] for y in [-100, 0]; what is lower or NaN counts as -100. y = k ln2 + r, |r| <= ln2 / 2, Taylor to r^12 (the rest is below
- * 2e-16), times 2^k. Element by element, so that a wider machine may do several at once and get the same bits. */
-static inline __attribute__((always_inline)) void exp_block_body(double *y)
+/* For x[0..BLOCK): y = (x - max) / temperature, at most 0; ret_e = e^y; ret_bucket = the first-round bucket of y. NaN and what is below -100
+ * count as -100. y = k ln2 + r, |r| <= ln2 / 2, Taylor to r^12 (the rest is below 2e-16), times 2^k. Element by element: the compiler splits
+ * the vectors as the machine allows, and the bits stay. */
+static inline __attribute__((always_inline)) void weigh_body(const double *x, double max, double temperature, double *ret_e, int32_t *ret_bucket)
 {
-    const double magic = 0x1.8p52;     /* adding it rounds to an integer, which then stands in the low bits */
+    const v4d magic = 0x1.8p52 + (v4d){0};     /* adding it rounds to an integer, which then stands in the low bits */
 
-    for (int i = 0; i < EXP_BLOCK; i++) {
-        double v = y[i] > Y_MIN ? y[i] : Y_MIN;
-        double km = v * 0x1.71547652b82fep0 + magic;
-        double k = km - magic;
-        double r = (v - k * 0x1.62e42feep-1) - k * 0x1.a39ef35793c76p-33;
-        double p = 1.0 / 479001600;
+    for (int i = 0; i < BLOCK; i += 4) {
+        v4d y;
+        memcpy(&y, x + i, sizeof y);
+        y = (y - max) / temperature;
+        v4u above = (v4u)(y > Y_MIN);
+        y = (v4d)(((v4u)y & above) | ((v4u)(Y_MIN + (v4d){0}) & ~above));
+        v4i bucket = __builtin_convertvector(y * -FIRST_SCALE, v4i);
+        memcpy(ret_bucket + i, &bucket, sizeof bucket);
+        v4d km = y * 0x1.71547652b82fep0 + magic, k = km - magic;
+        v4d r = (y - k * 0x1.62e42feep-1) - k * 0x1.a39ef35793c76p-33;
+        v4d p = 1.0 / 479001600 + (v4d){0};
         p = p * r + 1.0 / 39916800;
         p = p * r + 1.0 / 3628800;
         p = p * r + 1.0 / 362880;
@@ -96,31 +111,27 @@ static inline __attribute__((always_inline)) void exp_block_body(double *y)
         p = p * r + 0.5;
         p = p * r + 1.0;
         p = p * r + 1.0;
-        uint64_t bits;
-        memcpy(&bits, &km, sizeof bits);
-        bits = (bits + 1023) << 52;
-        double scale;
-        memcpy(&scale, &bits, sizeof scale);
-        y[i] = p * scale;
+        p *= (v4d)(((v4u)km + 1023) << 52);
+        memcpy(ret_e + i, &p, sizeof p);
     }
 }
 
 #if defined(__x86_64__)
-__attribute__((target("avx2"))) static void exp_block_avx2(double *y)
+__attribute__((target("avx2"))) static void weigh_avx2(const double *x, double max, double temperature, double *ret_e, int32_t *ret_bucket)
 {
-    exp_block_body(y);
+    weigh_body(x, max, temperature, ret_e, ret_bucket);
 }
 #endif
 
-static void exp_block(double *y)
+static void weigh(const double *x, double max, double temperature, double *ret_e, int32_t *ret_bucket)
 {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx2")) {
-        exp_block_avx2(y);
+        weigh_avx2(x, max, temperature, ret_e, ret_bucket);
         return;
     }
 #endif
-    exp_block_body(y);
+    weigh_body(x, max, temperature, ret_e, ret_bucket);
 }
 
 /* ln z for z >= 1: z = m 2^k, m in [0.7, 1.42), ln m = 2 atanh((m - 1) / (m + 1)). */
@@ -151,17 +162,20 @@ td_status td_sampler_create(int32_t vocab, struct td_sampler **ret_sampler, stru
     struct td_sampler *s = calloc(1, sizeof *s);
     if (s == NULL)
         return td_fail(err, TD_ERR_NOMEM, "sampler: no memory");
-    size_t n = (size_t)vocab;
+    size_t n = (size_t)vocab, padded = (n + BLOCK - 1) / BLOCK * BLOCK;
     s->vocab = vocab;
-    s->x = malloc(n * sizeof *s->x);
+    s->padded = (int32_t)padded;
+    s->x = malloc(padded * sizeof *s->x);
+    s->w = malloc(padded * sizeof *s->w);
+    s->bucket_of = malloc(padded * sizeof *s->bucket_of);
     s->seen = calloc(n, sizeof *s->seen);
-    s->cands = malloc(n * sizeof *s->cands);
-    s->bucket_of = malloc(n * sizeof *s->bucket_of);
     s->part = malloc(n * sizeof *s->part);
-    if (s->x == NULL || s->seen == NULL || s->cands == NULL || s->bucket_of == NULL || s->part == NULL) {
+    if (s->x == NULL || s->w == NULL || s->bucket_of == NULL || s->seen == NULL || s->part == NULL) {
         td_sampler_destroy(s);
         return td_fail(err, TD_ERR_NOMEM, "sampler: no memory for a vocabulary of %d", (int)vocab);
     }
+    for (size_t i = n; i < padded; i++)
+        s->x[i] = -INFINITY;
     *ret_sampler = s;
     return TD_OK;
 }
@@ -171,9 +185,9 @@ void td_sampler_destroy(struct td_sampler *sampler)
     if (sampler == NULL)
         return;
     free(sampler->x);
-    free(sampler->seen);
-    free(sampler->cands);
+    free(sampler->w);
     free(sampler->bucket_of);
+    free(sampler->seen);
     free(sampler->part);
     free(sampler);
 }
@@ -250,14 +264,16 @@ static td_status apply_penalties(struct td_sampler *sm, const struct td_sampling
 
 static void put_logprobs(const struct td_sampling *s, const float *logits, int32_t vocab, double max, struct td_sampled *out)
 {
-    double z = 0, e[EXP_BLOCK];
-    int32_t n = 0, want = s->n_logprobs;
+    double z = 0, l64[BLOCK], e[BLOCK];
+    int32_t n = 0, want = s->n_logprobs, unused[BLOCK];
 
-    for (int32_t base = 0; base < vocab; base += EXP_BLOCK) {
-        int32_t len = vocab - base < EXP_BLOCK ? vocab - base : EXP_BLOCK;
-        for (int32_t i = 0; i < EXP_BLOCK; i++)
-            e[i] = i < len ? (double)logits[base + i] - max : Y_MIN;
-        exp_block(e);
+    for (int32_t base = 0; base < vocab; base += BLOCK) {
+        int32_t len = vocab - base < BLOCK ? vocab - base : BLOCK;
+        for (int32_t i = 0; i < len; i++)
+            l64[i] = logits[base + i];
+        for (int32_t i = len; i < BLOCK; i++)
+            l64[i] = -INFINITY;
+        weigh(l64, max, 1, e, unused);
         for (int32_t i = 0; i < len; i++)
             z += e[i];     /* NaN and -inf: e^-100, which the maximum's 1 swallows */
     }
@@ -291,9 +307,9 @@ struct place {
 };
 
 /* (hi - x) * scale, rounded down, never decreases as x falls. */
-static inline uint32_t bucket_index(double x, double hi, double scale)
+static inline int32_t bucket_index(double x, double hi, double scale)
 {
-    return (uint32_t)(int32_t)((hi - x) * scale);
+    return (int32_t)((hi - x) * scale);
 }
 
 /* scale such that lo falls into the last bucket or the one before; 0 when lo == hi */
@@ -302,9 +318,28 @@ static double bucket_scale(double hi, double lo)
     return hi > lo ? (N_BUCKETS - 1) / (hi - lo) : 0;
 }
 
+/* part <- the candidates of first-round bucket b, in id order; returns how many. */
+static int32_t gather_bucket(struct td_sampler *sm, uint16_t b)
+{
+    int32_t n = 0;
+    for (int32_t base = 0; base < sm->padded; base += 16) {
+        v16h v;
+        uint64_t any[4];
+        memcpy(&v, sm->bucket_of + base, sizeof v);
+        v = (v16h)(v == b);
+        memcpy(any, &v, sizeof any);
+        if ((any[0] | any[1] | any[2] | any[3]) == 0)
+            continue;
+        for (int32_t i = base; i < base + 16; i++)
+            if (sm->bucket_of[i] == b)
+                sm->part[n++] = (struct cand){.x = sm->x[i], .w = sm->w[i], .id = i};
+    }
+    return n;
+}
+
 /* The first element at which the running count reaches n_target, or (n_target 0) the running weight reaches w_target. Targets are >= 1 and are
- * reached. sm->count and ->weight hold the histogram of cands[0..n). */
-static struct place locate(struct td_sampler *sm, int32_t n, uint64_t n_target, uint64_t w_target)
+ * reached. sm->count and ->weight hold the first round's histogram. */
+static struct place locate(struct td_sampler *sm, uint64_t n_target, uint64_t w_target)
 {
     const uint32_t *count = sm->count;
     const uint64_t *weight = sm->weight;
@@ -314,16 +349,14 @@ static struct place locate(struct td_sampler *sm, int32_t n, uint64_t n_target, 
     int32_t n_part = 0;
 
     for (int round = 0;; round++) {
-        uint32_t b = 0;
+        int32_t b = 0;
         while (n_target ? n_before + count[b] < n_target : w_before + weight[b] < w_target) {
             n_before += count[b];
             w_before += weight[b];
             b++;
         }
         if (round == 0) {
-            for (int32_t i = 0; i < n; i++)
-                if (sm->bucket_of[i] == b)
-                    c[n_part++] = sm->cands[i];
+            n_part = gather_bucket(sm, (uint16_t)b);
         } else {
             int32_t kept = 0;
             for (int32_t i = 0; i < n_part; i++)
@@ -345,7 +378,7 @@ static struct place locate(struct td_sampler *sm, int32_t n, uint64_t n_target, 
         memset(sm->sub_count, 0, sizeof sm->sub_count);
         memset(sm->sub_weight, 0, sizeof sm->sub_weight);
         for (int32_t i = 0; i < n_part; i++) {
-            uint32_t k = bucket_index(c[i].x, hi, scale);
+            int32_t k = bucket_index(c[i].x, hi, scale);
             sm->sub_count[k]++;
             sm->sub_weight[k] += c[i].w;
         }
@@ -372,34 +405,33 @@ static struct place locate(struct td_sampler *sm, int32_t n, uint64_t n_target, 
 
 static int32_t draw(struct td_sampler *sm, const struct td_sampling *s, double max, int32_t position)
 {
-    double temperature = s->temperature, min_p = s->min_p, e[EXP_BLOCK];
-    double scale = bucket_scale(max, max - 31.0 * temperature);     /* 2^-44 = e^-30.5: no candidate is lower */
+    double min_p = s->min_p, e[BLOCK];
+    int32_t bucket[BLOCK];
     uint64_t total = 0;
     int32_t n = 0;
 
     memset(sm->count, 0, sizeof sm->count);
     memset(sm->weight, 0, sizeof sm->weight);
-    for (int32_t base = 0; base < sm->vocab; base += EXP_BLOCK) {
-        int32_t len = sm->vocab - base < EXP_BLOCK ? sm->vocab - base : EXP_BLOCK;
-        const double *x = sm->x + base;
-        for (int32_t i = 0; i < EXP_BLOCK; i++)
-            e[i] = i < len ? (x[i] - max) / temperature : Y_MIN;
-        exp_block(e);
-        for (int32_t i = 0; i < len; i++) {
+    for (int32_t base = 0; base < sm->padded; base += BLOCK) {
+        weigh(sm->x + base, max, s->temperature, e, bucket);
+        for (int32_t i = 0; i < BLOCK; i++) {
             uint64_t w = (uint64_t)(int64_t)(e[i] * WEIGHT_ONE);
-            if (w == 0 || e[i] < min_p)
+            if (w == 0 || e[i] < min_p) {
+                sm->bucket_of[base + i] = NO_BUCKET;
                 continue;
-            uint32_t b = bucket_index(x[i], max, scale);
-            sm->cands[n] = (struct cand){.x = x[i], .w = w, .id = base + i};
-            sm->bucket_of[n++] = (uint16_t)b;
+            }
+            int32_t b = bucket[i];
+            sm->w[base + i] = w;
+            sm->bucket_of[base + i] = (uint16_t)b;
             sm->count[b]++;
             sm->weight[b] += w;
             total += w;
+            n++;
         }
     }
 
     if (s->top_k > 0 && s->top_k < n)
-        total = locate(sm, n, (uint64_t)s->top_k, 0).upto;
+        total = locate(sm, (uint64_t)s->top_k, 0).upto;
     if (s->top_p < 1) {
         double want = (double)s->top_p * (double)total;
         uint64_t target = (uint64_t)want;
@@ -407,29 +439,44 @@ static int32_t draw(struct td_sampler *sm, const struct td_sampling *s, double m
         if (target < 1)
             target = 1;
         if (target < total)
-            total = locate(sm, n, 0, target).upto;
+            total = locate(sm, 0, target).upto;
     }
 
     uint32_t counter[4] = {(uint32_t)position, 0, 0, 0}, key[2] = {(uint32_t)s->seed, (uint32_t)(s->seed >> 32)}, out[4];
     td_philox4x32(counter, key, out);
     uint64_t u = (uint64_t)out[1] << 32 | out[0];
     uint64_t r = (uint64_t)(((unsigned __int128)u * total) >> 64);     /* uniform in [0, total) */
-    return locate(sm, n, 0, r + 1).id;
+    return locate(sm, 0, r + 1).id;
+}
+
+/* The highest logit; -inf for a row of nothing but NaN and -inf. */
+static float row_max(const float *logits, int32_t vocab)
+{
+    v4f m[2] = {-INFINITY + (v4f){0}, -INFINITY + (v4f){0}};     /* two chains: a comparison waits for the one before it */
+    float max = -INFINITY;
+    int32_t i = 0;
+    for (; i + 8 <= vocab; i += 8) {
+        v4f l[2];
+        memcpy(l, logits + i, sizeof l);
+        v4i g0 = l[0] > m[0], g1 = l[1] > m[1];     /* false for NaN */
+        m[0] = (v4f)(((v4i)l[0] & g0) | ((v4i)m[0] & ~g0));
+        m[1] = (v4f)(((v4i)l[1] & g1) | ((v4i)m[1] & ~g1));
+    }
+    for (int k = 0; k < 8; k++)
+        max = m[k / 4][k % 4] > max ? m[k / 4][k % 4] : max;
+    for (; i < vocab; i++)
+        max = logits[i] > max ? logits[i] : max;
+    return max;
 }
 
 td_status td_sample(struct td_sampler *sm, const struct td_sampling *s, const float *logits, const int32_t *tokens, int32_t n_tokens,
                     int32_t n_prompt, struct td_sampled *ret_sampled)
 {
-    /* also raw_max's id: the answer of a plain greedy row */
-    float raw_max = -INFINITY;
-    int32_t best = -1;
-    for (int32_t i = 0; i < sm->vocab; i++) {
-        if (logits[i] > raw_max) {
-            raw_max = logits[i];
-            best = i;
-        }
-    }
-    if (best < 0 || raw_max == INFINITY)
+    float raw_max = row_max(logits, sm->vocab);
+    int32_t best = 0;
+    while (best < sm->vocab && !(logits[best] == raw_max && raw_max > -INFINITY))
+        best++;
+    if (best == sm->vocab || raw_max == INFINITY)
         return TD_ERR_CORRUPT;
 
     bool penalties = s->repetition_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0;
