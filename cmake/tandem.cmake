@@ -9,7 +9,9 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE RelWithDebInfo)
 endif()
 set(CMAKE_C_FLAGS_RELWITHDEBINFO "-O2 -g")
-set(CMAKE_C_FLAGS_RELEASE "-O3 -g")
+# Fortify also turns ignored results of read, write and their like into errors, as Ubuntu's compiler does by default.
+set(CMAKE_C_FLAGS_RELEASE "-O3 -g -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2")
+set(CMAKE_C_FLAGS_DEBUG "-O1 -g -U_FORTIFY_SOURCE")   # the sanitizer builds
 
 find_package(Threads REQUIRED)
 
@@ -27,8 +29,23 @@ if(TANDEM_SANITIZE)
   target_link_options(td_flags INTERFACE -fsanitize=${TANDEM_SANITIZE})
 endif()
 if(TANDEM_FUZZ)
+  if(NOT CMAKE_C_COMPILER_ID MATCHES Clang)
+    message(FATAL_ERROR "TANDEM_FUZZ needs clang: libFuzzer is its part (cmake --preset fuzz, or -DCMAKE_C_COMPILER=clang)")
+  endif()
   target_compile_options(td_flags INTERFACE -fsanitize=fuzzer-no-link)
+  target_link_options(td_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()
+set(TANDEM_FUZZ_SECONDS 5 CACHE STRING "How long ctest runs each fuzzer")
+add_custom_target(fuzzers) # all of them, and nothing else: cmake --build build/fuzz --target fuzzers
+
+# td_test_environment(NAME [VAR=VALUE ...]): what every test sees, whatever started ctest.
+set(TANDEM_TEST_ENVIRONMENT
+  "UBSAN_OPTIONS=print_stacktrace=1"
+  "LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/sanitizers/lsan.supp:print_suppressions=0"
+  "TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/sanitizers/tsan.supp:print_suppressions=0:second_deadlock_stack=1")
+function(td_test_environment name)
+  set_tests_properties(${name} PROPERTIES ENVIRONMENT "${TANDEM_TEST_ENVIRONMENT};${ARGN}")
+endfunction()
 
 # td_library(NAME SOURCES... [DEPS ...]): a static library td_NAME. Including "common/x/y.h" works from the root.
 function(td_library name)
@@ -60,9 +77,11 @@ function(td_test name)
     set(A_LABELS unit)
   endif()
   set_tests_properties(${name} PROPERTIES TIMEOUT ${A_TIMEOUT} LABELS "${A_LABELS}" SKIP_RETURN_CODE 77)
+  td_test_environment(${name})
 endfunction()
 
-# td_fuzzer(NAME SOURCES... DEPS...): tests/fuzz/NAME; its corpus is tests/fuzz/corpus/NAME. Built only with -DTANDEM_FUZZ=ON (clang).
+# td_fuzzer(NAME SOURCES... DEPS...): a libFuzzer program and its ctest entry (label fuzz). Its seeds are tests/fuzz/corpus/NAME; what it
+# finds of interest goes to BUILD/corpus/NAME, is kept from run to run, and never into the source tree. Only with -DTANDEM_FUZZ=ON (clang).
 function(td_fuzzer name)
   cmake_parse_arguments(A "" "" "SOURCES;DEPS" ${ARGN})
   if(NOT TANDEM_FUZZ)
@@ -71,5 +90,17 @@ function(td_fuzzer name)
   add_executable(${name} ${A_SOURCES})
   target_link_libraries(${name} PRIVATE td_flags ${A_DEPS})
   target_link_options(${name} PRIVATE -fsanitize=fuzzer)
-  set_property(GLOBAL APPEND PROPERTY TANDEM_FUZZERS ${name})
+  add_dependencies(fuzzers ${name})
+  set(found ${CMAKE_BINARY_DIR}/corpus/${name})
+  file(MAKE_DIRECTORY ${found} ${CMAKE_BINARY_DIR}/crashes)
+  set(seeds ${CMAKE_SOURCE_DIR}/tests/fuzz/corpus/${name})
+  if(NOT EXISTS ${seeds})
+    message(FATAL_ERROR "${name}: no seed corpus, ${seeds} does not exist")
+  endif()
+  add_test(NAME ${name} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}
+    COMMAND ${name} -max_total_time=${TANDEM_FUZZ_SECONDS} -timeout=10 -rss_limit_mb=2048 -print_final_stats=1
+            -artifact_prefix=${CMAKE_BINARY_DIR}/crashes/${name}- ${found} ${seeds})
+  math(EXPR limit_s "${TANDEM_FUZZ_SECONDS} + 120")
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${limit_s} LABELS fuzz)
+  td_test_environment(${name})
 endfunction()

@@ -1,0 +1,56 @@
+# Verbs; the work is done by CMake (CMakePresets.json) and by scripts/. `make help` lists them.
+JOBS ?= $(shell nproc)
+ifneq ($(shell command -v ninja),)
+export CMAKE_GENERATOR ?= Ninja
+endif
+PYTHON = /usr/bin/python3
+
+.DEFAULT_GOAL = help
+.PHONY: help install-deps build demo check check-short dev tsan fuzz tidy format bench clean
+
+help: ## list these verbs
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+install-deps: ## install missing packages (Debian 12, Ubuntu 24.04)
+	@scripts/install-deps
+
+build: ## build/release/bin: the command line and the daemons
+	@cmake --preset release
+	@cmake --build build/release -j $(JOBS)
+
+demo: install-deps ## from nothing to a completion: router, prefill and decode on loopback
+	@$(MAKE) --no-print-directory build
+	@scripts/demo
+
+check: install-deps ## every test that needs neither GPU nor NIC, under all compilers and sanitizers
+	@scripts/check
+
+check-short: install-deps ## unit and golden tests of the release build
+	@scripts/check --stages release --labels unit,golden
+
+dev: ## build/dev (ASan + UBSan), then its unit tests
+	@scripts/check --stages dev --labels unit
+
+tsan: ## build/tsan (ThreadSanitizer), then its unit tests
+	@scripts/check --stages tsan --labels unit
+
+FUZZ_SECONDS ?= 60
+fuzz: ## every fuzzer for FUZZ_SECONDS=60; what they find is kept in build/fuzz/corpus
+	@scripts/check --stages fuzz --fuzz-seconds $(FUZZ_SECONDS)
+
+tidy: ## folder arrows, banned calls, headers that compile alone
+	@cmake --preset release >/dev/null
+	@$(PYTHON) tests/unit/folder_arrows.py
+	@$(PYTHON) tests/unit/banned_calls.py
+	@$(PYTHON) tests/unit/headers_alone.py build/release
+
+format: ## clang-format over every C file (needs the package clang-format)
+	@command -v clang-format >/dev/null || { echo "clang-format is not installed: apt-get install clang-format" >&2; exit 1; }
+	@git ls-files '*.c' '*.h' | xargs clang-format -i
+
+bench: ## build the benches in build/release/bin and list them
+	@$(MAKE) --no-print-directory build
+	@ls build/release/bin | grep -E 'bench' || echo "no bench program in this version"
+
+clean: ## remove build/
+	@rm -rf build

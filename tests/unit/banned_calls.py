@@ -1,0 +1,71 @@
+#!/usr/bin/python3
+"""Refuses calls that this project does not make, naming what to use instead; first it sees itself catch each of them."""
+import re
+import sys
+
+from tree import ROOT, code_only, read, source_files
+
+BOUNDED = "snprintf with the buffer's size"
+PARSE = "strtoll/strtod with end and range checks, or td_parse_size"
+WAIT = "td_doorbell_wait, a condition or a deadline: a sleep waits for nothing; to pace work use clock_nanosleep with an absolute time"
+BANNED = {
+    "sprintf": BOUNDED,
+    "vsprintf": "vsnprintf with the buffer's size",
+    "strcpy": f"{BOUNDED} or memcpy of a known length",
+    "stpcpy": f"{BOUNDED} or memcpy of a known length",
+    "strcat": BOUNDED,
+    "strncpy": f"{BOUNDED} (strncpy may leave no NUL)",
+    "strncat": BOUNDED,
+    "gets": "fgets or getline",
+    "sleep": WAIT,
+    "usleep": WAIT,
+    "nanosleep": WAIT,
+    "atoi": PARSE,
+    "atol": PARSE,
+    "atoll": PARSE,
+    "atof": PARSE,
+    "rand": "the counter-based generator, or td_random_u64",
+    "srand": "the counter-based generator, or td_random_u64",
+    "random": "the counter-based generator, or td_random_u64",
+    "strtok": "strsep or strtok_r",
+    "localtime": "localtime_r",
+    "gmtime": "gmtime_r",
+    "asctime": "strftime",
+    "ctime": "strftime",
+    "tmpnam": "mkstemp",
+    "mktemp": "mkstemp",
+    "alloca": "a fixed buffer or a pool",
+    "system": "posix_spawn",
+    "assert": "TD_ASSERT, which release builds keep",
+}
+# Not a member (x.rand, x->rand), not the tail of a longer name, and followed by "(".
+CALL = re.compile(r"(?<![\w.>])(" + "|".join(BANNED) + r")[ \t]*\(")
+
+
+def check_text(path, text):
+    text = code_only(text)
+    return [f"{path}:{text.count(chr(10), 0, m.start()) + 1}: {m.group(1)}() is banned: use {BANNED[m.group(1)]}" for m in CALL.finditer(text)]
+
+
+def self_test():
+    for name in BANNED:
+        text = f'/* {name}(x) */\n// {name}(x)\nchar *s = "{name}(x)";\nmy_{name}(x); td->{name}(x); td.{name}(x); {name}_s(x);\n    {name} (x);\n'
+        found = check_text("planted.c", text)
+        if len(found) != 1 or not found[0].startswith(f"planted.c:5: {name}() is banned: use "):
+            sys.exit(f"banned_calls.py is broken: {name} planted once gave {found}")
+
+
+def main():
+    self_test()
+    files = source_files(ROOT)
+    problems = [p for path in files for p in check_text(path, read(ROOT, path))]
+    for problem in problems:
+        print(problem)
+    print(f"banned_calls: {len(files)} files, {len(problems)} banned calls")
+    if not files:
+        sys.exit("no file found: the check looked at nothing")
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()

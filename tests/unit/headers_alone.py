@@ -1,0 +1,88 @@
+#!/usr/bin/python3
+"""headers_alone.py BUILD_DIR: each header compiles as the first and only include of a file, with the flags of its folder.
+
+Flags come from BUILD_DIR/compile_commands.json: a header is compiled like a source file of its folder; headers of folders that this build
+leaves out (daemons without gRPC, say) are left out too, and counted. Two headers planted first, one that lacks an include and one that
+does not, show that the check can tell them apart."""
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+
+from tree import ROOT, code_only, read, source_files
+
+
+def compile_flags(build_dir):
+    """folder -> flags of one of its source files, without what names the file itself. tests/ stands for itself."""
+    with open(os.path.join(build_dir, "compile_commands.json"), encoding="utf-8") as f:
+        commands = json.load(f)
+    flags = {}
+    for entry in commands:
+        path = os.path.relpath(os.path.realpath(entry["file"]), ROOT)
+        if path.startswith("..") or path.startswith("build" + os.sep):
+            continue
+        words, kept, skip = shlex.split(entry["command"]), [], False
+        for word in words:
+            if skip:
+                skip = False
+            elif word in ("-o", "-MT", "-MF", "-c"):
+                skip = True
+            elif word not in ("-MD", "-g", "-w"):
+                kept.append(word)
+        flags.setdefault(os.path.dirname(path), kept)
+    return flags
+
+
+def compile_header(flags, header, root, scratch):
+    source = os.path.join(scratch, "alone.c")
+    with open(source, "w", encoding="utf-8") as f:
+        f.write(f'#include "{header}"\nextern int td_alone;\n')
+    return subprocess.run(flags + ["-I", root, "-fsyntax-only", "-x", "c", source], capture_output=True, text=True, check=False)
+
+
+def self_test(flags, scratch):
+    for name, text, is_good in (("good.h", "#include <stdint.h>\nuint32_t td_f(void);\n", True), ("bad.h", "uint32_t td_f(void);\n", False)):
+        with open(os.path.join(scratch, name), "w", encoding="utf-8") as f:
+            f.write(text)
+        if (compile_header(flags, name, scratch, scratch).returncode == 0) != is_good:
+            sys.exit(f"headers_alone.py is broken: it cannot tell that {name} is {'good' if is_good else 'bad'}")
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit("usage: headers_alone.py BUILD_DIR")
+    flags = compile_flags(sys.argv[1])
+    n_checked, left_out, failed = 0, [], []
+    with tempfile.TemporaryDirectory() as scratch:
+        self_test(next(iter(flags.values())), scratch)
+        for header in source_files(ROOT, (".h",)):
+            text = code_only(read(ROOT, header), keep_strings=True)
+            # A header of a folder without sources of its own is compiled like its parent folder's files.
+            folder = os.path.dirname(header)
+            while folder and folder not in flags:
+                folder = os.path.dirname(folder)
+            if not folder:
+                left_out.append(header)
+                continue
+            if not re.search(r"^#ifndef\s+\w+\s*\n#define\s+\w+", text, re.MULTILINE) and "#pragma once" not in text:
+                failed.append(header)
+                print(f"{header}: has no include guard")
+                continue
+            result = compile_header(flags[folder], header, ROOT, scratch)
+            n_checked += 1
+            if result.returncode != 0:
+                failed.append(header)
+                print(f"{header}: does not compile alone:\n{result.stderr}")
+    for header in left_out:
+        print(f"{header}: left out, this build compiles nothing of its folder")
+    print(f"headers_alone: {n_checked} headers compiled, {len(failed)} failed, {len(left_out)} left out")
+    if n_checked == 0:
+        sys.exit("no header was compiled: the check looked at nothing")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
