@@ -1,0 +1,82 @@
+/* tokenizer_encode.c - text to ids:
+ *
+ *     text --raw added tokens--> pieces --normalizer, normalized added tokens--> pieces --pre-tokenizers--> words --BPE--> ids
+ *
+ * as Hugging Face's TokenizerImpl does it: each stage sees each piece alone (so "Prepend" happens once per piece between added tokens), and
+ * pieces that are tokens pass all stages untouched. All working memory belongs to the call: any number of threads may encode at once. */
+#include <stdlib.h>
+
+#include "common/model/tokenizer_internal.h"
+
+struct encoding {
+    struct td_tok_matcher matcher;
+    struct td_tok_text a, b;
+    struct td_tok_buf normal, tmp;
+    struct td_bpe_scratch bpe;
+};
+
+static td_status cut_and_normalize(const struct td_tokenizer *t, struct encoding *e, const char *text, size_t n)
+{
+    td_status s = td_tok_buf_append(&e->a.buf, text, n);
+    if (!s) s = td_tok_split_added(t, &t->raw_trie, &e->a, 0, n, true);
+    for (size_t i = 0; i < e->a.n && !s; i++) {
+        const struct td_tok_piece *piece = &e->a.pieces[i];
+        size_t start = e->b.buf.n;
+        if (piece->id >= 0) {
+            s = td_tok_text_add_piece(&e->b, start, 0, piece->id, false);
+            continue;
+        }
+        s = td_tok_normalize(t, &e->matcher, e->a.buf.bytes + piece->start, piece->n, &e->normal, &e->tmp);
+        if (!s) s = td_tok_buf_append(&e->b.buf, e->normal.bytes, e->normal.n);
+        if (!s) s = td_tok_split_added(t, &t->normalized_trie, &e->b, start, e->normal.n, piece->first);
+    }
+    return s;
+}
+
+static td_status add_ids(const int32_t *ids, size_t n, size_t max_tokens, struct td_token_list *list)
+{
+    td_status s = TD_OK;
+    for (size_t i = 0; i < n && !s; i++) s = list->n < max_tokens ? td_token_list_add(list, ids[i]) : TD_ERR_LIMIT;
+    return s;
+}
+
+td_status td_tokenizer_encode(const struct td_tokenizer *t, const char *text, size_t n_bytes, bool add_special, size_t max_tokens,
+                              struct td_token_list *list, struct td_err *err)
+{
+    size_t at, n_before = list->n;
+    if (n_bytes > TD_TOK_TEXT_MAX_BYTES) return td_fail(err, TD_ERR_LIMIT, "text has %zu bytes, at most %zu", n_bytes, TD_TOK_TEXT_MAX_BYTES);
+    if (!td_utf8_valid(text, n_bytes, &at)) return td_fail(err, TD_ERR_INVALID, "text is not valid UTF-8 at byte %zu", at);
+    struct encoding e = {0};
+    struct td_tok_text *from = &e.b, *to = &e.a;
+    td_status s = cut_and_normalize(t, &e, text, n_bytes);
+    for (size_t i = 0; i < t->n_pre && !s; i++) {
+        s = td_tok_pre_tokenize(&t->pre[i], &e.matcher, from, to);
+        struct td_tok_text *swap = from;
+        from = to;
+        to = swap;
+    }
+    if (s == TD_ERR_LIMIT) td_fail(err, s, "text of %zu bytes: a stage's text would pass %zu bytes, or a regex needs too many steps", n_bytes, TD_TOK_TEXT_MAX_BYTES);
+    if (!s && add_special) s = add_ids(t->before, t->n_before, max_tokens, list);
+    for (size_t i = 0; i < from->n && !s; i++) {
+        const struct td_tok_piece *piece = &from->pieces[i];
+        if (piece->id >= 0) s = add_ids(&piece->id, 1, max_tokens, list);
+        else s = td_bpe_encode_word(&t->bpe, &e.bpe, from->buf.bytes + piece->start, piece->n, max_tokens, list);
+    }
+    if (!s && add_special) s = add_ids(t->after, t->n_after, max_tokens, list);
+    if (s == TD_ERR_LIMIT && list->n >= max_tokens) td_fail(err, s, "text has more than %zu tokens", max_tokens);
+    if (s == TD_ERR_NOMEM) td_fail(err, s, "no memory to encode %zu bytes of text", n_bytes);
+    if (s) list->n = n_before;
+    td_tok_matcher_free(&e.matcher);
+    td_tok_text_free(&e.a);
+    td_tok_text_free(&e.b);
+    td_tok_buf_free(&e.normal);
+    td_tok_buf_free(&e.tmp);
+    td_bpe_scratch_free(&e.bpe);
+    return s;
+}
+
+void td_token_list_free(struct td_token_list *list)
+{
+    free(list->ids);
+    *list = (struct td_token_list){0};
+}
