@@ -39,7 +39,7 @@ fuzz: ## every fuzzer for FUZZ_SECONDS=60; what they find is kept in build/fuzz/
 	@scripts/check --stages fuzz --fuzz-seconds $(FUZZ_SECONDS)
 
 tidy: ## folder arrows, banned calls, headers that compile alone
-	@cmake --preset release >/dev/null
+	@cmake --preset release >/dev/null && cmake --build build/release --target td_proto >/dev/null
 	@$(PYTHON) tests/unit/folder_arrows.py
 	@$(PYTHON) tests/unit/banned_calls.py
 	@$(PYTHON) tests/unit/headers_alone.py build/release
