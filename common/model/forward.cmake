@@ -1,0 +1,1 @@
+list(APPEND TD_MODEL_SOURCES config.c safetensors.c weights.c model.c forward.c)

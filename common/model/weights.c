@@ -1,0 +1,503 @@
+/* weights.c - from the checkpoint (or a generator) into packed matrices.
+ *
+ * 1. plan:   walk the architecture once and write down every destination with its sources, by the names Hugging Face uses. Fused
+ *            matrices have several sources, stacked by rows. Each source must exist with exactly the expected shape; each tensor of the
+ *            checkpoint must be somebody's source, or on the short list of those that hold no information.
+ * 2. place:  one arena for everything, sizes from td_ops.packed_bytes.
+ * 3. fill:   matrices are cut into chunks of whole 64-row panels; all threads take chunks from one counter, member 0 draws progress. A
+ *            chunk that lies in one aligned tensor is packed straight from the mapped file, others go through a staging buffer.
+ *            Vectors are few and small: widened to f32 by one thread.
+ *
+ * The digest covers the bytes of every chunk (as read or generated), hashed chunk by chunk and folded in chunk order, so it does not
+ * depend on the number of threads.
+ *
+ * The generator is counter-based: element i of source s is a pure function of (seed, s, i), whatever thread makes it. */
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/hash.h"
+#include "common/base/progress.h"
+#include "common/model/model_internal.h"
+#include "common/model/safetensors.h"
+
+#define SOURCES_MAX 3
+#define PANEL_ROWS 64                       /* td_ops.pack takes ranges of multiples of this */
+#define CHUNK_BYTES ((int64_t)1 << 20)      /* about: a chunk is at least one panel          */
+#define ALIGN_BYTES ((size_t)64)
+#define SEED 0x74616e64656d0001ull
+
+/* Rows of one tensor of the checkpoint. In the random case tensor is NULL and stream numbers it. */
+struct source {
+    const struct td_tensor *tensor;
+    int32_t n_rows;
+    uint64_t stream;
+    float range;                            /* random: uniform in (-range, range) around center */
+    float center;
+};
+
+enum dest_kind { DEST_PACKED, DEST_TABLE, DEST_VECTOR };
+
+struct dest {
+    enum dest_kind kind;
+    struct td_weight *weight;               /* DEST_PACKED: data, n_out, n_in, dtype are filled         */
+    const void **data;                      /* others: where the pointer goes                           */
+    enum td_dtype dtype;                    /* of the destination                                       */
+    int32_t n_rows, n_cols;
+    struct source sources[SOURCES_MAX];
+    int32_t n_sources;
+    size_t at, bytes;                       /* in the arena                                             */
+    int32_t chunk_rows;
+    int32_t first_chunk, n_chunks;          /* numbers of its chunks, for the digest                    */
+};
+
+struct loader {
+    struct td_model *model;
+    const struct td_safetensors *st;        /* NULL: random */
+    const char *dir;
+    bool *used;                             /* [st->n_tensors] */
+    struct dest *dests;
+    int32_t n_dests, max_dests;
+    uint64_t n_streams;
+    struct td_err *err;
+
+    /* fill */
+    uint64_t *chunk_hashes;                 /* [n_chunks] */
+    int32_t n_chunks;
+    uint8_t *staging;                       /* [threads][staging_bytes] */
+    size_t staging_bytes;
+    _Atomic int32_t next_chunk;
+    _Atomic uint64_t done_bytes;
+    struct td_progress *progress;           /* NULL: quiet */
+};
+
+/* ---- plan ------------------------------------------------------------------------------------------------------------------ */
+
+static struct dest *add_dest(struct loader *l, enum dest_kind kind, int32_t n_cols)
+{
+    TD_ASSERT(l->n_dests < l->max_dests);
+    struct dest *d = &l->dests[l->n_dests++];
+    *d = (struct dest){.kind = kind, .n_cols = n_cols};
+    return d;
+}
+
+static const struct td_tensor *find(struct loader *l, const char *name)
+{
+    const struct td_tensor *t = td_safetensors_find(l->st, name);
+    if (t) l->used[t - l->st->tensors] = true;
+    return t;
+}
+
+static const char *shape_text(const struct td_tensor *t, char *buf, size_t buf_bytes)
+{
+    size_t n = 0;
+    buf[0] = '\0';
+    for (int32_t i = 0; i < t->n_dims && n < buf_bytes; i++) n += (size_t)snprintf(buf + n, buf_bytes - n, "%s%" PRId64, i ? ", " : "", t->shape[i]);
+    return buf;
+}
+
+/* Adds [n_rows, d->n_cols] (or, for vectors, [n_rows] with one column) to d. range, center: of random weights. */
+static td_status add_source(struct loader *l, struct dest *d, int32_t n_rows, float range, float center, const char *fmt, ...)
+    __attribute__((format(printf, 6, 7)));
+static td_status add_source(struct loader *l, struct dest *d, int32_t n_rows, float range, float center, const char *fmt, ...)
+{
+    TD_ASSERT(d->n_sources < SOURCES_MAX);
+    struct source *s = &d->sources[d->n_sources++];
+    *s = (struct source){.n_rows = n_rows, .stream = l->n_streams++, .range = range, .center = center};
+    d->n_rows += n_rows;
+    if (!l->st) return TD_OK;
+
+    char name[160], shape[160];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(name, sizeof name, fmt, args);
+    va_end(args);
+    const struct td_tensor *t = s->tensor = find(l, name);
+    bool is_vector = d->kind == DEST_VECTOR;
+    if (!t) {
+        return td_fail(l->err, TD_ERR_CORRUPT, is_vector ? "%s: tensor %s [%d] is missing" : "%s: tensor %s [%d, %d] is missing", l->dir, name, n_rows,
+                       d->n_cols);
+    }
+    if (!t->is_float)
+        return td_fail(l->err, TD_ERR_UNSUPPORTED, "%s: tensor %s has dtype %s, must be F32, F16 or BF16", l->dir, name, t->dtype_name);
+    if (is_vector ? t->n_dims != 1 || t->shape[0] != n_rows : t->n_dims != 2 || t->shape[0] != n_rows || t->shape[1] != d->n_cols) {
+        return td_fail(l->err, TD_ERR_CORRUPT,
+                       is_vector ? "%s: tensor %s has shape [%s], must be [%d] by config.json" : "%s: tensor %s has shape [%s], must be [%d, %d] by config.json",
+                       l->dir, name, shape_text(t, shape, sizeof shape), n_rows, d->n_cols);
+    }
+    return TD_OK;
+}
+
+/* A packed matrix is kept in the compute type, but f16 files keep f16 storage under f32 (half the bytes, widened exactly). */
+static void set_dtype(struct loader *l, struct dest *d)
+{
+    enum td_dtype compute = l->model->dtype;
+    d->dtype = compute;
+    if (d->kind == DEST_VECTOR) d->dtype = TD_F32;
+    if (d->kind == DEST_TABLE && l->st) d->dtype = d->sources[0].tensor->dtype;
+    if (d->kind == DEST_PACKED && l->st && compute == TD_F32) {
+        bool all_f16 = true;
+        for (int32_t i = 0; i < d->n_sources; i++) all_f16 &= d->sources[i].tensor->dtype == TD_F16;
+        if (all_f16) d->dtype = TD_F16;
+    }
+}
+
+static struct dest *add_packed(struct loader *l, struct td_weight *w, int32_t n_in)
+{
+    struct dest *d = add_dest(l, DEST_PACKED, n_in);
+    d->weight = w;
+    return d;
+}
+
+static struct dest *add_vector(struct loader *l, const float **ret)
+{
+    struct dest *d = add_dest(l, DEST_VECTOR, 1);
+    d->data = (const void **)ret;
+    return d;
+}
+
+static td_status plan_layer(struct loader *l, int32_t i)
+{
+    const struct td_model_config *c = &l->model->config;
+    struct td_layer *y = &l->model->layers[i];
+    int32_t q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
+    /* Random weights: variance 1/n_in keeps activations near 1; what is added to the residual shrinks with depth. */
+    float depth = 1.0f / sqrtf(2.0f * (float)c->n_layers), bias = 0.02f;
+    float r_hidden = sqrtf(3.0f / (float)c->hidden), r_q = sqrtf(3.0f / (float)q) * depth, r_mlp = sqrtf(3.0f / (float)c->intermediate) * depth;
+    struct dest *d;
+    td_status s;
+
+    d = add_vector(l, &y->attn_norm);
+    if ((s = add_source(l, d, c->hidden, 0, 1, "model.layers.%d.input_layernorm.weight", i))) return s;
+    d = add_packed(l, &y->qkv, c->hidden);
+    if ((s = add_source(l, d, q, r_hidden, 0, "model.layers.%d.self_attn.q_proj.weight", i))) return s;
+    if ((s = add_source(l, d, kv, r_hidden, 0, "model.layers.%d.self_attn.k_proj.weight", i))) return s;
+    if ((s = add_source(l, d, kv, r_hidden, 0, "model.layers.%d.self_attn.v_proj.weight", i))) return s;
+    if (c->qkv_bias) {
+        d = add_vector(l, &y->qkv_bias);
+        if ((s = add_source(l, d, q, bias, 0, "model.layers.%d.self_attn.q_proj.bias", i))) return s;
+        if ((s = add_source(l, d, kv, bias, 0, "model.layers.%d.self_attn.k_proj.bias", i))) return s;
+        if ((s = add_source(l, d, kv, bias, 0, "model.layers.%d.self_attn.v_proj.bias", i))) return s;
+    }
+    if (c->qk_norm) {
+        d = add_vector(l, &y->q_norm);
+        if ((s = add_source(l, d, c->head_dim, 0, 1, "model.layers.%d.self_attn.q_norm.weight", i))) return s;
+        d = add_vector(l, &y->k_norm);
+        if ((s = add_source(l, d, c->head_dim, 0, 1, "model.layers.%d.self_attn.k_norm.weight", i))) return s;
+    }
+    d = add_packed(l, &y->o, q);
+    if ((s = add_source(l, d, c->hidden, r_q, 0, "model.layers.%d.self_attn.o_proj.weight", i))) return s;
+    if (c->o_bias) {
+        d = add_vector(l, &y->o_bias);
+        if ((s = add_source(l, d, c->hidden, bias, 0, "model.layers.%d.self_attn.o_proj.bias", i))) return s;
+    }
+
+    d = add_vector(l, &y->mlp_norm);
+    if ((s = add_source(l, d, c->hidden, 0, 1, "model.layers.%d.post_attention_layernorm.weight", i))) return s;
+    d = add_packed(l, &y->gate_up, c->hidden);
+    if ((s = add_source(l, d, c->intermediate, r_hidden, 0, "model.layers.%d.mlp.gate_proj.weight", i))) return s;
+    if ((s = add_source(l, d, c->intermediate, r_hidden, 0, "model.layers.%d.mlp.up_proj.weight", i))) return s;
+    d = add_packed(l, &y->down, c->intermediate);
+    if ((s = add_source(l, d, c->hidden, r_mlp, 0, "model.layers.%d.mlp.down_proj.weight", i))) return s;
+    if (c->mlp_bias) {
+        d = add_vector(l, &y->gate_up_bias);
+        if ((s = add_source(l, d, c->intermediate, bias, 0, "model.layers.%d.mlp.gate_proj.bias", i))) return s;
+        if ((s = add_source(l, d, c->intermediate, bias, 0, "model.layers.%d.mlp.up_proj.bias", i))) return s;
+        d = add_vector(l, &y->down_bias);
+        if ((s = add_source(l, d, c->hidden, bias, 0, "model.layers.%d.mlp.down_proj.bias", i))) return s;
+    }
+    return TD_OK;
+}
+
+/* Tied models store the one matrix under either name. Under both it must be the same, or the file says two things. */
+static td_status plan_ends(struct loader *l)
+{
+    static const char embed_name[] = "model.embed_tokens.weight", head_name[] = "lm_head.weight";
+    struct td_model *m = l->model;
+    const struct td_model_config *c = &m->config;
+    float range = sqrtf(3.0f / (float)c->hidden);
+    const char *embed_from = embed_name, *head_from = head_name;
+    td_status s;
+    if (l->st && c->tied_embeddings) {
+        const struct td_tensor *e = find(l, embed_name), *h = find(l, head_name);
+        if (e && h && (e->n_bytes != h->n_bytes || strcmp(e->dtype_name, h->dtype_name) != 0 || memcmp(e->data, h->data, (size_t)e->n_bytes) != 0))
+            return td_fail(l->err, TD_ERR_CORRUPT, "%s: tie_word_embeddings is true, but %s and %s differ", l->dir, embed_name, head_name);
+        embed_from = head_from = e || !h ? embed_name : head_name;
+    }
+    struct dest *d = add_dest(l, DEST_TABLE, c->hidden);
+    d->data = &m->embed;
+    if ((s = add_source(l, d, c->vocab, range, 0, "%s", embed_from))) return s;
+    uint64_t embed_stream = d->sources[0].stream;
+    d = add_vector(l, &m->final_norm);
+    if ((s = add_source(l, d, c->hidden, 0, 1, "model.norm.weight"))) return s;
+    d = add_packed(l, &m->lm_head, c->hidden);
+    if ((s = add_source(l, d, c->vocab, range, 0, "%s", head_from))) return s;
+    if (c->tied_embeddings) d->sources[0].stream = embed_stream;
+    return TD_OK;
+}
+
+/* Buffers that old exports saved though they follow from the config. */
+static bool is_redundant(const char *name)
+{
+    const char *at = strstr(name, ".rotary_emb.");
+    return at && (strcmp(at, ".rotary_emb.inv_freq") == 0 || strcmp(at, ".rotary_emb.cos_cached") == 0 || strcmp(at, ".rotary_emb.sin_cached") == 0);
+}
+
+static td_status refuse_extra(const struct loader *l)
+{
+    int32_t n_extra = 0, first = 0;
+    for (int32_t i = 0; i < l->st->n_tensors; i++) {
+        if (l->used[i] || is_redundant(l->st->tensors[i].name)) continue;
+        if (n_extra++ == 0) first = i;
+    }
+    if (n_extra == 0) return TD_OK;
+    return td_fail(l->err, TD_ERR_UNSUPPORTED, "%s: tensor %.128s%s has no place in the model that config.json describes (%d such tensors)", l->dir,
+                   l->st->tensors[first].name, n_extra > 1 ? " (and others)" : "", n_extra);
+}
+
+static td_status plan(struct loader *l)
+{
+    td_status s = plan_ends(l);
+    for (int32_t i = 0; !s && i < l->model->config.n_layers; i++) s = plan_layer(l, i);
+    if (!s && l->st) s = refuse_extra(l);
+    return s;
+}
+
+/* ---- place ----------------------------------------------------------------------------------------------------------------- */
+
+static size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+
+static td_status place(struct loader *l)
+{
+    struct td_model *m = l->model;
+    size_t total = 0;
+    int64_t n_chunks = 0;
+    for (int32_t i = 0; i < l->n_dests; i++) {
+        struct dest *d = &l->dests[i];
+        set_dtype(l, d);
+        d->bytes = d->kind == DEST_PACKED ? m->ops->packed_bytes(d->n_rows, d->n_cols, d->dtype)
+                                          : (size_t)d->n_rows * (size_t)d->n_cols * td_dtype_bytes(d->dtype);
+        d->at = total;
+        total += round_up(d->bytes, ALIGN_BYTES);
+        if (d->kind == DEST_VECTOR) {
+            d->chunk_rows = d->n_rows;
+        } else {
+            int64_t row_bytes = (int64_t)d->n_cols * 4, panels = CHUNK_BYTES / (row_bytes * PANEL_ROWS);
+            d->chunk_rows = (int32_t)(panels < 1 ? 1 : panels) * PANEL_ROWS;
+            size_t need = (size_t)d->chunk_rows * (size_t)row_bytes;
+            if (need > l->staging_bytes) l->staging_bytes = need;
+        }
+        d->first_chunk = (int32_t)n_chunks;
+        d->n_chunks = (d->n_rows + d->chunk_rows - 1) / d->chunk_rows;
+        n_chunks += d->n_chunks;
+        if (d->kind != DEST_TABLE) m->weight_bytes += d->bytes;
+    }
+    TD_ASSERT(n_chunks <= INT32_MAX);
+    l->n_chunks = (int32_t)n_chunks;
+
+    size_t rope_at = total;
+    total += round_up((size_t)m->max_len * (size_t)m->config.head_dim * sizeof(float), ALIGN_BYTES);
+    td_status s = td_arena_create(total, 0, "weights", &m->arena, l->err);
+    if (s) return s;
+    uint8_t *base = m->arena.base;
+    m->cos_sin = (float *)(void *)(base + rope_at);
+    for (int32_t i = 0; i < l->n_dests; i++) {
+        struct dest *d = &l->dests[i];
+        if (d->kind == DEST_PACKED)
+            *d->weight = (struct td_weight){.data = base + d->at, .n_out = d->n_rows, .n_in = d->n_cols, .dtype = d->dtype};
+        else
+            *d->data = base + d->at;
+        if (d->kind == DEST_TABLE) m->embed_dtype = d->dtype;
+    }
+    return TD_OK;
+}
+
+/* ---- fill ------------------------------------------------------------------------------------------------------------------ */
+
+static uint64_t mix(uint64_t z) /* splitmix64: Steele, Lea, Flood 2014 */
+{
+    z += 0x9e3779b97f4a7c15ull;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+    return z ^ z >> 31;
+}
+
+/* Elements [first, first + n) of a random source; two per mix. */
+static void generate(const struct source *s, int64_t first, int64_t n, float *out)
+{
+    uint64_t key = mix(SEED ^ s->stream << 32);
+    float scale = s->range * 0x1p-31f;
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t at = (uint64_t)(first + i), z = mix(key + (at >> 1));
+        out[i] = s->center + scale * (float)(int32_t)(at & 1 ? z >> 32 : z & 0xffffffffu);
+    }
+}
+
+/* n_rows rows of one source from row0 on, into `out` as `dtype`: raw when that is the tensor's own type, widened for f32. */
+static void read_rows(const struct loader *l, const struct source *s, int32_t row0, int32_t n_rows, int32_t n_cols, enum td_dtype dtype, void *out)
+{
+    int64_t first = (int64_t)row0 * n_cols, n = (int64_t)n_rows * n_cols;
+    if (!s->tensor) {
+        TD_ASSERT(dtype == TD_F32);
+        generate(s, first, n, out);
+        return;
+    }
+    size_t elem = td_dtype_bytes(s->tensor->dtype);
+    const uint8_t *src = s->tensor->data + (size_t)first * elem;
+    if (s->tensor->dtype == dtype) {
+        memcpy(out, src, (size_t)n * elem);
+        return;
+    }
+    TD_ASSERT(dtype == TD_F32);
+    /* The table's embed entry is the one exact widening there is; it wants alignment, so go in small aligned pieces. */
+    static const int32_t zero = 0;
+    uint16_t piece[512];
+    for (int64_t i = 0; i < n; i += 512) {
+        int32_t m = n - i < 512 ? (int32_t)(n - i) : 512;
+        memcpy(piece, src + (size_t)i * elem, (size_t)m * elem);
+        l->model->ops->embed((float *)out + i, piece, s->tensor->dtype, &zero, 1, m, 0, 1);
+    }
+}
+
+/* Rows [row0, row0 + n_rows) of d: straight from the file when they lie in one tensor, aligned; else gathered in `staging`. */
+static const void *gather(const struct loader *l, const struct dest *d, int32_t row0, int32_t n_rows, uint8_t *staging, enum td_dtype *ret_dtype)
+{
+    enum td_dtype dtype = TD_F32;
+    if (d->sources[0].tensor) {
+        dtype = d->sources[0].tensor->dtype;
+        for (int32_t i = 1; i < d->n_sources; i++)
+            if (d->sources[i].tensor->dtype != dtype) dtype = TD_F32;
+    }
+    *ret_dtype = dtype;
+    size_t row_bytes = (size_t)d->n_cols * td_dtype_bytes(dtype);
+    int32_t base = 0;
+    for (int32_t i = 0; i < d->n_sources; i++) {
+        const struct source *s = &d->sources[i];
+        int32_t lo = row0 > base ? row0 : base, hi = row0 + n_rows < base + s->n_rows ? row0 + n_rows : base + s->n_rows;
+        if (lo < hi) {
+            if (hi - lo == n_rows && s->tensor && s->tensor->dtype == dtype) {
+                const uint8_t *src = s->tensor->data + (size_t)(lo - base) * row_bytes;
+                if ((uintptr_t)src % td_dtype_bytes(dtype) == 0) return src;
+            }
+            read_rows(l, s, lo - base, hi - lo, d->n_cols, dtype, staging + (size_t)(lo - row0) * row_bytes);
+        }
+        base += s->n_rows;
+    }
+    return staging;
+}
+
+static void fill_chunk(struct loader *l, const struct dest *d, int32_t chunk, uint8_t *staging)
+{
+    struct td_model *m = l->model;
+    int32_t row0 = chunk * d->chunk_rows, n_rows = d->n_rows - row0 < d->chunk_rows ? d->n_rows - row0 : d->chunk_rows;
+    uint8_t *base = m->arena.base;
+    enum td_dtype src_dtype;
+    const void *src = gather(l, d, row0, n_rows, staging, &src_dtype);
+    int64_t n = (int64_t)n_rows * d->n_cols;
+    l->chunk_hashes[d->first_chunk + chunk] = td_hash64(src, (size_t)n * td_dtype_bytes(src_dtype), (uint64_t)src_dtype);
+    if (d->kind == DEST_PACKED) {
+        m->ops->pack(base + d->at, d->n_rows, d->n_cols, d->dtype, src, src_dtype, row0, n_rows);
+        return;
+    }
+    uint8_t *to = base + d->at + (size_t)row0 * (size_t)d->n_cols * td_dtype_bytes(d->dtype);
+    if (d->dtype == src_dtype) {
+        memcpy(to, src, (size_t)n * td_dtype_bytes(d->dtype));
+    } else { /* a random table in bf16 */
+        TD_ASSERT(src_dtype == TD_F32 && d->dtype == TD_BF16);
+        for (int64_t i = 0; i < n; i++) ((uint16_t *)(void *)to)[i] = td_f32_to_bf16(((const float *)src)[i]);
+    }
+}
+
+static void fill_vector(struct loader *l, const struct dest *d)
+{
+    float *to = (float *)(void *)((uint8_t *)l->model->arena.base + d->at);
+    int32_t at = 0;
+    for (int32_t i = 0; i < d->n_sources; i++) {
+        read_rows(l, &d->sources[i], 0, d->sources[i].n_rows, 1, TD_F32, to + at);
+        at += d->sources[i].n_rows;
+    }
+    l->chunk_hashes[d->first_chunk] = td_hash64(to, d->bytes, TD_F32);
+}
+
+/* The destination that holds chunk number `chunk`. */
+static const struct dest *dest_of_chunk(const struct loader *l, int32_t chunk)
+{
+    int32_t lo = 0, hi = l->n_dests - 1;
+    while (lo < hi) {
+        int32_t mid = (lo + hi + 1) / 2;
+        if (l->dests[mid].first_chunk <= chunk)
+            lo = mid;
+        else
+            hi = mid - 1;
+    }
+    return &l->dests[lo];
+}
+
+static void fill_part(void *ctx, int part, int n_parts)
+{
+    (void)n_parts;
+    struct loader *l = ctx;
+    uint8_t *staging = l->staging + (size_t)part * l->staging_bytes;
+    int32_t chunk;
+    while ((chunk = atomic_fetch_add(&l->next_chunk, 1)) < l->n_chunks) {
+        const struct dest *d = dest_of_chunk(l, chunk);
+        if (d->kind == DEST_VECTOR)
+            fill_vector(l, d);
+        else
+            fill_chunk(l, d, chunk - d->first_chunk, staging);
+        uint64_t done = atomic_fetch_add(&l->done_bytes, d->bytes / (uint64_t)d->n_chunks) + d->bytes / (uint64_t)d->n_chunks;
+        if (part == 0 && l->progress) td_progress_update(l->progress, done);
+    }
+}
+
+static td_status fill(struct loader *l, bool quiet, uint64_t *ret_digest)
+{
+    size_t n_threads = (size_t)td_thread_pool_size(l->model->threads);
+    l->chunk_hashes = calloc((size_t)l->n_chunks, sizeof *l->chunk_hashes);
+    l->staging = aligned_alloc(ALIGN_BYTES, round_up(n_threads * l->staging_bytes, ALIGN_BYTES));
+    if (!l->chunk_hashes || !l->staging) return td_fail(l->err, TD_ERR_NOMEM, "loading weights: no memory for %zu bytes", n_threads * l->staging_bytes);
+    struct td_progress progress;
+    if (!quiet) {
+        uint64_t total = 0;
+        for (int32_t i = 0; i < l->n_dests; i++) total += l->dests[i].bytes;
+        td_progress_start(&progress, l->st ? "loading weights" : "making random weights", "B", total);
+        l->progress = &progress;
+    }
+    td_thread_pool_run(l->model->threads, fill_part, l);
+    if (l->progress) {
+        td_progress_update(l->progress, progress.total);
+        td_progress_end(l->progress);
+    }
+    *ret_digest = td_hash64(l->chunk_hashes, (size_t)l->n_chunks * sizeof *l->chunk_hashes, 0);
+    return TD_OK;
+}
+
+td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, uint64_t *ret_digest, struct td_err *err)
+{
+    struct td_safetensors st = {0};
+    struct loader l = {.model = model, .dir = dir, .err = err, .max_dests = 16 + model->config.n_layers * 12};
+    td_status s = TD_OK;
+    l.dests = calloc((size_t)l.max_dests, sizeof *l.dests);
+    model->layers = calloc((size_t)model->config.n_layers, sizeof *model->layers);
+    if (!l.dests || !model->layers) s = td_fail(err, TD_ERR_NOMEM, "loading weights: no memory for %d layers", model->config.n_layers);
+    if (!s && dir) {
+        if (!(s = td_safetensors_open(dir, &st, err))) {
+            l.st = &st;
+            l.used = calloc((size_t)st.n_tensors, sizeof *l.used);
+            if (!l.used) s = td_fail(err, TD_ERR_NOMEM, "%s: no memory for %d tensors", dir, st.n_tensors);
+        }
+    }
+    if (!s) s = plan(&l);
+    if (!s) s = place(&l);
+    if (!s) s = fill(&l, quiet, ret_digest);
+    free(l.used);
+    free(l.dests);
+    free(l.chunk_hashes);
+    free(l.staging);
+    td_safetensors_close(&st);
+    return s;
+}

@@ -1,0 +1,78 @@
+/* tinystories_test.c - a trained model's published greedy text, token for token, and its top logits. */
+#include "tests/golden/model_rig.h"
+
+#include <math.h>
+#include <unistd.h>
+
+static void check_case(struct rig *g, const json_t *c, const char *ops)
+{
+    int32_t n_prompt, n_greedy;
+    int32_t *prompt = rig_ids(json_object_get(c, "prompt_ids"), &n_prompt), *greedy = rig_ids(json_object_get(c, "greedy_ids"), &n_greedy);
+    const json_t *steps = json_object_get(c, "steps");
+    assert_true(n_prompt > 0 && n_greedy > 0);
+    int32_t *tokens = malloc((size_t)(n_prompt + n_greedy) * 4);
+    memcpy(tokens, prompt, (size_t)n_prompt * 4);
+    float *logits = malloc((size_t)g->vocab * sizeof(float)), worst = 0;
+    for (int32_t i = 0; i < n_greedy; i++) {
+        if (i == 0)
+            rig_chunk(g, 0, tokens, 0, n_prompt, true, logits);
+        else
+            rig_chunk(g, 0, tokens, n_prompt + i - 1, 1, true, logits);
+        int32_t next = rig_argmax(logits, g->vocab);
+        if (next != greedy[i]) fail_msg("%s: token %d is %d, published %d", ops, i, next, greedy[i]);
+        tokens[n_prompt + i] = next;
+        const json_t *top = json_object_get(json_array_get(steps, (size_t)i), "top5");
+        for (size_t k = 0; k < json_array_size(top); k++) {
+            const json_t *pair = json_array_get(top, k);
+            int32_t id = (int32_t)json_integer_value(json_array_get(pair, 0));
+            float off = fabsf(logits[id] - (float)json_number_value(json_array_get(pair, 1)));
+            if (off > worst) worst = off;
+        }
+    }
+    /* The reference is float64; logits reach 20, so 1e-3 is 5e-5 of the largest. */
+    if (!(worst < 1e-3f)) fail_msg("%s: a top-5 logit is off by %g", ops, (double)worst);
+    printf("tinystories %s: %d tokens equal, worst top-5 logit off by %.2g\n", ops, n_greedy, (double)worst);
+    free(logits);
+    free(tokens);
+    free(prompt);
+    free(greedy);
+}
+
+static void published_greedy_text(void **state)
+{
+    (void)state;
+    char dir[512], path[512];
+    struct td_err err = {0};
+    rig_data_path(dir, sizeof dir, "tinystories-656k");
+    rig_data_path(path, sizeof path, "tinystories-656k/reference_greedy.json");
+    if (access(path, R_OK) != 0) {
+        print_message("skipped: %s is absent\n", path);
+        skip();
+    }
+    json_t *root;
+    assert_int_equal(td_json_load_file(path, (size_t)16 << 20, &root, &err), TD_OK);
+    static const char *const names[] = {"ref", "avx2", "avx512"};
+    for (size_t i = 0; i < 3; i++) {
+        const struct td_ops *ops = td_ops_by_name(names[i]);
+        if (!ops) continue;
+        struct rig g;
+        rig_open(&g, &(struct td_model_params){.dir = dir, .dtype = "f32", .ops = ops}, 2, 16, 128, 512);
+        int n_cases = 0;
+        size_t k;
+        json_t *c;
+        json_array_foreach(json_object_get(root, "cases"), k, c) {
+            if (strcmp(json_string_value(json_object_get(c, "model")), "model.safetensors") != 0) continue;
+            check_case(&g, c, names[i]);
+            n_cases++;
+        }
+        assert_true(n_cases > 0);
+        rig_close(&g);
+    }
+    json_decref(root);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(published_greedy_text)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
