@@ -14,8 +14,8 @@
  * sequential consistency, so at least one of them sees the other and no wake-up is lost. When nobody sleeps, no system call is made.
  *
  * Between looks at the clock a spinner yields: when the scheduler has put it on the CPU of the very member it waits for, a pure spin
- * burns all of spin_ns at each barrier. Seen with 2 members on 2 CPUs that others use too, medians of 4: barrier with pauses only 1.5 to
- * 52 us, with yields 0.8 to 1.9 us; on idle CPUs both 0.6 us, because the first look nearly always succeeds.
+ * burns all of spin_ns each time. Seen with 2 members on 2 CPUs that other work kept busy, spin 50 and 100 us, 4 runs each: with pauses
+ * only, 1.2 to 208 us for an empty run and 0.6 to 52 us for a barrier; with yields, 1.6 to 5.6 us and 0.6 to 2.9 us.
  *
  * When there are more members than CPUs, whoever spins keeps the one it waits for from running: such a team sleeps at once. */
 #include "common/base/thread_pool.h"
