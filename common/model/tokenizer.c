@@ -186,6 +186,7 @@ static td_status build_tries(struct td_tokenizer *t, struct td_err *err)
     struct td_tok_matcher m = {0};
     struct td_tok_buf normal = {0}, tmp = {0};
     td_status s = TD_OK;
+    bool front_lost;
     for (int special = 1; special >= 0; special--) {
         for (size_t i = 0; i < t->n_added && !s; i++) {
             if (t->added[i].special != special) continue;
@@ -195,7 +196,7 @@ static td_status build_tries(struct td_tokenizer *t, struct td_err *err)
                 s = td_tok_trie_add(&t->raw_trie, text, n, (int32_t)i);
                 continue;
             }
-            s = td_tok_normalize(t, &m, text, n, &normal, &tmp);
+            s = td_tok_normalize(t, &m, text, n, &normal, &tmp, &front_lost);
             if (!s && !normal.n) s = td_fail(err, TD_ERR_UNSUPPORTED, "added_tokens: the normalizer leaves nothing of \"%.60s\"", text);
             if (!s) s = td_tok_trie_add(&t->normalized_trie, normal.bytes, normal.n, (int32_t)i);
         }

@@ -1,8 +1,9 @@
 /* tokenizer_added.c - added tokens found in text: a trie walked from each position, the longest match wins, and the search goes on behind it.
  *
  * The rules around a match are Hugging Face's, oddities included: a token that must stand as a single word and does not is passed over whole;
- * lstrip and rstrip take the white space beside the match into the token, but the search goes on behind the match itself, not behind the
- * space. Cost: text length times the longest token, at worst. */
+ * lstrip and rstrip take the white space beside the match into the token, but the search goes on behind the match itself, so a token made of
+ * white space may be found once more in what was taken; when lstrip leaves nothing of it, it is dropped.
+ * Cost: text length times the longest token, at worst. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -98,19 +99,19 @@ td_status td_tok_split_added(const struct td_tokenizer *t, const struct td_tok_t
         at = end;
         if (added->single_word && !stands_alone(text, n, start, end)) continue;
         uint32_t cp;
-        while (added->lstrip && start > 0) {
+        while (added->lstrip && start > done) {
             size_t before = td_utf8_before(text, start, &cp);
             if (!td_cp_is_space(cp)) break;
             start = before;
         }
-        if (start < done && added->lstrip) start = done;
+        if (added->lstrip && start < done) start = done;
         while (added->rstrip && end < n) {
             int len = td_utf8_next(text + end, n - end, &cp);
             if (len <= 0 || !td_cp_is_space(cp)) break;
             end += (size_t)len;
         }
         if (done < start) s = td_tok_text_add_piece(out, base + done, start - done, -1, first && !done);
-        if (!s) s = td_tok_text_add_piece(out, base + start, end > start ? end - start : 0, added->id, false);
+        if (!s && start < end) s = td_tok_text_add_piece(out, base + start, end - start, added->id, false);
         done = end;
     }
     if (!s && done != n) s = td_tok_text_add_piece(out, base + done, n - done, -1, first && !done);

@@ -19,6 +19,7 @@ static td_status cut_and_normalize(const struct td_tokenizer *t, struct encoding
 {
     td_status s = td_tok_buf_append(&e->a.buf, text, n);
     if (!s) s = td_tok_split_added(t, &t->raw_trie, &e->a, 0, n, true);
+    bool front_lost;
     for (size_t i = 0; i < e->a.n && !s; i++) {
         const struct td_tok_piece *piece = &e->a.pieces[i];
         size_t start = e->b.buf.n;
@@ -26,9 +27,9 @@ static td_status cut_and_normalize(const struct td_tokenizer *t, struct encoding
             s = td_tok_text_add_piece(&e->b, start, 0, piece->id, false);
             continue;
         }
-        s = td_tok_normalize(t, &e->matcher, e->a.buf.bytes + piece->start, piece->n, &e->normal, &e->tmp);
+        s = td_tok_normalize(t, &e->matcher, e->a.buf.bytes + piece->start, piece->n, &e->normal, &e->tmp, &front_lost);
         if (!s) s = td_tok_buf_append(&e->b.buf, e->normal.bytes, e->normal.n);
-        if (!s) s = td_tok_split_added(t, &t->normalized_trie, &e->b, start, e->normal.n, piece->first);
+        if (!s) s = td_tok_split_added(t, &t->normalized_trie, &e->b, start, e->normal.n, piece->first && !front_lost);
     }
     return s;
 }

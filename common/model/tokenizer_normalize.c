@@ -80,7 +80,7 @@ static td_status unicode_form(const struct td_tok_norm_op *op, const char *text,
     return s;
 }
 
-static td_status replace(const struct td_tok_norm_op *op, struct td_tok_matcher *m, const char *text, size_t n, struct td_tok_buf *out)
+static td_status replace(const struct td_tok_norm_op *op, struct td_tok_matcher *m, const char *text, size_t n, struct td_tok_buf *out, bool *front_lost)
 {
     struct td_tok_spans spans = {0};
     td_status s = td_tok_pattern_spans(&op->pattern, m, text, n, &spans);
@@ -88,11 +88,12 @@ static td_status replace(const struct td_tok_norm_op *op, struct td_tok_matcher 
         if (spans.v[i].is_match) s = td_tok_buf_append(out, op->content, op->n_content);
         else s = td_tok_buf_append(out, text + spans.v[i].start, spans.v[i].end - spans.v[i].start);
     }
+    if (spans.n && spans.v[0].is_match && !op->n_content) *front_lost = true;
     free(spans.v);
     return s;
 }
 
-static td_status strip(const struct td_tok_norm_op *op, const char *text, size_t n, struct td_tok_buf *out)
+static td_status strip(const struct td_tok_norm_op *op, const char *text, size_t n, struct td_tok_buf *out, bool *front_lost)
 {
     size_t start = 0;
     uint32_t cp;
@@ -101,6 +102,7 @@ static td_status strip(const struct td_tok_norm_op *op, const char *text, size_t
         if (len <= 0 || !td_cp_is_space(cp)) break;
         start += (size_t)len;
     }
+    if (start) *front_lost = true;
     while (op->right && n > start) {
         size_t before = td_utf8_before(text, n, &cp);
         if (!td_cp_is_space(cp)) break;
@@ -124,16 +126,17 @@ static td_status lowercase(const char *text, size_t n, struct td_tok_buf *out)
     return s;
 }
 
-static td_status apply(const struct td_tok_norm_op *op, struct td_tok_matcher *m, const char *text, size_t n, struct td_tok_buf *out)
+static td_status apply(const struct td_tok_norm_op *op, struct td_tok_matcher *m, const char *text, size_t n, struct td_tok_buf *out,
+                       bool *front_lost)
 {
     td_status s = TD_OK;
     switch (op->kind) {
     case TD_NORM_PREPEND:
         if (n) s = td_tok_buf_append(out, op->content, op->n_content);
         return s ? s : td_tok_buf_append(out, text, n);
-    case TD_NORM_REPLACE: return replace(op, m, text, n, out);
+    case TD_NORM_REPLACE: return replace(op, m, text, n, out, front_lost);
     case TD_NORM_UNICODE: return unicode_form(op, text, n, out);
-    case TD_NORM_STRIP: return strip(op, text, n, out);
+    case TD_NORM_STRIP: return strip(op, text, n, out, front_lost);
     case TD_NORM_LOWERCASE: return lowercase(text, n, out);
     case TD_NORM_BYTE_LEVEL:
         for (size_t i = 0; i < n && !s; i++) s = td_tok_buf_append_cp(out, td_byte_to_cp((uint8_t)text[i]));
@@ -143,15 +146,16 @@ static td_status apply(const struct td_tok_norm_op *op, struct td_tok_matcher *m
 }
 
 td_status td_tok_normalize(const struct td_tokenizer *t, struct td_tok_matcher *m, const char *text, size_t n, struct td_tok_buf *out,
-                           struct td_tok_buf *tmp)
+                           struct td_tok_buf *tmp, bool *ret_front_lost)
 {
+    *ret_front_lost = false;
     out->n = tmp->n = 0;
     if (!t->n_norm) return td_tok_buf_append(out, text, n);
     struct td_tok_buf *to = t->n_norm % 2 ? out : tmp, *other = t->n_norm % 2 ? tmp : out; /* so that the last one writes `out` */
     td_status s = TD_OK;
     for (size_t i = 0; i < t->n_norm && !s; i++) {
         to->n = 0;
-        s = apply(&t->norm[i], m, text, n, to);
+        s = apply(&t->norm[i], m, text, n, to, ret_front_lost);
         text = to->bytes;
         n = to->n;
         struct td_tok_buf *swap = to;

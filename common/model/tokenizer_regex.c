@@ -25,7 +25,8 @@
 
 #define SPACE_SET "\\x09-\\x0d\\x{85}\\p{Z}"
 #define WORD_SET "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}"
-#define WORD "[" WORD_SET "]"
+#define LONE_WORD_SET WORD_SET "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}" /* outside sets Oniguruma asks a Latin-1 table that has these */
+#define WORD "[" LONE_WORD_SET "]"
 
 struct translation {
     const char *in;
@@ -118,7 +119,7 @@ static td_status escape(struct translation *t, bool in_set)
     case 's': now = in_set ? SPACE_SET : "[" SPACE_SET "]"; break;
     case 'S': now = in_set ? "\\S\\x{180e}" : "[^" SPACE_SET "]"; break;
     case 'w': now = in_set ? WORD_SET : WORD; break;
-    case 'W': now = in_set ? NULL : "[^" WORD_SET "]"; break;
+    case 'W': now = in_set ? NULL : "[^" LONE_WORD_SET "]"; break;
     case 'b': now = in_set ? "\\x08" : "(?:(?<=" WORD ")(?!" WORD ")|(?<!" WORD ")(?=" WORD "))"; break;
     case 'B': now = in_set ? NULL : "(?:(?<=" WORD ")(?=" WORD ")|(?<!" WORD ")(?!" WORD "))"; break;
     case 'v': now = "\\x0b"; break;
