@@ -1,0 +1,238 @@
+/* fleet.c - the workers: their registry streams, what they said last, and the channels to them.
+ *
+ * A worker is identified by its stream; one that comes back with the same name or address replaces what was left of its former self. Workers
+ * of another model, protocol or KV layout are turned away with a reason: the router never pairs what cannot exchange blocks. */
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "router/router.h"
+
+static void reject(struct td_rpc_call *call, const char *reason)
+{
+    Tandem__V1__Reject j = TANDEM__V1__REJECT__INIT;
+    Tandem__V1__RouterMessage m = TANDEM__V1__ROUTER_MESSAGE__INIT;
+    j.reason = (char *)(uintptr_t)reason;
+    m.message_case = TANDEM__V1__ROUTER_MESSAGE__MESSAGE_REJECT;
+    m.reject = &j;
+    td_rpc_call_send(call, &m.base);
+    td_rpc_call_finish(call, GRPC_STATUS_FAILED_PRECONDITION, reason, NULL, 0);
+    char q[600];
+    td_warn("worker_rejected", "peer=%s reason=%s", td_rpc_call_peer(call), td_log_quote(q, sizeof q, reason));
+}
+
+static void conn_free_if_idle(struct worker_conn *w)
+{
+    if (!w->gone || w->n_legs > 0) return;
+    td_rpc_channel_destroy(w->channel);
+    memset(w, 0, sizeof *w);
+}
+
+void worker_conn_release(struct worker_conn *w)
+{
+    w->n_legs--;
+    conn_free_if_idle(w);
+}
+
+static void conn_gone(struct worker_conn *w, const char *why)
+{
+    struct router *r = w->router;
+    td_warn("worker_gone", "worker=%s role=%s why=\"%s\" legs=%u", w->name, w->role_name, why, w->n_legs);
+    if (w->call) {
+        td_rpc_call_set_user(w->call, NULL);
+        td_rpc_call_unref(w->call);
+        w->call = NULL;
+    }
+    w->n_legs++; /* held while the core cancels legs */
+    router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .worker = w->index});
+    w->gone = true;
+    worker_conn_release(w);
+}
+
+static td_status hello_check(const struct router *r, const Tandem__V1__Hello *h, struct td_err *err)
+{
+    if (h->protocol != TD_PROTOCOL_VERSION)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "protocol is %u, this router speaks %d (worker version %s)", h->protocol, TD_PROTOCOL_VERSION, h->version);
+    if (strcmp(h->role, "prefill") && strcmp(h->role, "decode")) return td_fail(err, TD_ERR_INVALID, "role is \"%s\", must be prefill or decode", h->role);
+    if (!h->name[0] || strlen(h->name) > 127) return td_fail(err, TD_ERR_INVALID, "name must have 1..127 bytes");
+    if (!h->address[0] || strlen(h->address) > 255) return td_fail(err, TD_ERR_INVALID, "address must have 1..255 bytes");
+    if ((int64_t)h->vocab != r->model.vocab)
+        return td_fail(err, TD_ERR_INVALID, "the worker's model \"%s\" has a vocabulary of %u, the router's \"%s\" of %d: not the same model", h->model,
+                       h->vocab, r->model_name, r->model.vocab);
+    if (h->kv_blocks == 0 || h->block_size == 0 || h->max_model_len == 0 || h->max_seqs == 0)
+        return td_fail(err, TD_ERR_INVALID, "kv_blocks, block_size, max_model_len and max_seqs must be > 0");
+    for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
+        const struct worker_conn *w = &r->workers[i];
+        if (w->used && !w->gone && w->layout_hash != h->layout_hash && strcmp(w->name, h->name))
+            return td_fail(err, TD_ERR_INVALID,
+                           "KV layout %016llx differs from %s's %016llx: model, dtype, block size and instruction set must agree in one cluster",
+                           (unsigned long long)h->layout_hash, w->name, (unsigned long long)w->layout_hash);
+    }
+    return TD_OK;
+}
+
+/* Sequence numbers start again with a new incarnation; an index is reused only when nothing refers to it. */
+static struct worker_conn *conn_new(struct router *r)
+{
+    for (uint32_t i = 0; i < TD_CORE_MAX_WORKERS; i++)
+        if (!r->workers[i].used) {
+            r->workers[i] = (struct worker_conn){.router = r, .used = true, .index = i};
+            return &r->workers[i];
+        }
+    return NULL;
+}
+
+static void take_hello(struct router *r, struct td_rpc_call *call, const Tandem__V1__Hello *h)
+{
+    struct td_err err = {0};
+    if (hello_check(r, h, &err)) {
+        reject(call, err.msg);
+        return;
+    }
+    for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
+        struct worker_conn *old = &r->workers[i];
+        if (old->used && !old->gone && (!strcmp(old->name, h->name) || !strcmp(old->address, h->address))) conn_gone(old, "replaced by a new registration");
+    }
+    struct worker_conn *w = conn_new(r);
+    if (!w) {
+        reject(call, "the router holds as many workers as it can");
+        return;
+    }
+    snprintf(w->name, sizeof w->name, "%s", h->name);
+    snprintf(w->role_name, sizeof w->role_name, "%s", h->role);
+    snprintf(w->address, sizeof w->address, "%s", h->address);
+    w->role = strcmp(h->role, "prefill") ? TD_ROLE_DECODE : TD_ROLE_PREFILL;
+    w->incarnation = h->incarnation;
+    w->layout_hash = h->layout_hash;
+    w->block_size = h->block_size;
+    w->kv_blocks = h->kv_blocks;
+    w->max_model_len = h->max_model_len;
+    w->pid = h->pid;
+    w->snap_ns = w->rate_ns = td_now_ns();
+    tandem__v1__snapshot__init(&w->snap);
+    struct td_rpc_channel_config c = {.loop = r->loop, .target = w->address, .tls = r->use_tls ? &r->tls : NULL,
+                                      .max_message_bytes = (uint32_t)r->cfg.max_message_bytes};
+    if (td_rpc_channel_create(&c, &w->channel, &err)) {
+        memset(w, 0, sizeof *w);
+        reject(call, err.msg);
+        return;
+    }
+    w->call = call;
+    td_rpc_call_ref(call);
+    td_rpc_call_set_user(call, w);
+    Tandem__V1__Welcome wel = TANDEM__V1__WELCOME__INIT;
+    Tandem__V1__RouterMessage m = TANDEM__V1__ROUTER_MESSAGE__INIT;
+    wel.router_incarnation = r->incarnation;
+    wel.protocol = TD_PROTOCOL_VERSION;
+    m.message_case = TANDEM__V1__ROUTER_MESSAGE__MESSAGE_WELCOME;
+    m.welcome = &wel;
+    td_rpc_call_send(call, &m.base);
+    td_info("worker_joined", "worker=%s role=%s address=%s kv_blocks=%u block_size=%u max_len=%u", w->name, w->role_name, w->address, w->kv_blocks,
+            w->block_size, w->max_model_len);
+    router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_JOIN, .worker = w->index, .role = w->role,
+                                           .a = (uint64_t)w->kv_blocks * w->block_size, .b = h->max_seqs});
+}
+
+static void take_snapshot(struct worker_conn *w, const Tandem__V1__Snapshot *s)
+{
+    uint64_t now = td_now_ns();
+    if (now - w->rate_ns > TD_NS_PER_S) { /* rates over the last second or so, smoothed */
+        double dt = (double)(now - w->rate_ns) / 1e9;
+        w->prefill_rate = 0.5 * w->prefill_rate + 0.5 * (double)(s->prefill_tokens_total - w->rate_prefill_total) / dt;
+        w->decode_rate = 0.5 * w->decode_rate + 0.5 * (double)(s->decode_tokens_total - w->rate_decode_total) / dt;
+        w->rate_prefill_total = s->prefill_tokens_total;
+        w->rate_decode_total = s->decode_tokens_total;
+        w->rate_ns = now;
+    }
+    w->snap = *s;
+    w->snap.base.n_unknown_fields = 0;
+    w->snap.base.unknown_fields = NULL;
+    w->snap_ns = now;
+    router_event(w->router, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .worker = w->index, .a = s->seq,
+                                                   .b = (uint64_t)s->kv_held * w->block_size, .c = s->tokens_queued, .d = s->running + s->waiting});
+}
+
+static void on_worker_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
+{
+    struct router *r = ctx;
+    struct worker_conn *w = td_rpc_call_user(call);
+    if (!msg) { /* half close */
+        td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, NULL, 0);
+        return;
+    }
+    const Tandem__V1__WorkerMessage *m = (const Tandem__V1__WorkerMessage *)msg;
+    switch (m->message_case) {
+    case TANDEM__V1__WORKER_MESSAGE__MESSAGE_HELLO:
+        if (w) reject(call, "hello was said already");
+        else take_hello(r, call, m->hello);
+        break;
+    case TANDEM__V1__WORKER_MESSAGE__MESSAGE_SNAPSHOT:
+        if (w) take_snapshot(w, m->snapshot);
+        break;
+    case TANDEM__V1__WORKER_MESSAGE__MESSAGE_DRAIN:
+        if (!w) break;
+        td_info("worker_draining", "worker=%s timeout_ms=%llu", w->name, (unsigned long long)m->drain->timeout_ms);
+        router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_DRAIN, .worker = w->index});
+        break;
+    default: break; /* a newer worker's message: tolerated */
+    }
+}
+
+static void on_worker_end(struct td_rpc_call *call, bool cancelled, void *ctx)
+{
+    (void)ctx;
+    struct worker_conn *w = td_rpc_call_user(call);
+    if (w && w->call == call) conn_gone(w, cancelled ? "its stream broke" : "it left");
+}
+
+const struct td_rpc_method registry_methods[] = {
+    {.path = "/tandem.v1.Registry/Join", .request = &tandem__v1__worker_message__descriptor, .client_streaming = true,
+     .on_message = on_worker_message, .on_end = on_worker_end},
+    {0},
+};
+
+/* ---- status ------------------------------------------------------------------------------------------------------------------------------ */
+
+void fleet_status(struct router *r, Tandem__V1__StatusResponse *out, Tandem__V1__WorkerStatus *store, Tandem__V1__WorkerStatus **ptrs)
+{
+    static const char *const states[] = {"absent", "ready", "suspect", "draining"};
+    uint64_t now = td_now_ns();
+    struct td_core_stats st;
+    td_core_stats(r->core, &st);
+    out->model = r->model_name;
+    out->mode = (char *)(uintptr_t)r->cfg.mode;
+    out->policy = (char *)(uintptr_t)r->cfg.policy;
+    out->uptime_ms = (now - r->started_ns) / TD_NS_PER_MS;
+    out->queued = st.queued;
+    out->live = st.live;
+    out->finished = st.finished;
+    out->failed = st.failed;
+    out->failovers = st.failovers;
+    out->workers = ptrs;
+    for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
+        struct worker_conn *w = &r->workers[i];
+        if (!w->used || w->gone) continue;
+        struct td_core_worker_view v;
+        td_core_worker_view(r->core, w->index, &v);
+        Tandem__V1__WorkerStatus *s = &store[out->n_workers];
+        tandem__v1__worker_status__init(s);
+        s->name = w->name;
+        s->role = w->role_name;
+        s->address = w->address;
+        s->state = (char *)(uintptr_t)states[v.state];
+        s->kv_blocks = w->kv_blocks;
+        s->kv_blocks_held = w->snap.kv_held;
+        s->kv_blocks_cached = w->snap.kv_cached;
+        s->block_size = w->block_size;
+        s->running = w->snap.running;
+        s->waiting = w->snap.waiting;
+        s->prefill_tokens_per_s = w->prefill_rate;
+        s->decode_tokens_per_s = w->decode_rate;
+        s->snapshot_age_ms = (now - w->snap_ns) / TD_NS_PER_MS;
+        s->assigned = v.assigned;
+        s->kv_bytes_sent = w->snap.kv_bytes_sent;
+        s->kv_bytes_received = w->snap.kv_bytes_received;
+        s->pid = w->pid;
+        ptrs[out->n_workers++] = s;
+    }
+}

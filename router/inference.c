@@ -1,0 +1,478 @@
+/* inference.c - the service clients use: checks every field, makes a request of it, and ends its call exactly once. */
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/hash.h"
+#include "common/base/log.h"
+#include "common/base/metrics.h"
+#include "common/rpc/rpc_status.h"
+#include "router/router.h"
+
+/* ---- input to tokens ---------------------------------------------------------------------------------------------------------------------- */
+
+static td_status check_model(const struct router *r, const char *model, struct td_err *err)
+{
+    if (!model[0] || !strcmp(model, r->model_name)) return TD_OK;
+    return td_fail(err, TD_ERR_NOT_FOUND, "model \"%.100s\" is not served here; this cluster serves \"%s\"", model, r->model_name);
+}
+
+/* Text that could not fit whatever its tokens are is refused before the tokenizer sees it. */
+static td_status check_text_bytes(const struct router *r, size_t n_bytes, struct td_err *err)
+{
+    size_t limit = r->longest_token_bytes * (size_t)router_max_len(r);
+    if (n_bytes <= limit) return TD_OK;
+    return td_fail(err, TD_ERR_INVALID, "prompt has %zu bytes; %u tokens of context hold at most %zu", n_bytes, router_max_len(r), limit);
+}
+
+static td_status encode(const struct router *r, const char *text, size_t n_bytes, bool add_special, struct td_token_list *list, struct td_err *err)
+{
+    td_status s = check_text_bytes(r, n_bytes, err);
+    if (s) return s;
+    uint32_t limit = router_max_len(r);
+    s = td_tokenizer_encode(r->tokenizer, text, n_bytes, add_special, limit, list, err);
+    if (s == TD_ERR_LIMIT)
+        return td_fail(err, TD_ERR_INVALID, "prompt has more than %u tokens, the longest sequence this cluster can hold", limit);
+    return s;
+}
+
+static td_status chat_tokens(const struct router *r, const Tandem__V1__Chat *chat, struct td_token_list *list, struct td_err *err)
+{
+    if (chat->n_messages == 0) return td_fail(err, TD_ERR_INVALID, "chat.messages is empty");
+    if (chat->n_messages > 4096) return td_fail(err, TD_ERR_INVALID, "chat.messages has %zu messages, limit 4096", chat->n_messages);
+    struct td_chat_message *m = calloc(chat->n_messages, sizeof *m);
+    if (!m) return td_fail(err, TD_ERR_AGAIN, "no memory for %zu messages", chat->n_messages);
+    size_t total = 0;
+    for (size_t i = 0; i < chat->n_messages; i++) {
+        const Tandem__V1__ChatMessage *in = chat->messages[i];
+        m[i] = (struct td_chat_message){in->role, (const char *)in->content.data, in->content.len};
+        if (!m[i].content) m[i].content = "";
+        total += in->content.len;
+    }
+    char *text = NULL;
+    size_t n_bytes = 0;
+    td_status s = check_text_bytes(r, total, err);
+    if (!s) s = td_chat_template_render(r->chat, m, chat->n_messages, !chat->no_generation_prompt, &text, &n_bytes, err);
+    free(m);
+    if (s) return s;
+    s = encode(r, text, n_bytes, false, list, err);
+    free(text);
+    return s;
+}
+
+static td_status prompt_tokens(const struct router *r, const ProtobufCBinaryData *prompt, bool add_special, struct td_token_list *list,
+                               struct td_err *err)
+{
+    if (prompt->len == 0) return td_fail(err, TD_ERR_INVALID, "prompt is empty");
+    return encode(r, (const char *)prompt->data, prompt->len, add_special, list, err);
+}
+
+static td_status ids_tokens(const struct router *r, const Tandem__V1__TokenIds *in, struct td_token_list *list, struct td_err *err)
+{
+    if (in->n_ids == 0) return td_fail(err, TD_ERR_INVALID, "token_ids is empty");
+    if (in->n_ids >= router_max_len(r))
+        return td_fail(err, TD_ERR_INVALID, "token_ids has %zu ids, must be below the longest sequence, %u", in->n_ids, router_max_len(r));
+    for (size_t i = 0; i < in->n_ids; i++)
+        if (in->ids[i] < 0 || in->ids[i] >= r->model.vocab)
+            return td_fail(err, TD_ERR_INVALID, "token_ids[%zu] is %d, must be 0..%d", i, in->ids[i], r->model.vocab - 1);
+    list->ids = malloc(in->n_ids * sizeof *list->ids);
+    if (!list->ids) return td_fail(err, TD_ERR_AGAIN, "no memory for %zu tokens", in->n_ids);
+    memcpy(list->ids, in->ids, in->n_ids * sizeof *list->ids);
+    list->n = list->capacity = in->n_ids;
+    return TD_OK;
+}
+
+static td_status input_tokens(const struct router *r, const Tandem__V1__GenerateRequest *in, struct td_token_list *list, struct td_err *err)
+{
+    td_status s;
+    switch (in->input_case) {
+    case TANDEM__V1__GENERATE_REQUEST__INPUT_PROMPT: s = prompt_tokens(r, &in->prompt, !in->no_special_tokens, list, err); break;
+    case TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT: s = chat_tokens(r, in->chat, list, err); break;
+    case TANDEM__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS: s = ids_tokens(r, in->token_ids, list, err); break;
+    default: return td_fail(err, TD_ERR_INVALID, "input is missing: set prompt, chat or token_ids");
+    }
+    if (s) return s;
+    if (list->n == 0) return td_fail(err, TD_ERR_INVALID, "the prompt has no tokens");
+    if (list->n >= router_max_len(r))
+        return td_fail(err, TD_ERR_INVALID, "the prompt has %zu tokens, must be below the longest sequence this cluster can hold, %u", list->n,
+                       router_max_len(r));
+    return TD_OK;
+}
+
+/* ---- sampling and stop conditions ------------------------------------------------------------------------------------------------------------ */
+
+static td_status fill_sampling(const struct router *r, struct request_state *q, const Tandem__V1__Sampling *in, struct td_err *err)
+{
+    static const Tandem__V1__Sampling none = TANDEM__V1__SAMPLING__INIT;
+    if (!in) in = &none;
+    Tandem__V1__SamplingSpec *s = &q->spec;
+    tandem__v1__sampling_spec__init(s);
+    s->temperature = in->has_temperature_case ? in->temperature : r->model.temperature;
+    s->top_k = in->has_top_k_case ? in->top_k : r->model.top_k;
+    s->top_p = in->has_top_p_case ? in->top_p : r->model.top_p;
+    s->min_p = in->has_min_p_case ? in->min_p : r->model.min_p;
+    s->repetition_penalty = in->has_repetition_penalty_case ? in->repetition_penalty : r->model.repetition_penalty;
+    s->presence_penalty = in->presence_penalty;
+    s->frequency_penalty = in->frequency_penalty;
+    s->seed = in->has_seed_case ? in->seed : td_random_u64();
+    s->n_logprobs = in->has_logprobs_case ? in->logprobs : -1;
+    if (in->has_logprobs_case && in->logprobs < 0)
+        return td_fail(err, TD_ERR_INVALID, "sampling.logprobs is %d, must be 0..%d", in->logprobs, TD_MAX_TOP_LOGPROBS);
+    if (in->n > 1) return td_fail(err, TD_ERR_INVALID, "sampling.n is %u, only 1 is supported", in->n);
+    q->want_logprobs = s->n_logprobs >= 0;
+    if (in->n_logit_bias > TD_MAX_LOGIT_BIAS)
+        return td_fail(err, TD_ERR_INVALID, "sampling.logit_bias has %zu entries, limit %d", in->n_logit_bias, TD_MAX_LOGIT_BIAS);
+    if (in->n_logit_bias) {
+        s->logit_bias = calloc(in->n_logit_bias, sizeof *s->logit_bias);
+        q->bias_store = calloc(in->n_logit_bias, sizeof *q->bias_store);
+        if (!s->logit_bias || !q->bias_store) return td_fail(err, TD_ERR_AGAIN, "no memory for logit_bias");
+        for (size_t i = 0; i < in->n_logit_bias; i++) {
+            tandem__v1__logit_bias__init(&q->bias_store[i]);
+            q->bias_store[i].token = in->logit_bias[i]->token;
+            q->bias_store[i].bias = in->logit_bias[i]->bias;
+            s->logit_bias[i] = &q->bias_store[i];
+        }
+        s->n_logit_bias = in->n_logit_bias;
+    }
+    struct td_logit_bias bias[TD_MAX_LOGIT_BIAS];
+    for (size_t i = 0; i < s->n_logit_bias; i++) bias[i] = (struct td_logit_bias){s->logit_bias[i]->token, s->logit_bias[i]->bias};
+    struct td_sampling check = {.temperature = s->temperature, .top_k = s->top_k, .top_p = s->top_p, .min_p = s->min_p,
+                                .repetition_penalty = s->repetition_penalty, .presence_penalty = s->presence_penalty,
+                                .frequency_penalty = s->frequency_penalty, .seed = s->seed, .n_logprobs = s->n_logprobs, .logit_bias = bias,
+                                .n_logit_bias = (int32_t)s->n_logit_bias};
+    td_status st = td_sampling_check(&check, r->model.vocab, err);
+    return st ? td_err_prefix(err, "sampling") : TD_OK;
+}
+
+static td_status fill_stop(const struct router *r, struct request_state *q, const Tandem__V1__StopConditions *in, size_t n_prompt, struct td_err *err)
+{
+    static const Tandem__V1__StopConditions none = TANDEM__V1__STOP_CONDITIONS__INIT;
+    if (!in) in = &none;
+    int64_t room = (int64_t)router_max_len(r) - (int64_t)n_prompt;
+    int64_t max_tokens = in->has_max_tokens_case ? in->max_tokens : room;
+    if (max_tokens < 1 || max_tokens > room)
+        return td_fail(err, TD_ERR_INVALID, "stop.max_tokens is %lld, must be 1..%lld (longest sequence %u - prompt %zu tokens)", (long long)max_tokens,
+                       (long long)room, router_max_len(r), n_prompt);
+    q->max_tokens = (uint64_t)max_tokens;
+    q->spec.max_tokens = (uint32_t)max_tokens;
+    size_t n_eos = in->ignore_eos ? 0 : (size_t)r->model.n_eos;
+    if (in->n_stop_token_ids + n_eos > TD_MAX_STOP_TOKENS)
+        return td_fail(err, TD_ERR_INVALID, "stop.stop_token_ids has %zu ids, limit %zu", in->n_stop_token_ids, TD_MAX_STOP_TOKENS - n_eos);
+    q->spec.stop_token_ids = calloc(in->n_stop_token_ids + n_eos + 1, sizeof(int32_t));
+    if (!q->spec.stop_token_ids) return td_fail(err, TD_ERR_AGAIN, "no memory for stop_token_ids");
+    for (size_t i = 0; i < in->n_stop_token_ids; i++) {
+        int32_t id = in->stop_token_ids[i];
+        if (id < 0 || id >= r->model.vocab)
+            return td_fail(err, TD_ERR_INVALID, "stop.stop_token_ids[%zu] is %d, must be 0..%d", i, id, r->model.vocab - 1);
+        q->spec.stop_token_ids[q->spec.n_stop_token_ids++] = id;
+    }
+    for (size_t i = 0; i < n_eos; i++) q->spec.stop_token_ids[q->spec.n_stop_token_ids++] = r->model.eos_ids[i];
+    for (size_t i = 0; i < in->n_stop; i++) {
+        td_status s = stop_matcher_add(&q->stop, in->stop[i].data, in->stop[i].len, err);
+        if (s) return td_err_prefix(err, "stop");
+    }
+    return TD_OK;
+}
+
+/* ---- life of a request_state -------------------------------------------------------------------------------------------------------------------- */
+
+static void request_free(struct router *r, struct request_state *q)
+{
+    leg_cancel(&q->prefill);
+    leg_cancel(&q->decode);
+    free(q->tokens);
+    free(q->bias_store);
+    free(q->spec.logit_bias);
+    free(q->spec.stop_token_ids);
+    free(q->grant);
+    td_detokenizer_free(q->detok);
+    stop_matcher_free(&q->stop);
+    uint32_t slot = q->slot;
+    struct td_rpc_call *call = q->call;
+    memset(q, 0, sizeof *q);
+    q->slot = slot;
+    r->free_slots[r->n_free_slots++] = slot;
+    atomic_fetch_sub(&r->n_live, 1);
+    if (call) {
+        td_rpc_call_set_user(call, NULL);
+        td_rpc_call_unref(call);
+    }
+}
+
+static td_status request_fill(struct router *r, struct request_state *q, const Tandem__V1__GenerateRequest *in, struct td_err *err)
+{
+    struct td_token_list list = {0};
+    td_status s = check_model(r, in->model, err);
+    if (!s && strlen(in->request_id) >= sizeof q->name)
+        s = td_fail(err, TD_ERR_INVALID, "request_id has %zu bytes, limit %zu", strlen(in->request_id), sizeof q->name - 1);
+    if (!s) s = input_tokens(r, in, &list, err);
+    if (!s) s = fill_sampling(r, q, in->sampling, err);
+    if (!s) s = fill_stop(r, q, in->stop, list.n, err);
+    if (!s) {
+        q->tokens = malloc((list.n + q->max_tokens) * sizeof *q->tokens);
+        if (!q->tokens) s = td_fail(err, TD_ERR_AGAIN, "no memory for %zu tokens", list.n + (size_t)q->max_tokens);
+    }
+    if (!s) {
+        memcpy(q->tokens, list.ids, list.n * sizeof *list.ids);
+        q->n_tokens = q->n_prompt = (uint32_t)list.n;
+        size_t n_prefix = list.n < 16 ? list.n : 16; /* enough context for the rules about leading spaces */
+        s = td_detokenizer_create(r->tokenizer, q->tokens + list.n - n_prefix, n_prefix, !in->skip_special_tokens_off, &q->detok);
+        if (s) td_fail(err, s, "no memory for the detokenizer");
+    }
+    td_token_list_free(&list);
+    return s;
+}
+
+static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
+{
+    struct router *r = ctx;
+    const Tandem__V1__GenerateRequest *in = (const Tandem__V1__GenerateRequest *)msg;
+    uint64_t now = td_now_ns();
+    if (atomic_load(&r->draining)) {
+        td_rpc_call_finish(call, GRPC_STATUS_UNAVAILABLE, "this router is draining", NULL, 0);
+        return;
+    }
+    if (r->n_free_slots == 0) {
+        struct td_rpc_metadata retry = {"retry-delay-ms", "1000"};
+        td_rpc_call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "max_requests requests are live on this router", &retry, 1);
+        return;
+    }
+    struct request_state *q = &r->requests[r->free_slots[--r->n_free_slots]];
+    atomic_fetch_add(&r->n_live, 1);
+    q->live = true;
+    q->arrived_ns = now;
+    q->stop_token = -1;
+    q->stop.matched = -1;
+    tandem__v1__ledger__init(&q->ledger);
+    struct td_err err = {0};
+    td_status s = request_fill(r, q, in, &err);
+    if (s) {
+        td_rpc_call_finish(call, td_rpc_code(s), err.msg, NULL, 0);
+        td_metric_add(r->m->failed, 1);
+        request_free(r, q);
+        return;
+    }
+    q->id = ++r->next_id;
+    q->return_token_ids = in->return_token_ids;
+    if (in->request_id[0]) snprintf(q->name, sizeof q->name, "%s", in->request_id);
+    else snprintf(q->name, sizeof q->name, "%llx-%llu", (unsigned long long)(r->incarnation & 0xffffff), (unsigned long long)q->id);
+    td_metric_add(r->m->prompt_tokens, q->n_prompt);
+    q->call = call;
+    td_rpc_call_ref(call);
+    td_rpc_call_set_user(call, q);
+    router_event(r, (struct td_core_event){.kind = TD_EV_REQUEST, .slot = q->slot, .id = q->id, .a = q->n_prompt, .b = q->max_tokens});
+}
+
+static void on_generate_end(struct td_rpc_call *call, bool cancelled, void *ctx)
+{
+    (void)cancelled;
+    struct router *r = ctx;
+    struct request_state *q = td_rpc_call_user(call);
+    if (!q || !q->live || q->call != call) return;
+    uint32_t slot = q->slot;
+    uint64_t id = q->id;
+    td_info("request_cancelled", "req=%s prompt=%u output=%u", q->name, q->n_prompt, q->n_tokens - q->n_prompt);
+    td_metric_add(r->m->cancelled, 1);
+    router_event(r, (struct td_core_event){.kind = TD_EV_CANCEL, .slot = slot, .id = id});
+    request_free(r, q);
+}
+
+/* ---- the end ---------------------------------------------------------------------------------------------------------------------------------------- */
+
+static uint64_t us_between(uint64_t from_ns, uint64_t to_ns) { return from_ns && to_ns > from_ns ? (to_ns - from_ns) / TD_NS_PER_US : 0; }
+
+/* Makes the first five stages add up to ttft_us exactly: what neither worker measured is rpc_us (I6). */
+static void close_ledger(struct router *r, struct request_state *q)
+{
+    Tandem__V1__Ledger *l = &q->ledger;
+    l->ttft_us = us_between(q->arrived_ns, q->first_ns);
+    l->e2e_us = us_between(q->arrived_ns, td_now_ns());
+    uint64_t sent = q->decode_sent_ns <= q->first_ns ? q->decode_sent_ns : q->arrived_ns; /* a later attempt came after the first token */
+    l->router_queue_us = us_between(q->arrived_ns, sent);
+    l->reserve_us = q->ticket_ns && q->ticket_ns <= q->first_ns ? us_between(sent, q->ticket_ns) : 0;
+    uint64_t known = l->router_queue_us + l->reserve_us + l->prefill_queue_us + l->prefill_us;
+    if (known > l->ttft_us) { /* microsecond rounding of four spans: take it off the longest */
+        uint64_t over = known - l->ttft_us;
+        uint64_t *longest = l->prefill_us >= l->prefill_queue_us ? &l->prefill_us : &l->prefill_queue_us;
+        *longest -= over < *longest ? over : *longest;
+        known = l->router_queue_us + l->reserve_us + l->prefill_queue_us + l->prefill_us;
+        if (known > l->ttft_us) { /* stages of different attempts: nothing finer than the total can be said */
+            l->router_queue_us = l->ttft_us;
+            l->reserve_us = l->prefill_queue_us = l->prefill_us = 0;
+            known = l->ttft_us;
+        }
+    }
+    l->rpc_us = l->ttft_us - known;
+    l->transfer_exposed_us = us_between(q->prefill_first_ns, q->decode_first_ns);
+    l->failovers = td_core_failovers(r->core, q->slot);
+    l->transfer_path = q->path[0] ? q->path : (char *)"local";
+    l->prefill_worker = q->prefill_name;
+    l->decode_worker = q->decode_name;
+    l->mode = (char *)(strcmp(q->prefill_name, q->decode_name) ? "pd" : "colocated");
+}
+
+static void observe(struct router *r, const struct request_state *q)
+{
+    const Tandem__V1__Ledger *l = &q->ledger;
+    struct router_metrics *m = r->m;
+    uint32_t n_out = q->n_tokens - q->n_prompt;
+    td_metric_observe(m->ttft, (double)l->ttft_us / 1e6);
+    td_metric_observe(m->e2e, (double)l->e2e_us / 1e6);
+    if (n_out > 1) td_metric_observe(m->tpot, (double)us_between(q->first_ns, q->last_ns) / 1e6 / (n_out - 1));
+    td_metric_observe(m->queue, (double)l->router_queue_us / 1e6);
+    td_metric_observe(m->reserve, (double)l->reserve_us / 1e6);
+    td_metric_observe(m->prefill_queue, (double)l->prefill_queue_us / 1e6);
+    td_metric_observe(m->prefill, (double)l->prefill_us / 1e6);
+    td_metric_observe(m->rpc, (double)l->rpc_us / 1e6);
+    td_metric_observe(m->transfer, (double)l->transfer_us / 1e6);
+    td_metric_add(m->finished, 1);
+}
+
+void request_complete(struct router *r, struct request_state *q)
+{
+    close_ledger(r, q);
+    observe(r, q);
+    const char *text = "", *tail = "";
+    size_t n_text = 0, n_tail = 0;
+    Tandem__V1__GenerateResponse m = TANDEM__V1__GENERATE_RESPONSE__INIT;
+    Tandem__V1__Usage usage = TANDEM__V1__USAGE__INIT;
+    char reason[32];
+    if (q->stop.matched < 0) { /* what was held back is output after all, unless it completes a stop string */
+        td_detokenizer_finish(q->detok, &text, &n_text);
+        if (stop_matcher_push(&q->stop, text, n_text, &tail, &n_tail)) {
+            q->finish = TANDEM__V1__FINISH_REASON__FINISH_STOP;
+        } else if (q->stop.n) {
+            stop_matcher_flush(&q->stop, &tail, &n_tail);
+        }
+    }
+    m.text.data = (uint8_t *)(uintptr_t)tail;
+    m.text.len = n_tail;
+    m.finish_reason = q->finish;
+    usage.prompt_tokens = q->n_prompt;
+    usage.output_tokens = q->n_tokens - q->n_prompt;
+    usage.cached_tokens = q->n_cached;
+    m.usage = &usage;
+    m.ledger = &q->ledger;
+    m.seed = q->spec.seed;
+    m.request_id = q->name;
+    if (q->stop.matched >= 0) {
+        m.stop_reason.data = (uint8_t *)q->stop.strings[q->stop.matched];
+        m.stop_reason.len = q->stop.bytes[q->stop.matched];
+    } else if (q->stop_token >= 0) {
+        m.stop_reason.len = (size_t)snprintf(reason, sizeof reason, "token %d", q->stop_token);
+        m.stop_reason.data = (uint8_t *)reason;
+    }
+    td_rpc_call_send(q->call, &m.base);
+    const Tandem__V1__Ledger *l = &q->ledger;
+    char ledger[1024];
+    snprintf(ledger, sizeof ledger,
+             "router_queue_us=%llu;reserve_us=%llu;prefill_queue_us=%llu;prefill_us=%llu;rpc_us=%llu;ttft_us=%llu;transfer_us=%llu;"
+             "transfer_exposed_us=%llu;decode_queue_us=%llu;first_step_us=%llu;e2e_us=%llu;transfer_bytes=%llu;preemptions=%u;failovers=%u;"
+             "transfer_path=%s;mode=%s",
+             (unsigned long long)l->router_queue_us, (unsigned long long)l->reserve_us, (unsigned long long)l->prefill_queue_us,
+             (unsigned long long)l->prefill_us, (unsigned long long)l->rpc_us, (unsigned long long)l->ttft_us, (unsigned long long)l->transfer_us,
+             (unsigned long long)l->transfer_exposed_us, (unsigned long long)l->decode_queue_us, (unsigned long long)l->first_step_us,
+             (unsigned long long)l->e2e_us, (unsigned long long)l->transfer_bytes, l->preemptions, l->failovers, l->transfer_path, l->mode);
+    struct td_rpc_metadata md = {"tandem-ledger", ledger};
+    td_rpc_call_finish(q->call, GRPC_STATUS_OK, NULL, &md, 1);
+    td_debug("request_done", "req=%s prompt=%u output=%u ttft_us=%llu e2e_us=%llu failovers=%u", q->name, q->n_prompt, q->n_tokens - q->n_prompt,
+             (unsigned long long)l->ttft_us, (unsigned long long)l->e2e_us, l->failovers);
+    request_free(r, q);
+}
+
+void request_fail(struct router *r, struct request_state *q, const struct td_core_action *a)
+{
+    char details[1200], retry[32], quoted[600];
+    if (q->last_error[0]) snprintf(details, sizeof details, "%s (%s)", a->reason, q->last_error);
+    else snprintf(details, sizeof details, "%s", a->reason);
+    snprintf(retry, sizeof retry, "%u", a->retry_ms);
+    struct td_rpc_metadata md = {"retry-delay-ms", retry};
+    td_rpc_call_finish(q->call, (grpc_status_code)a->code, details, &md, a->retry_ms ? 1 : 0);
+    td_warn("request_failed", "req=%s code=%u msg=%s prompt=%u output=%u", q->name, a->code, td_log_quote(quoted, sizeof quoted, details), q->n_prompt,
+            q->n_tokens - q->n_prompt);
+    td_metric_add(r->m->failed, 1);
+    request_free(r, q);
+}
+
+/* ---- the small methods ------------------------------------------------------------------------------------------------------------------------------ */
+
+static void on_nothing_end(struct td_rpc_call *call, bool cancelled, void *ctx)
+{
+    (void)call;
+    (void)cancelled;
+    (void)ctx;
+}
+
+static void on_tokenize(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
+{
+    struct router *r = ctx;
+    const Tandem__V1__TokenizeRequest *in = (const Tandem__V1__TokenizeRequest *)msg;
+    struct td_err err = {0};
+    struct td_token_list list = {0};
+    td_status s = check_model(r, in->model, &err);
+    if (!s) {
+        if (in->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_PROMPT)
+            s = encode(r, in->prompt.data ? (const char *)in->prompt.data : "", in->prompt.len, !in->no_special_tokens, &list, &err);
+        else if (in->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_CHAT)
+            s = chat_tokens(r, in->chat, &list, &err);
+        else
+            s = td_fail(&err, TD_ERR_INVALID, "input is missing: set prompt or chat");
+    }
+    if (s) {
+        td_rpc_call_finish(call, td_rpc_code(s), err.msg, NULL, 0);
+    } else {
+        Tandem__V1__TokenizeResponse out = TANDEM__V1__TOKENIZE_RESPONSE__INIT;
+        out.n_ids = list.n;
+        out.ids = list.ids;
+        out.max_model_len = router_max_len(r);
+        td_rpc_call_send(call, &out.base);
+        td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, NULL, 0);
+    }
+    td_token_list_free(&list);
+}
+
+static void on_models(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
+{
+    (void)msg;
+    struct router *r = ctx;
+    Tandem__V1__ModelInfo info = TANDEM__V1__MODEL_INFO__INIT, *list = &info;
+    Tandem__V1__ModelsResponse out = TANDEM__V1__MODELS_RESPONSE__INIT;
+    info.id = r->model_name;
+    info.max_model_len = router_max_len(r);
+    info.vocab = (uint32_t)r->model.vocab;
+    info.chat_template = (char *)(uintptr_t)td_chat_template_family(r->chat);
+    out.n_models = 1;
+    out.models = &list;
+    td_rpc_call_send(call, &out.base);
+    td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, NULL, 0);
+}
+
+static void on_status(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
+{
+    (void)msg;
+    struct router *r = ctx;
+    Tandem__V1__StatusResponse out = TANDEM__V1__STATUS_RESPONSE__INIT;
+    Tandem__V1__WorkerStatus *store = calloc(TD_CORE_MAX_WORKERS, sizeof *store);
+    Tandem__V1__WorkerStatus **ptrs = calloc(TD_CORE_MAX_WORKERS, sizeof *ptrs);
+    if (store && ptrs) {
+        fleet_status(r, &out, store, ptrs);
+        td_rpc_call_send(call, &out.base);
+        td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, NULL, 0);
+    } else {
+        td_rpc_call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "no memory", NULL, 0);
+    }
+    free(store);
+    free(ptrs);
+}
+
+const struct td_rpc_method inference_methods[] = {
+    {.path = "/tandem.v1.Inference/Generate", .request = &tandem__v1__generate_request__descriptor, .on_message = on_generate,
+     .on_end = on_generate_end},
+    {.path = "/tandem.v1.Inference/Tokenize", .request = &tandem__v1__tokenize_request__descriptor, .on_message = on_tokenize,
+     .on_end = on_nothing_end},
+    {.path = "/tandem.v1.Inference/Models", .request = &tandem__v1__models_request__descriptor, .on_message = on_models, .on_end = on_nothing_end},
+    {.path = "/tandem.v1.Inference/Status", .request = &tandem__v1__status_request__descriptor, .on_message = on_status, .on_end = on_nothing_end},
+    {0},
+};

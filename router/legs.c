@@ -1,0 +1,258 @@
+/* legs.c - one call to a worker for each leg of a request.
+ *
+ * A leg reports to the core (ticket, first token, tokens, end) with the attempt it was started for, so what an old attempt says changes
+ * nothing. A cancelled leg is detached: its remaining events are ignored and it frees itself at on_done. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "router/router.h"
+
+static struct td_core_event leg_event(const struct leg *l, enum td_core_event_kind kind)
+{
+    return (struct td_core_event){.kind = kind, .slot = l->slot, .id = l->id, .attempt = l->attempt};
+}
+
+static struct leg *leg_new(struct router *r, struct request_state *q, const struct td_core_action *a, enum leg_kind kind)
+{
+    struct leg *l = calloc(1, sizeof *l);
+    TD_ASSERT(l); /* small and bounded by 2 x max_requests */
+    *l = (struct leg){.router = r, .request = q, .worker = &r->workers[a->worker], .kind = kind, .slot = a->slot, .attempt = a->attempt, .id = a->id,
+                      .local = a->local};
+    l->worker->n_legs++;
+    return l;
+}
+
+void leg_cancel(struct leg **leg)
+{
+    struct leg *l = *leg;
+    if (!l) return;
+    *leg = NULL;
+    l->request = NULL;
+    td_rpc_call_cancel(l->call);
+}
+
+static void leg_done(struct leg *l)
+{
+    if (l->request) {
+        if (l->kind == LEG_DECODE) l->request->decode = NULL;
+        else l->request->prefill = NULL;
+    }
+    worker_conn_release(l->worker);
+    free(l);
+}
+
+/* Cancels the leg and tells the core that it failed: the worker broke the protocol. */
+static void leg_broken(struct leg *l, const char *why)
+{
+    struct router *r = l->router;
+    struct td_core_event e = leg_event(l, l->kind == LEG_DECODE ? TD_EV_DECODE_END : TD_EV_PREFILL_END);
+    e.a = 13; /* INTERNAL */
+    snprintf(l->request->last_error, sizeof l->request->last_error, "%s: %s", l->worker->name, why);
+    td_warn("leg_broken", "req=%s worker=%s why=\"%s\" action=fail_over", l->request->name, l->worker->name, why);
+    leg_cancel(l->kind == LEG_DECODE ? &l->request->decode : &l->request->prefill);
+    router_event(r, e);
+}
+
+static Tandem__V1__Sequence sequence_of(struct request_state *q)
+{
+    Tandem__V1__Sequence s = TANDEM__V1__SEQUENCE__INIT;
+    s.request = q->id;
+    s.attempt = q->attempt;
+    s.n_tokens = q->n_tokens;
+    s.tokens = q->tokens;
+    s.n_prompt = q->n_prompt;
+    s.sampling = &q->spec;
+    s.priority = q->arrived_ns / TD_NS_PER_US;
+    return s;
+}
+
+static void copy_end(struct leg *l, const struct td_rpc_result *res)
+{
+    if (res->code != GRPC_STATUS_OK)
+        snprintf(l->request->last_error, sizeof l->request->last_error, "%s: %s", l->worker->name, res->details);
+}
+
+/* ---- decode leg ------------------------------------------------------------------------------------------------------------------------------ */
+
+static void take_ticket(struct leg *l, const Tandem__V1__Ticket *t)
+{
+    struct request_state *q = l->request;
+    if (l->local || t->grant.len == 0 || t->cached_tokens >= q->n_tokens) {
+        leg_broken(l, "the ticket makes no sense");
+        return;
+    }
+    uint8_t *copy = malloc(t->grant.len);
+    TD_ASSERT(copy); /* bounded by the message limit */
+    memcpy(copy, t->grant.data, t->grant.len);
+    free(q->grant);
+    q->grant = copy;
+    q->grant_bytes = t->grant.len;
+    q->ticket_cached = t->cached_tokens;
+    q->ticket_ns = td_now_ns();
+    struct td_core_event e = leg_event(l, TD_EV_TICKET);
+    e.a = t->cached_tokens;
+    router_event(l->router, e);
+}
+
+static void decode_tokens(struct leg *l, const Tandem__V1__Tokens *t)
+{
+    struct request_state *q = l->request;
+    bool done_before = q->output_done;
+    if (!q->decode_first_ns) q->decode_first_ns = td_now_ns();
+    for (size_t i = 0; i < t->n_out; i++)
+        if (t->out[i]->finish) l->finished_seen = true;
+    if (output_take(l->router, q, t->out, t->n_out)) {
+        leg_broken(l, "a token contradicts the stream");
+        return;
+    }
+    struct td_core_event e = leg_event(l, TD_EV_TOKEN);
+    e.a = q->n_tokens;
+    bool stopped_here = q->output_done && !done_before && !l->finished_seen;
+    router_event(l->router, e);
+    if (stopped_here) router_event(l->router, (struct td_core_event){.kind = TD_EV_STOP, .slot = l->slot, .id = l->id});
+}
+
+static void take_decode_times(struct request_state *q, const Tandem__V1__DecodeTimes *t)
+{
+    q->ledger.transfer_us = t->transfer_us;
+    q->ledger.decode_queue_us = t->decode_queue_us;
+    q->ledger.first_step_us = t->first_step_us;
+    q->ledger.transfer_bytes = t->transfer_bytes;
+    q->ledger.preemptions += t->preemptions;
+    snprintf(q->path, sizeof q->path, "%s", t->transfer_path);
+}
+
+static void take_prefill_times(struct request_state *q, const Tandem__V1__PrefillTimes *t)
+{
+    if (q->first_sent) return; /* the ledger is of the attempt that made the first token */
+    q->ledger.prefill_queue_us = t->queue_us;
+    q->ledger.prefill_us = t->prefill_us;
+    q->n_cached = t->cached_tokens;
+}
+
+static void decode_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *user)
+{
+    (void)call;
+    struct leg *l = user;
+    const Tandem__V1__DecodeEvent *ev = (const Tandem__V1__DecodeEvent *)msg;
+    if (!l->request) return;
+    switch (ev->event_case) {
+    case TANDEM__V1__DECODE_EVENT__EVENT_TICKET: take_ticket(l, ev->ticket); break;
+    case TANDEM__V1__DECODE_EVENT__EVENT_TOKENS: decode_tokens(l, ev->tokens); break;
+    case TANDEM__V1__DECODE_EVENT__EVENT_TIMES: take_decode_times(l->request, ev->times); break;
+    case TANDEM__V1__DECODE_EVENT__EVENT_PREFILL_TIMES: take_prefill_times(l->request, ev->prefill_times); break;
+    default: break; /* a newer worker's event: tolerated */
+    }
+}
+
+static void decode_done(struct td_rpc_call *call, const struct td_rpc_result *res, void *user)
+{
+    (void)call;
+    struct leg *l = user;
+    struct router *r = l->router;
+    struct request_state *q = l->request;
+    struct td_core_event e = leg_event(l, TD_EV_DECODE_END);
+    bool tell = q != NULL, done = q && q->output_done;
+    e.a = (uint64_t)res->code;
+    if (q) {
+        copy_end(l, res);
+        if (res->code == GRPC_STATUS_OK && !done) {
+            e.a = 13;
+            snprintf(q->last_error, sizeof q->last_error, "%s: the decode stream ended without a last token", l->worker->name);
+        }
+    }
+    leg_done(l);
+    if (!tell) return;
+    if (done && res->code != GRPC_STATUS_OK) e.kind = TD_EV_STOP; /* the client has everything, however the call ended */
+    router_event(r, e);
+}
+
+static const struct td_rpc_client_method decode_method = {"/tandem.v1.Worker/Decode", &tandem__v1__decode_event__descriptor, false};
+static const struct td_rpc_handler decode_handler = {decode_message, decode_done};
+
+void leg_start_decode(struct router *r, struct request_state *q, const struct td_core_action *a)
+{
+    q->attempt = a->attempt;
+    struct leg *l = leg_new(r, q, a, LEG_DECODE);
+    q->decode = l;
+    q->decode_sent_ns = td_now_ns();
+    q->ticket_ns = q->prefill_sent_ns = 0;
+    snprintf(q->decode_name, sizeof q->decode_name, "%s", l->worker->name);
+    if (a->local) snprintf(q->prefill_name, sizeof q->prefill_name, "%s", l->worker->name);
+    Tandem__V1__Sequence s = sequence_of(q);
+    Tandem__V1__DecodeRequest m = TANDEM__V1__DECODE_REQUEST__INIT;
+    m.seq = &s;
+    m.local_prefill = a->local;
+    uint64_t left = td_rpc_call_remaining_ms(q->call);
+    l->call = td_rpc_call_start(l->worker->channel, &decode_method, &m.base, left == UINT64_MAX ? 0 : left + 1, false, NULL, 0, &decode_handler, l);
+}
+
+/* ---- prefill leg ----------------------------------------------------------------------------------------------------------------------------- */
+
+static void take_first(struct leg *l, Tandem__V1__FirstToken *f)
+{
+    struct request_state *q = l->request;
+    if (!f->out) {
+        leg_broken(l, "the first-token event is empty");
+        return;
+    }
+    q->prefill_first_ns = td_now_ns();
+    if (f->times) take_prefill_times(q, f->times);
+    bool done_before = q->output_done;
+    if (output_take(l->router, q, &f->out, 1)) {
+        leg_broken(l, "the first token contradicts the stream");
+        return;
+    }
+    bool finished = f->out->finish != TANDEM__V1__FINISH_REASON__FINISH_NONE;
+    bool stopped_here = q->output_done && !done_before && !finished;
+    struct td_core_event e = leg_event(l, TD_EV_FIRST_TOKEN);
+    e.a = finished;
+    e.b = q->n_tokens;
+    uint32_t slot = l->slot;
+    uint64_t id = l->id;
+    struct router *r = l->router;
+    router_event(r, e); /* may end the request and detach this leg */
+    if (stopped_here) router_event(r, (struct td_core_event){.kind = TD_EV_STOP, .slot = slot, .id = id});
+}
+
+static void prefill_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *user)
+{
+    (void)call;
+    struct leg *l = user;
+    const Tandem__V1__PrefillEvent *ev = (const Tandem__V1__PrefillEvent *)msg;
+    if (l->request && ev->event_case == TANDEM__V1__PREFILL_EVENT__EVENT_FIRST) take_first(l, ev->first);
+}
+
+static void prefill_done(struct td_rpc_call *call, const struct td_rpc_result *res, void *user)
+{
+    (void)call;
+    struct leg *l = user;
+    struct router *r = l->router;
+    struct td_core_event e = leg_event(l, TD_EV_PREFILL_END);
+    bool tell = l->request != NULL;
+    e.a = (uint64_t)res->code;
+    if (l->request) copy_end(l, res);
+    leg_done(l);
+    if (tell) router_event(r, e);
+}
+
+static const struct td_rpc_client_method prefill_method = {"/tandem.v1.Worker/Prefill", &tandem__v1__prefill_event__descriptor, false};
+static const struct td_rpc_handler prefill_handler = {prefill_message, prefill_done};
+
+void leg_start_prefill(struct router *r, struct request_state *q, const struct td_core_action *a)
+{
+    struct leg *l = leg_new(r, q, a, LEG_PREFILL);
+    q->prefill = l;
+    q->prefill_sent_ns = td_now_ns();
+    snprintf(q->prefill_name, sizeof q->prefill_name, "%s", l->worker->name);
+    Tandem__V1__Sequence s = sequence_of(q);
+    Tandem__V1__PrefillRequest m = TANDEM__V1__PREFILL_REQUEST__INIT;
+    m.seq = &s;
+    m.grant.data = q->grant;
+    m.grant.len = q->grant_bytes;
+    m.skip_tokens = q->ticket_cached;
+    uint64_t left = td_rpc_call_remaining_ms(q->call);
+    l->call = td_rpc_call_start(l->worker->channel, &prefill_method, &m.base, left == UINT64_MAX ? 0 : left + 1, false, NULL, 0, &prefill_handler, l);
+}

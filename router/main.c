@@ -1,0 +1,25 @@
+/* tandem-router: the router's life. */
+#include "router/router.h"
+
+#include "common/base/log.h"
+
+int main(int argc, char **argv)
+{
+    static struct router r; /* zero = nothing open */
+    struct router_config cfg = {0};
+    struct td_err e = {0};
+    if (td_options_load(router_options, &cfg, "tandem-router", "Router: takes requests and places each on a prefill and a decode worker.", argc, argv,
+                        NULL, 0, NULL, &e))
+        return td_die("tandem-router", &e);
+    enum td_log_level level = TD_LOG_INFO;
+    td_log_level_parse(cfg.log_level, &level);
+    td_log_start("router", level);
+    if (router_open(&r, &cfg, &e)) {
+        router_close(&r);
+        return td_die("tandem-router", &e);
+    }
+    router_run(&r);   /* until SIGTERM */
+    router_drain(&r); /* unready, refuse new requests, finish the live ones */
+    router_close(&r);
+    return 0;
+}

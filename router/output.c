@@ -1,0 +1,166 @@
+/* output.c - tokens to text, in order, none twice; stop strings; messages to the client. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/metrics.h"
+#include "router/router.h"
+
+/* ---- stop strings ------------------------------------------------------------------------------------------------------------------------ */
+
+td_status stop_matcher_add(struct stop_matcher *m, const void *text, size_t n_bytes, struct td_err *err)
+{
+    if (n_bytes == 0) return td_fail(err, TD_ERR_INVALID, "stop[%zu] is empty", m->n);
+    if (n_bytes > ROUTER_MAX_STOP_BYTES)
+        return td_fail(err, TD_ERR_INVALID, "stop[%zu] has %zu bytes, limit %d", m->n, n_bytes, ROUTER_MAX_STOP_BYTES);
+    if (m->n == ROUTER_MAX_STOP_STRINGS) return td_fail(err, TD_ERR_INVALID, "stop has more than %d strings", ROUTER_MAX_STOP_STRINGS);
+    char *copy = malloc(n_bytes + 1);
+    if (!copy) return td_fail(err, TD_ERR_AGAIN, "no memory");
+    memcpy(copy, text, n_bytes);
+    copy[n_bytes] = 0;
+    m->strings[m->n] = copy;
+    m->bytes[m->n++] = n_bytes;
+    return TD_OK;
+}
+
+/* The longest tail of held text that could still grow into a stop string. */
+static size_t tail_to_hold(const struct stop_matcher *m)
+{
+    size_t hold = 0;
+    for (size_t s = 0; s < m->n; s++)
+        for (size_t k = m->bytes[s] - 1; k > hold; k--)
+            if (k <= m->n_held && !memcmp(m->held + m->n_held - k, m->strings[s], k)) {
+                hold = k;
+                break;
+            }
+    return hold;
+}
+
+bool stop_matcher_push(struct stop_matcher *m, const char *text, size_t n_bytes, const char **ret_text, size_t *ret_bytes)
+{
+    *ret_text = text;
+    *ret_bytes = n_bytes;
+    if (m->n == 0) return false;
+    if (m->n_held + n_bytes + 1 > m->capacity) {
+        size_t capacity = (m->n_held + n_bytes + 1) * 2;
+        char *grown = realloc(m->held, capacity);
+        TD_ASSERT(grown);
+        m->held = grown;
+        m->capacity = capacity;
+    }
+    memcpy(m->held + m->n_held, text, n_bytes);
+    m->n_held += n_bytes;
+    size_t best_at = SIZE_MAX, best = 0;
+    for (size_t s = 0; s < m->n; s++) {
+        const char *at = memmem(m->held, m->n_held, m->strings[s], m->bytes[s]);
+        if (at && (size_t)(at - m->held) < best_at) {
+            best_at = (size_t)(at - m->held);
+            best = s;
+        }
+    }
+    *ret_text = m->held;
+    if (best_at != SIZE_MAX) {
+        m->matched = (int)best;
+        *ret_bytes = best_at;
+        m->n_held = 0;
+        return true;
+    }
+    *ret_bytes = m->n_held - tail_to_hold(m);
+    return false;
+}
+
+/* Drops what the last push gave out. */
+static void stop_matcher_given(struct stop_matcher *m, size_t n_bytes)
+{
+    if (m->n == 0 || n_bytes == 0 || m->n_held < n_bytes) return;
+    memmove(m->held, m->held + n_bytes, m->n_held - n_bytes);
+    m->n_held -= n_bytes;
+}
+
+void stop_matcher_flush(struct stop_matcher *m, const char **ret_text, size_t *ret_bytes)
+{
+    *ret_text = m->held ? m->held : "";
+    *ret_bytes = m->n_held;
+    m->n_held = 0;
+}
+
+void stop_matcher_free(struct stop_matcher *m)
+{
+    for (size_t i = 0; i < m->n; i++) free(m->strings[i]);
+    free(m->held);
+    memset(m, 0, sizeof *m);
+}
+
+/* ---- output -------------------------------------------------------------------------------------------------------------------------------- */
+
+static void send_text(struct request_state *q, const char *text, size_t n_bytes, Tandem__V1__TokenOut *token)
+{
+    Tandem__V1__GenerateResponse m = TANDEM__V1__GENERATE_RESPONSE__INIT;
+    m.text.data = (uint8_t *)(uintptr_t)text;
+    m.text.len = n_bytes;
+    int32_t id = token->token;
+    if (q->return_token_ids || q->want_logprobs) {
+        m.n_token_ids = 1;
+        m.token_ids = &id;
+    }
+    if (q->want_logprobs && token->logprobs) {
+        m.n_logprobs = 1;
+        m.logprobs = &token->logprobs;
+    }
+    if (n_bytes == 0 && m.n_token_ids == 0 && q->first_sent) return; /* nothing to tell yet */
+    if (!q->first_sent) m.request_id = q->name;
+    td_rpc_call_send(q->call, &m.base);
+}
+
+static bool is_stop_token(const struct request_state *q, int32_t token)
+{
+    for (size_t i = 0; i < q->spec.n_stop_token_ids; i++)
+        if (q->spec.stop_token_ids[i] == token) return true;
+    return false;
+}
+
+static void take_one(struct router *r, struct request_state *q, Tandem__V1__TokenOut *t)
+{
+    q->tokens[q->n_tokens++] = t->token;
+    td_metric_add(r->m->output_tokens, 1);
+    const char *text = "", *out = "";
+    size_t n_text = 0, n_out = 0;
+    bool stop_token = t->finish == TANDEM__V1__FINISH_REASON__FINISH_STOP && is_stop_token(q, t->token);
+    if (!stop_token) td_detokenizer_push(q->detok, t->token, &text, &n_text); /* a stop token is not part of the text */
+    bool stopped = stop_matcher_push(&q->stop, text, n_text, &out, &n_out);
+    uint64_t now = td_now_ns();
+    send_text(q, out, n_out, t);
+    if (!stopped) stop_matcher_given(&q->stop, n_out);
+    if (!q->first_sent) {
+        q->first_sent = true;
+        q->first_ns = now;
+    }
+    q->last_ns = now;
+    if (stopped) {
+        q->output_done = true;
+        q->finish = TANDEM__V1__FINISH_REASON__FINISH_STOP;
+    } else if (t->finish) {
+        q->output_done = true;
+        q->finish = t->finish;
+        if (stop_token) q->stop_token = t->token;
+    }
+}
+
+td_status output_take(struct router *r, struct request_state *q, Tandem__V1__TokenOut *const *out, size_t n)
+{
+    for (size_t i = 0; i < n && !q->output_done; i++) {
+        Tandem__V1__TokenOut *t = out[i];
+        if (t->index < q->n_prompt || t->index > q->n_tokens || t->token < 0 || t->token >= r->model.vocab) return TD_ERR_CORRUPT;
+        if (t->index == q->n_tokens) {
+            if (q->n_tokens >= q->n_prompt + q->max_tokens) return TD_ERR_CORRUPT;
+            take_one(r, q, t);
+            continue;
+        }
+        if (q->tokens[t->index] == t->token) continue; /* the other leg was first */
+        td_metric_add(r->m->mismatches, 1);
+        td_error("token_mismatch", "req=%s index=%u sent=%d got=%d invariant=I1", q->name, t->index, q->tokens[t->index], t->token);
+        return TD_ERR_CORRUPT;
+    }
+    return TD_OK;
+}

@@ -1,0 +1,273 @@
+/* router.c - opens, drains and closes the router; carries out what the core decides. */
+#include "router/router.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/base/clock.h"
+#include "common/base/hash.h"
+#include "common/base/log.h"
+#include "common/base/metrics.h"
+#include "common/worker/metrics_http.h"
+
+#define OFF(f) offsetof(struct router_config, f)
+#define TICK_MS 50
+
+const struct td_option router_options[] = {
+    {"model", TD_OPT_STR, NULL, 0, 0, NULL, OFF(model), "Hugging Face model directory (tokenizer, config and chat template; no weights are read)"},
+    {"served_model_name", TD_OPT_STR, "", 0, 0, NULL, OFF(served_model_name), "name clients use; default the directory's name"},
+    {"listen", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, OFF(listen), "address for clients and workers; port 0 = any"},
+    {"mode", TD_OPT_ENUM, "pd", 0, 0, "pd|colocated|hybrid", OFF(mode), "who prefills: prefill workers, decode workers, or by prompt length"},
+    {"policy", TD_OPT_ENUM, "least_token", 0, 0, "round_robin|least_token", OFF(policy), "which worker gets the next request"},
+    {"hybrid_local_tokens", TD_OPT_U64, "64", 0, 1 << 30, NULL, OFF(hybrid_local_tokens), "hybrid: shorter prompts are prefilled on the decode worker"},
+    {"max_requests", TD_OPT_I64, "1024", 1, TD_CORE_MAX_REQUESTS, NULL, OFF(max_requests), "live requests; more are refused with a retry delay"},
+    {"max_queued", TD_OPT_I64, "512", 0, TD_CORE_MAX_REQUESTS, NULL, OFF(max_queued), "requests waiting for a worker; more are refused"},
+    {"max_model_len", TD_OPT_I64, "0", 0, 16777216, NULL, OFF(max_model_len), "longest sequence in tokens; 0 = what model and workers allow"},
+    {"worker_timeout_ms", TD_OPT_U64, "2000", 100, 600000, NULL, OFF(worker_timeout_ms), "a worker silent for so long loses its requests to others"},
+    {"queue_timeout_ms", TD_OPT_U64, "30000", 1, 3600000, NULL, OFF(queue_timeout_ms), "longest wait for a worker"},
+    {"stall_ms", TD_OPT_U64, "120000", 100, 3600000, NULL, OFF(stall_ms), "a request in which nothing moves for so long fails over"},
+    {"max_failovers", TD_OPT_U64, "8", 0, 1000, NULL, OFF(max_failovers), "per request; then the client sees UNAVAILABLE"},
+    {"max_message_bytes", TD_OPT_SIZE, "32MiB", 65536, 1 << 30, NULL, OFF(max_message_bytes), "largest message taken from anybody"},
+    {"decision_log", TD_OPT_STR, "", 0, 0, NULL, OFF(decision_log), "file for the core's events and actions; replays to the same decisions"},
+    {"drain_timeout_ms", TD_OPT_U64, "30000", 0, 3600000, NULL, OFF(drain_timeout_ms), "SIGTERM: finish for so long, then cancel"},
+    {"log_level", TD_OPT_ENUM, "info", 0, 0, "debug|info|warn|error", OFF(log_level), "least level logged"},
+    {"metrics_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(metrics_listen), "HTTP host:port of /metrics and /healthz; empty = off"},
+    {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_cert), "certificate chain (PEM); with tls_key turns TLS on"},
+    {"tls_key", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_key), "private key (PEM)"},
+    {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_ca), "CA that clients and workers must be signed by (mutual TLS)"},
+    {0},
+};
+
+/* ---- the core ----------------------------------------------------------------------------------------------------------------------------- */
+
+static void log_event(struct router *r, const struct td_core_event *e, const struct td_core_action *a, size_t n)
+{
+    char line[TD_CORE_LINE_MAX];
+    td_core_event_format(e, line, sizeof line);
+    fputs(line, r->log);
+    for (size_t i = 0; i < n; i++) {
+        td_core_action_format(&a[i], line, sizeof line);
+        fputs(line, r->log);
+    }
+}
+
+static void carry_out(struct router *r, const struct td_core_action *a)
+{
+    struct request_state *q = &r->requests[a->slot];
+    if (!q->live || q->id != a->id) return; /* the client's own cancel frees it first */
+    switch (a->kind) {
+    case TD_ACT_START_DECODE: leg_start_decode(r, q, a); break;
+    case TD_ACT_START_PREFILL: leg_start_prefill(r, q, a); break;
+    case TD_ACT_CANCEL_DECODE: leg_cancel(&q->decode); break;
+    case TD_ACT_CANCEL_PREFILL: leg_cancel(&q->prefill); break;
+    case TD_ACT_COMPLETE: request_complete(r, q); break;
+    case TD_ACT_FAIL: request_fail(r, q, a); break;
+    }
+}
+
+/* Carrying out an action never applies another event (results of calls arrive later), so one actions array serves. */
+void router_event(struct router *r, struct td_core_event e)
+{
+    e.now_ns = td_now_ns();
+    size_t n = td_core_step(r->core, &e, r->actions);
+    if (r->log) log_event(r, &e, r->actions, n);
+    for (size_t i = 0; i < n; i++) carry_out(r, &r->actions[i]);
+}
+
+uint32_t router_max_len(const struct router *r)
+{
+    uint32_t len = (uint32_t)r->model.max_positions;
+    if (r->cfg.max_model_len && (uint32_t)r->cfg.max_model_len < len) len = (uint32_t)r->cfg.max_model_len;
+    for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++)
+        if (r->workers[i].used && !r->workers[i].gone && r->workers[i].max_model_len < len) len = r->workers[i].max_model_len;
+    return len;
+}
+
+static void on_tick(void *arg)
+{
+    struct router *r = arg;
+    router_event(r, (struct td_core_event){.kind = TD_EV_TICK});
+    if (r->log) fflush(r->log);
+    struct td_core_stats st;
+    td_core_stats(r->core, &st);
+    td_metric_set(r->m->waiting, st.queued);
+    td_metric_set(r->m->running, st.live - st.queued);
+}
+
+/* ---- open ------------------------------------------------------------------------------------------------------------------------------------ */
+
+static struct router_metrics *metrics_new(void)
+{
+    static struct router_metrics m;
+    const double *b = td_seconds_bounds;
+    int n = td_n_seconds_bounds;
+    m.ttft = td_histogram("td_time_to_first_token_seconds", "", "Request received to first token sent", b, n);
+    m.tpot = td_histogram("td_time_per_output_token_seconds", "", "(Last - first token) / (tokens - 1), per request", b, n);
+    m.e2e = td_histogram("td_e2e_request_latency_seconds", "", "Request received to stream ended", b, n);
+    m.queue = td_histogram("td_stage_seconds", "stage=\"router_queue\"", "Stages of TTFT; they add up", b, n);
+    m.reserve = td_histogram("td_stage_seconds", "stage=\"reserve\"", "Stages of TTFT; they add up", b, n);
+    m.prefill_queue = td_histogram("td_stage_seconds", "stage=\"prefill_queue\"", "Stages of TTFT; they add up", b, n);
+    m.prefill = td_histogram("td_stage_seconds", "stage=\"prefill\"", "Stages of TTFT; they add up", b, n);
+    m.rpc = td_histogram("td_stage_seconds", "stage=\"rpc\"", "Stages of TTFT; they add up", b, n);
+    m.transfer = td_histogram("td_kv_transfer_seconds", "", "KV hand-over of one request", b, n);
+    m.running = td_gauge("td_num_requests_running", "", "Requests placed on workers");
+    m.waiting = td_gauge("td_num_requests_waiting", "", "Requests waiting for a worker");
+    m.finished = td_counter("td_request_success_total", "", "Requests finished");
+    m.failed = td_counter("td_request_failure_total", "", "Requests refused or failed");
+    m.cancelled = td_counter("td_request_cancelled_total", "", "Requests the client left");
+    m.failovers = td_counter("td_request_failovers_total", "", "Attempts moved to other workers");
+    m.prompt_tokens = td_counter("td_prompt_tokens_total", "", "Prompt tokens accepted");
+    m.output_tokens = td_counter("td_generation_tokens_total", "", "Output tokens sent");
+    m.mismatches = td_counter("td_token_mismatch_total", "", "A worker contradicted a token already sent (must stay 0)");
+    return &m;
+}
+
+static td_status open_model(struct router *r, struct td_err *err)
+{
+    td_status s = td_model_config_load(r->cfg.model, &r->model, err);
+    if (!s) s = td_tokenizer_load(r->cfg.model, &r->tokenizer, err);
+    if (!s) s = td_chat_template_load(r->cfg.model, &r->chat, err);
+    if (s) return s;
+    r->longest_token_bytes = 16;
+    for (int32_t i = 0; i < td_tokenizer_vocab(r->tokenizer); i++) {
+        size_t n = 0;
+        if (td_tokenizer_token_text(r->tokenizer, i, &n) && n > r->longest_token_bytes) r->longest_token_bytes = n;
+    }
+    if (r->cfg.served_model_name[0]) {
+        snprintf(r->model_name, sizeof r->model_name, "%s", r->cfg.served_model_name);
+        return TD_OK;
+    }
+    char *real = realpath(r->cfg.model, NULL);
+    const char *slash = real ? strrchr(real, '/') : NULL;
+    snprintf(r->model_name, sizeof r->model_name, "%s", slash ? slash + 1 : r->cfg.model);
+    free(real);
+    return TD_OK;
+}
+
+static td_status open_core(struct router *r, struct td_err *err)
+{
+    const struct router_config *g = &r->cfg;
+    struct td_core_config c = {.mode = !strcmp(g->mode, "pd") ? TD_MODE_PD : !strcmp(g->mode, "colocated") ? TD_MODE_COLOCATED : TD_MODE_HYBRID,
+                               .policy = g->policy, .max_requests = (uint32_t)g->max_requests, .max_queued = (uint32_t)g->max_queued,
+                               .hybrid_local_tokens = (uint32_t)g->hybrid_local_tokens, .worker_timeout_ms = (uint32_t)g->worker_timeout_ms,
+                               .queue_timeout_ms = (uint32_t)g->queue_timeout_ms, .stall_ms = (uint32_t)g->stall_ms,
+                               .max_failovers = (uint32_t)g->max_failovers};
+    td_status s = td_core_create(&c, &r->core, err);
+    if (s) return s;
+    size_t n = (size_t)g->max_requests;
+    r->actions = calloc(TD_CORE_MAX_ACTIONS_PER_EVENT, sizeof *r->actions);
+    r->requests = calloc(n, sizeof *r->requests);
+    r->free_slots = calloc(n, sizeof *r->free_slots);
+    if (!r->actions || !r->requests || !r->free_slots) return td_fail(err, TD_ERR_NOMEM, "no memory for max_requests %zu", n);
+    for (size_t i = 0; i < n; i++) {
+        r->requests[i].slot = (uint32_t)i;
+        r->free_slots[r->n_free_slots++] = (uint32_t)(n - 1 - i);
+    }
+    if (g->decision_log[0]) {
+        r->log = fopen(g->decision_log, "w");
+        if (!r->log) return td_fail(err, TD_ERR_IO, "decision_log \"%s\": %s", g->decision_log, strerror(errno));
+        char line[TD_CORE_LINE_MAX];
+        td_core_config_format(&c, line, sizeof line);
+        fputs(line, r->log);
+    }
+    return TD_OK;
+}
+
+static td_status open_server(struct router *r, struct td_err *err)
+{
+    r->use_tls = r->cfg.tls_cert[0] != 0;
+    if (r->use_tls != (r->cfg.tls_key[0] != 0)) return td_fail(err, TD_ERR_INVALID, "tls_cert and tls_key must be given together");
+    r->tls = (struct td_rpc_tls){.cert_file = r->cfg.tls_cert, .key_file = r->cfg.tls_key, .ca_file = r->cfg.tls_ca[0] ? r->cfg.tls_ca : NULL};
+    td_status s = td_rpc_loop_create("router", &r->loop, err);
+    if (s) return s;
+    const struct td_rpc_method *services[] = {inference_methods, registry_methods, NULL};
+    struct td_rpc_server_config c = {.loop = r->loop, .address = r->cfg.listen, .tls = r->use_tls ? &r->tls : NULL, .services = services,
+                                     .limits = {.max_message_bytes = (uint32_t)r->cfg.max_message_bytes,
+                                                .max_live_calls = (uint32_t)r->cfg.max_requests * 2 + TD_CORE_MAX_WORKERS},
+                                     .reflection = true, .ctx = r};
+    return td_rpc_server_start(&c, &r->server, err);
+}
+
+td_status router_open(struct router *r, const struct router_config *config, struct td_err *err)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, &set, NULL); /* before gRPC: its threads inherit the mask */
+    signal(SIGPIPE, SIG_IGN);
+    r->cfg = *config;
+    r->incarnation = td_random_u64();
+    r->started_ns = td_now_ns();
+    r->m = metrics_new();
+    td_status s = open_model(r, err);
+    if (!s) s = open_core(r, err);
+    if (!s) s = open_server(r, err);
+    if (!s && config->metrics_listen[0]) s = td_metrics_http_start(config->metrics_listen, &r->metrics, err);
+    if (s) return s;
+    r->tick = td_rpc_timer_start(r->loop, TICK_MS, on_tick, r);
+    td_rpc_server_set_serving(r->server, true);
+    td_info("ready", "model=%s port=%d mode=%s policy=%s pid=%d", r->model_name, td_rpc_server_port(r->server), r->cfg.mode, r->cfg.policy,
+            (int)getpid());
+    return TD_OK;
+}
+
+/* ---- run, drain, close -------------------------------------------------------------------------------------------------------------------------- */
+
+static int wait_signal(int timeout_ms)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    struct timespec ts = {timeout_ms / 1000, (timeout_ms % 1000) * 1000000L};
+    int sig = timeout_ms < 0 ? sigwaitinfo(&set, NULL) : sigtimedwait(&set, NULL, &ts);
+    return sig > 0 ? sig : 0;
+}
+
+void router_run(struct router *r)
+{
+    (void)r;
+    int sig;
+    while (!(sig = wait_signal(-1))) {}
+    td_info("signal", "sig=%d action=drain", sig);
+}
+
+void router_drain(struct router *r)
+{
+    atomic_store(&r->draining, true);
+    td_rpc_server_set_serving(r->server, false);
+    uint64_t deadline = td_deadline_after_ms(td_now_ns(), r->cfg.drain_timeout_ms);
+    unsigned live = atomic_load(&r->n_live);
+    while (atomic_load(&r->n_live) > 0 && td_now_ns() < deadline)
+        if (wait_signal(10)) {
+            td_warn("second_signal", "live=%u action=exit", atomic_load(&r->n_live));
+            _exit(1);
+        }
+    td_info("drained", "live_at_start=%u left=%u", live, atomic_load(&r->n_live));
+}
+
+static void stop_tick(void *arg)
+{
+    struct router *r = arg;
+    td_rpc_timer_cancel(r->tick);
+}
+
+void router_close(struct router *r)
+{
+    if (r->tick) td_rpc_loop_post(r->loop, stop_tick, r);
+    if (r->server) td_rpc_server_stop(r->server, 0); /* cancels what is left; workers' streams end, their conns and channels with them */
+    td_metrics_http_stop(r->metrics);
+    if (r->loop) td_rpc_loop_destroy(r->loop);
+    if (r->log) fclose(r->log);
+    td_core_destroy(r->core);
+    free(r->actions);
+    free(r->requests);
+    free(r->free_slots);
+    td_chat_template_free(r->chat);
+    td_tokenizer_free(r->tokenizer);
+}

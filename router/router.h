@@ -1,0 +1,171 @@
+/* router.h - the router daemon: the I/O around router/core. One loop thread owns everything in this file's structs.
+ *
+ * Files: inference.c takes clients' calls in, legs.c talks to workers on their behalf, output.c turns tokens into text and stop decisions,
+ * fleet.c keeps the workers' registrations, router.c opens, drains and closes it all and carries out the core's actions. */
+#ifndef TD_ROUTER_H
+#define TD_ROUTER_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "common/base/options.h"
+#include "common/model/chat_template.h"
+#include "common/model/config.h"
+#include "common/model/sampler.h"
+#include "common/model/tokenizer.h"
+#include "common/rpc/rpc.h"
+#include "router/core/core.h"
+#include "tandem/v1/inference.pb-c.h"
+#include "tandem/v1/worker.pb-c.h"
+
+#define TD_PROTOCOL_VERSION 1
+#define ROUTER_MAX_STOP_STRINGS 16
+#define ROUTER_MAX_STOP_BYTES 1024
+
+struct router_config {
+    const char *model, *served_model_name, *listen, *mode, *policy, *decision_log, *log_level, *tls_cert, *tls_key, *tls_ca, *metrics_listen;
+    int64_t max_requests, max_queued, max_model_len;
+    uint64_t hybrid_local_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, max_failovers, drain_timeout_ms, max_message_bytes;
+};
+extern const struct td_option router_options[];
+
+/* Holds text back while it may be the start of a stop string. */
+struct stop_matcher {
+    char *strings[ROUTER_MAX_STOP_STRINGS];
+    size_t bytes[ROUTER_MAX_STOP_STRINGS];
+    size_t n;
+    char *held;               /* text not yet given out */
+    size_t n_held, capacity;
+    int matched;              /* index of the string that ended the output, or -1 */
+};
+
+struct router;
+struct worker_conn;
+
+enum leg_kind { LEG_PREFILL, LEG_DECODE };
+/* One call to a worker. Lives until its on_done; detached (request == NULL) when the request no longer wants it. */
+struct leg {
+    struct router *router;
+    struct request_state *request;
+    struct worker_conn *worker;
+    struct td_rpc_call *call;
+    enum leg_kind kind;
+    uint32_t slot, attempt;
+    uint64_t id;
+    bool local, finished_seen;
+};
+
+struct request_state {
+    bool live;
+    uint32_t slot, attempt;
+    uint64_t id;
+    char name[128];                        /* the client's request id, or ours */
+    struct td_rpc_call *call;
+    bool call_ended;
+
+    int32_t *tokens;                       /* prompt + output; capacity n_prompt + max_tokens */
+    uint32_t n_tokens, n_prompt, n_cached;
+    uint64_t max_tokens;
+    Tandem__V1__SamplingSpec spec;         /* arrays owned by this struct */
+    Tandem__V1__LogitBias *bias_store;
+    bool return_token_ids, want_logprobs;
+    struct td_detokenizer *detok;
+    struct stop_matcher stop;
+    bool output_done, first_sent;
+    Tandem__V1__FinishReason finish;
+    int32_t stop_token;                    /* the stop token that ended it, or -1 */
+
+    struct leg *prefill, *decode;
+    uint8_t *grant;                        /* of the current attempt */
+    size_t grant_bytes;
+    uint32_t ticket_cached;
+    char last_error[512];                  /* of a leg: the reason is never discarded */
+
+    uint64_t arrived_ns, decode_sent_ns, ticket_ns, prefill_sent_ns, first_ns, prefill_first_ns, decode_first_ns, last_ns;
+    Tandem__V1__Ledger ledger;
+    char prefill_name[128], decode_name[128], path[16];
+};
+
+struct worker_conn {
+    struct router *router;
+    bool used, gone;
+    uint32_t index, n_legs;
+    struct td_rpc_call *call;              /* its registry stream */
+    struct td_rpc_channel *channel;
+    char name[128], role_name[16], address[256];
+    enum td_core_role role;
+    uint64_t incarnation, layout_hash;
+    uint32_t block_size, kv_blocks, max_model_len, pid;
+    Tandem__V1__Snapshot snap;
+    uint64_t snap_ns, rate_ns, rate_prefill_total, rate_decode_total;
+    double prefill_rate, decode_rate;
+};
+
+struct router {
+    struct router_config cfg;
+    char model_name[256];
+    struct td_model_config model;
+    struct td_tokenizer *tokenizer;
+    struct td_chat_template *chat;
+    size_t longest_token_bytes;
+    struct td_rpc_loop *loop;
+    struct td_rpc_server *server;
+    struct td_rpc_tls tls;
+    bool use_tls;
+    struct td_rpc_timer *tick;
+    struct td_core *core;
+    struct td_core_action *actions;        /* TD_CORE_MAX_ACTIONS_PER_EVENT */
+    FILE *log;                             /* decision log, or NULL */
+    uint64_t next_id, started_ns, incarnation;
+    struct request_state *requests;        /* [max_requests] */
+    uint32_t *free_slots, n_free_slots;
+    struct worker_conn workers[TD_CORE_MAX_WORKERS];
+    atomic_uint n_live;
+    atomic_bool draining;
+    struct td_metrics_http *metrics;
+    struct router_metrics *m;
+};
+
+/* router.c: the daemon's life, and the one door to the core: logs the event, applies it, logs and carries out the actions. */
+td_status router_open(struct router *r, const struct router_config *config, struct td_err *err);
+void router_run(struct router *r);
+void router_drain(struct router *r);
+void router_close(struct router *r);
+void router_event(struct router *r, struct td_core_event event);
+uint32_t router_max_len(const struct router *r); /* longest sequence every connected worker can hold */
+
+/* inference.c */
+extern const struct td_rpc_method inference_methods[];
+void request_complete(struct router *r, struct request_state *q);
+void request_fail(struct router *r, struct request_state *q, const struct td_core_action *a);
+
+/* legs.c */
+void leg_start_decode(struct router *r, struct request_state *q, const struct td_core_action *a);
+void leg_start_prefill(struct router *r, struct request_state *q, const struct td_core_action *a);
+void leg_cancel(struct leg **leg);
+
+/* output.c */
+td_status stop_matcher_add(struct stop_matcher *m, const void *text, size_t n_bytes, struct td_err *err);
+/* Appends new text; *ret_text[0..*ret_bytes) may be given out now (borrowed until the next call); true when a stop string matched. */
+bool stop_matcher_push(struct stop_matcher *m, const char *text, size_t n_bytes, const char **ret_text, size_t *ret_bytes);
+void stop_matcher_flush(struct stop_matcher *m, const char **ret_text, size_t *ret_bytes);
+void stop_matcher_free(struct stop_matcher *m);
+/* Takes tokens of a leg into the request's output: drops what it has, appends the next, sends text. TD_ERR_CORRUPT when a worker's token contradicts
+ * what was already sent (I1 broken) or leaves a gap. */
+td_status output_take(struct router *r, struct request_state *q, Tandem__V1__TokenOut *const *out, size_t n);
+
+/* fleet.c */
+extern const struct td_rpc_method registry_methods[];
+void worker_conn_release(struct worker_conn *w); /* a leg ended */
+void fleet_status(struct router *r, Tandem__V1__StatusResponse *out, Tandem__V1__WorkerStatus *store, Tandem__V1__WorkerStatus **ptrs);
+
+/* metrics */
+struct router_metrics {
+    struct td_metric *ttft, *tpot, *e2e, *queue, *reserve, *prefill_queue, *prefill, *rpc, *transfer, *running, *waiting;
+    struct td_metric *finished, *failed, *cancelled, *failovers, *prompt_tokens, *output_tokens, *mismatches;
+};
+
+#endif
