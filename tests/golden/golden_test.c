@@ -1,0 +1,178 @@
+/* golden_test.c - every model of tests/golden/fixtures against the logits of Hugging Face transformers, with every table of kernels that
+ * this CPU runs. f32: within 1e-4 of the largest logit, and the same bits however the prompt is cut. bf16: reported, with loose bounds. */
+#include "tests/golden/model_rig.h"
+
+#include <dirent.h>
+#include <math.h>
+
+#include "common/base/mem.h"
+
+#define FIXTURES "tests/golden/fixtures"
+#define MODELS_MAX 64
+#define BLOCK_SIZE 8
+
+static const char *const ops_names[] = {"ref", "avx2", "avx512"};
+
+struct golden {
+    char dir[300];
+    char name[200];
+    int32_t *tokens, n;
+    float *logits;
+    size_t logits_bytes;
+};
+
+static void golden_open(struct golden *d, const char *name)
+{
+    char path[400];
+    struct td_err err = {0};
+    json_t *root;
+    *d = (struct golden){0};
+    snprintf(d->name, sizeof d->name, "%s", name);
+    snprintf(d->dir, sizeof d->dir, FIXTURES "/%s", d->name);
+    snprintf(path, sizeof path, "%s/tokens.json", d->dir);
+    if (td_json_load_file(path, (size_t)1 << 20, &root, &err)) fail_msg("%s", err.msg);
+    d->tokens = rig_ids(json_object_get(root, "tokens"), &d->n);
+    json_decref(root);
+    snprintf(path, sizeof path, "%s/logits.f32", d->dir);
+    char *bytes;
+    if (td_file_read(path, (size_t)1 << 24, &bytes, &d->logits_bytes, &err)) fail_msg("%s", err.msg);
+    d->logits = (float *)(void *)bytes;
+}
+
+static void golden_close(struct golden *d)
+{
+    free(d->tokens);
+    free(d->logits);
+}
+
+/* The models, or a failure when the fixtures are not there: they are part of the source. */
+static int golden_names(char names[MODELS_MAX][200])
+{
+    DIR *dir = opendir(FIXTURES);
+    if (!dir) fail_msg("%s is missing (run from the source root)", FIXTURES);
+    struct dirent *e;
+    int n = 0;
+    while ((e = readdir(dir))) {
+        if (e->d_name[0] == '.' || strchr(e->d_name, '.')) continue;
+        assert_true(n < MODELS_MAX);
+        snprintf(names[n++], 200, "%.199s", e->d_name);
+    }
+    closedir(dir);
+    assert_true(n >= 12);
+    return n;
+}
+
+static void check_f32(const struct golden *d, const struct td_ops *ops, double *worst)
+{
+    struct rig g;
+    rig_open(&g, &(struct td_model_params){.dir = d->dir, .dtype = "f32", .ops = ops}, 2, BLOCK_SIZE, 64, 64);
+    size_t n = (size_t)d->n * (size_t)g.vocab;
+    assert_int_equal(d->logits_bytes, n * sizeof(float));
+    float *whole = rig_prompt(&g, 0, d->tokens, d->n, d->n);
+    double largest = 0, off = 0;
+    size_t at = 0;
+    for (size_t i = 0; i < n; i++) {
+        double diff = fabs((double)whole[i] - (double)d->logits[i]);
+        if (!(diff <= off)) off = diff, at = i; /* NaN counts */
+        if (fabs((double)d->logits[i]) > largest) largest = fabs((double)d->logits[i]);
+    }
+    if (!(off <= 1e-4 * largest))
+        fail_msg("%s, %s: position %zu, token %zu: logit %g, reference %g; off by %g of the largest (%g), must be at most 1e-4", d->name, ops->name,
+                 at / (size_t)g.vocab, at % (size_t)g.vocab, (double)whole[at], (double)d->logits[at], off / largest, largest);
+    if (off / largest > *worst) *worst = off / largest;
+
+    static const int32_t chunks[] = {1, 7, 16};
+    for (int32_t k = 0; k < 3; k++) {
+        float *cut = rig_prompt(&g, k + 1, d->tokens, d->n, chunks[k]);
+        for (size_t i = 0; i < n; i++)
+            if (memcmp(&whole[i], &cut[i], sizeof(float)) != 0)
+                fail_msg("%s, %s: chunks of %d: position %zu, token %zu is %a, whole prompt %a", d->name, ops->name, chunks[k], i / (size_t)g.vocab,
+                         i % (size_t)g.vocab, (double)cut[i], (double)whole[i]);
+        free(cut);
+    }
+    free(whole);
+    rig_close(&g);
+}
+
+static void f32_logits_and_chunks(void **state)
+{
+    (void)state;
+    char names[MODELS_MAX][200];
+    int n = golden_names(names);
+    for (size_t o = 0; o < 3; o++) {
+        const struct td_ops *ops = td_ops_by_name(ops_names[o]);
+        if (!ops) {
+            printf("golden f32 %s: not on this CPU\n", ops_names[o]);
+            continue;
+        }
+        double worst = 0;
+        for (int i = 0; i < n; i++) {
+            struct golden d;
+            golden_open(&d, names[i]);
+            check_f32(&d, ops, &worst);
+            golden_close(&d);
+        }
+        printf("golden f32 %s: %d models, worst error %.2g of the largest logit\n", ops_names[o], n, worst);
+    }
+}
+
+static double log_sum_exp(const float *x, int32_t n)
+{
+    double max = (double)x[rig_argmax(x, n)], sum = 0;
+    for (int32_t i = 0; i < n; i++) sum += exp((double)x[i] - max);
+    return max + log(sum);
+}
+
+static double kl(const float *p, const float *q, int32_t n)
+{
+    double lp = log_sum_exp(p, n), lq = log_sum_exp(q, n), sum = 0;
+    for (int32_t i = 0; i < n; i++) sum += exp((double)p[i] - lp) * (((double)p[i] - lp) - ((double)q[i] - lq));
+    return sum;
+}
+
+/* bf16 keeps 8 bits: one rounding is 2^-9, and a logit of 10 that went through some ten products is off by a few hundredths. So the mean KL to the
+ * f32 distribution must stay below 1e-2 (a wrong head or norm gives more than 1), and 9 of 10 positions must keep their best token: these models
+ * are random, so ties within the error do happen. */
+static void bf16_agreement(void **state)
+{
+    (void)state;
+    char names[MODELS_MAX][200];
+    int n = golden_names(names);
+    for (size_t o = 0; o < 3; o++) {
+        const struct td_ops *ops = td_ops_by_name(ops_names[o]);
+        if (!ops) continue;
+        int32_t same = 0, total = 0;
+        double kl_sum = 0, kl_max = 0;
+        for (int i = 0; i < n; i++) {
+            struct golden d;
+            struct rig g;
+            golden_open(&d, names[i]);
+            rig_open(&g, &(struct td_model_params){.dir = d.dir, .dtype = "bf16", .ops = ops}, 2, BLOCK_SIZE, 64, 64);
+            float *whole = rig_prompt(&g, 0, d.tokens, d.n, d.n), *cut = rig_prompt(&g, 1, d.tokens, d.n, 7);
+            assert_memory_equal(whole, cut, d.logits_bytes);
+            double model_kl = 0;
+            for (int32_t p = 0; p < d.n; p++) {
+                const float *a = d.logits + (size_t)p * (size_t)g.vocab, *b = whole + (size_t)p * (size_t)g.vocab;
+                same += rig_argmax(a, g.vocab) == rig_argmax(b, g.vocab);
+                double one = kl(a, b, g.vocab);
+                model_kl += one;
+                if (one > kl_max) kl_max = one;
+            }
+            if (!(model_kl / d.n < 1e-2)) fail_msg("%s, %s: mean KL of bf16 is %g, must be below 1e-2", names[i], ops->name, model_kl / d.n);
+            kl_sum += model_kl;
+            total += d.n;
+            free(whole);
+            free(cut);
+            rig_close(&g);
+            golden_close(&d);
+        }
+        printf("golden bf16 %s: top-1 %d of %d (%.1f %%), KL mean %.2g, max %.2g\n", ops->name, same, total, 100.0 * same / total, kl_sum / total, kl_max);
+        assert_true(same * 10 >= total * 9);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(f32_logits_and_chunks), cmocka_unit_test(bf16_agreement)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

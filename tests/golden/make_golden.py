@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""Makes tests/golden/fixtures: small random models in Hugging Face layout and the logits that Hugging Face transformers computes for them.
+
+Run in a throw-away environment that has torch and transformers; `make check` needs neither:
+    python tests/golden/make_golden.py
+Weights come from a fixed seed and are scaled so that attention is far from uniform and logits reach about 10. Logits are computed in f32
+(eager attention) from the directory as it lies on disk, so that file formats are covered too; fixtures/PROVENANCE.md records versions.
+"""
+import json
+import math
+import os
+import shutil
+import struct
+import sys
+import zlib
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+SEED = 20240607
+PROMPT = 48
+HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures")
+
+BASE = dict(vocab_size=128, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=128,
+            rms_norm_eps=1e-5, bos_token_id=1, eos_token_id=2, tie_word_embeddings=False)
+LLAMA3 = dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
+
+# name: (config class, overrides, stored dtype, old-style config.json, shard size)
+# head_dim 16, theta 10^4 and an old length of 32 put the llama3 frequencies in all three of its ranges.
+MODELS = {
+    "llama1_mha": (LlamaConfig, dict(rms_norm_eps=1e-6), torch.float32, True, None),
+    "llama2_gqa": (LlamaConfig, dict(num_key_value_heads=2), torch.bfloat16, False, None),
+    "llama3_rope_tied": (LlamaConfig, dict(hidden_size=64, num_key_value_heads=2, tie_word_embeddings=True, rope_parameters=LLAMA3),
+                         torch.bfloat16, False, None),
+    "llama3_rope_old_config": (LlamaConfig, dict(hidden_size=64, num_key_value_heads=1, tie_word_embeddings=True, rope_parameters=LLAMA3),
+                               torch.float16, True, None),
+    "llama_linear_rope": (LlamaConfig, dict(rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=4.0)), torch.float16, True, None),
+    "llama_all_biases": (LlamaConfig, dict(attention_bias=True, mlp_bias=True, num_key_value_heads=2), torch.bfloat16, False, None),
+    "llama_mqa_sharded": (LlamaConfig, dict(num_key_value_heads=1), torch.bfloat16, False, "20KB"),
+    "llama_odd_sizes": (LlamaConfig, dict(vocab_size=97, hidden_size=40, intermediate_size=54, num_attention_heads=5, head_dim=10,
+                                          num_key_value_heads=5), torch.bfloat16, False, None),
+    "mistral_window": (MistralConfig, dict(num_key_value_heads=2, sliding_window=13), torch.bfloat16, False, None),
+    "mistral_head_dim_no_window": (MistralConfig, dict(num_key_value_heads=2, head_dim=20, sliding_window=None), torch.float16, False, None),
+    "qwen2_bias_tied": (Qwen2Config, dict(num_key_value_heads=2, tie_word_embeddings=True), torch.bfloat16, True, None),
+    "qwen2_mixed_window": (Qwen2Config, dict(num_key_value_heads=2, num_hidden_layers=3, use_sliding_window=True, sliding_window=9, max_window_layers=1),
+                           torch.bfloat16, False, None),
+    "qwen2_mixed_window_sharded_f32": (Qwen2Config, dict(num_key_value_heads=4, intermediate_size=40, use_sliding_window=True, sliding_window=16,
+                                                         max_window_layers=1), torch.float32, True, "40KB"),
+    "qwen3_head_dim": (Qwen3Config, dict(num_key_value_heads=2, head_dim=24, tie_word_embeddings=True), torch.bfloat16, False, None),
+    "qwen3_bias_window": (Qwen3Config, dict(num_key_value_heads=2, head_dim=16, attention_bias=True, use_sliding_window=True, sliding_window=11,
+                                            max_window_layers=1), torch.float16, False, None),
+}
+
+
+def init(model, gen):
+    """Unit-variance products; q and k larger, so that softmax is peaked; norms and biases away from 1 and 0."""
+    for name, p in model.named_parameters():
+        r = torch.randn(p.shape, generator=gen)
+        if p.dim() == 2 and "embed" in name:
+            p.data = r
+        elif p.dim() == 2:
+            gain = 1.6 if ("q_proj" in name or "k_proj" in name) else 3.0 if "lm_head" in name else 1.0
+            p.data = r * gain / math.sqrt(p.shape[1])
+        elif "bias" in name:
+            p.data = 0.3 * r
+        else:
+            p.data = 1 + 0.2 * r
+
+
+def to_old_style(path):
+    """config.json as transformers 4 wrote it: torch_dtype, rope_theta, rope_scaling."""
+    c = json.load(open(path))
+    rope = c.pop("rope_parameters")
+    c["rope_theta"] = rope.pop("rope_theta")
+    c["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    if c["rope_scaling"] and rope["rope_type"] == "linear":
+        rope["type"] = rope.pop("rope_type")
+    c["torch_dtype"] = c.pop("dtype")
+    c.pop("layer_types", None)
+    json.dump(c, open(path, "w"), indent=2, sort_keys=True)
+
+
+def make(name, cls, overrides, dtype, old_style, shard):
+    seed = SEED + zlib.crc32(name.encode()) % 1000000
+    gen = torch.Generator().manual_seed(seed)
+    config = cls(**{**BASE, **overrides})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    init(model, gen)
+    if config.tie_word_embeddings:
+        model.tie_weights()
+        model.get_input_embeddings().weight.data *= 3.0 / math.sqrt(config.hidden_size)
+    out = os.path.join(HERE, name)
+    shutil.rmtree(out, ignore_errors=True)
+    model.to(dtype).save_pretrained(out, **({"max_shard_size": shard} if shard else {}))
+    if old_style:
+        to_old_style(os.path.join(out, "config.json"))
+
+    loaded = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, attn_implementation="eager").eval()
+    tokens = torch.randint(0, config.vocab_size, (1, PROMPT), generator=gen)
+    with torch.no_grad():
+        logits = loaded(tokens).logits[0].contiguous()
+    assert logits.dtype == torch.float32 and logits.shape == (PROMPT, config.vocab_size)
+    with open(os.path.join(out, "logits.f32"), "wb") as f:
+        flat = logits.flatten().tolist()
+        f.write(struct.pack("<%df" % len(flat), *flat))
+    json.dump({"seed": seed, "tokens": tokens[0].tolist(), "largest_logit": float(logits.abs().max())},
+              open(os.path.join(out, "tokens.json"), "w"), indent=1)
+    print("%-32s seed %d largest logit %.2f" % (name, seed, float(logits.abs().max())))
+
+
+def main():
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    os.makedirs(HERE, exist_ok=True)
+    for name, spec in MODELS.items():
+        make(name, *spec)
+    with open(os.path.join(HERE, "PROVENANCE.md"), "w") as f:
+        f.write("""# Where these files come from
+
+Each folder is a small random model (config.json, generation_config.json, safetensors) with the logits (`logits.f32`: little-endian f32
+[tokens, vocab]) that Hugging Face transformers computes in f32 with eager attention on the CPU for the prompt in `tokens.json`, from the
+directory as it lies here. No trained weights, no third-party data.
+
+* made by: `python tests/golden/make_golden.py`
+* python %s, torch %s, transformers %s, safetensors %s
+* base seed %d; each model's seed is in its tokens.json
+* weights are stored in the dtype that config.json names and widened to f32 before the logits are computed
+""" % (sys.version.split()[0], torch.__version__, transformers.__version__, __import__("safetensors").__version__, SEED))
+
+
+if __name__ == "__main__":
+    main()
