@@ -69,7 +69,9 @@ struct td_rpc_limits {
     uint32_t max_message_bytes;         /* received; default 64 MiB */
     uint32_t max_unpack_bytes;          /* heap one message may take to unpack; default 8x max_message_bytes, at most 1 GiB */
     uint32_t max_live_calls;            /* default 4096 */
-    uint32_t max_queued_bytes;          /* unsent messages per call; a slower reader is cancelled with RESOURCE_EXHAUSTED; default 16 MiB */
+    uint32_t max_queued_bytes;          /* unsent messages per call; a slower reader is cancelled with RESOURCE_EXHAUSTED; default 16 MiB.
+                                           One message may be larger when nothing else is queued */
+    uint32_t max_stall_ms;              /* a message the peer does not take for so long ends the call the same way; default 60 s */
 };
 
 struct td_rpc_server_config {
@@ -78,6 +80,7 @@ struct td_rpc_server_config {
     const struct td_rpc_tls *tls;       /* NULL = plaintext; certificates are re-read when the files change */
     const struct td_rpc_method *const *services;      /* NULL-terminated list of method tables */
     struct td_rpc_limits limits;        /* zero fields = defaults */
+    uint32_t keepalive_ms;              /* 0 = 10 000: calls of a silent peer are cancelled after about twice this */
     bool reflection;                    /* serve grpc.reflection v1 and v1alpha from the embedded descriptor set */
     void *ctx;
 };
@@ -146,9 +149,20 @@ struct td_rpc_handler {
 };
 
 /* [any] Starts a call; request may be NULL with client_streaming. deadline_ms 0 = none. wait_for_ready: queue until connected instead of failing
- * fast. Callbacks run on the loop thread with td_rpc_call_user == user. Never fails (errors arrive at on_done). */
+ * fast. Callbacks run on the loop thread with td_rpc_call_user == user. Never fails (errors arrive at on_done). Off the loop thread the call
+ * may be over, and the handle dead, when this returns: such callers use td_rpc_call_start_ref, whose handle is theirs to unref. */
 struct td_rpc_call *td_rpc_call_start(struct td_rpc_channel *channel, const struct td_rpc_client_method *method, const ProtobufCMessage *request,
                                       uint64_t deadline_ms, bool wait_for_ready, const struct td_rpc_metadata *metadata, size_t n_metadata,
                                       const struct td_rpc_handler *handler, void *user);
+struct td_rpc_call *td_rpc_call_start_ref(struct td_rpc_channel *channel, const struct td_rpc_client_method *method,
+                                          const ProtobufCMessage *request, uint64_t deadline_ms, bool wait_for_ready,
+                                          const struct td_rpc_metadata *metadata, size_t n_metadata, const struct td_rpc_handler *handler,
+                                          void *user);
+
+/* ---- text ---------------------------------------------------------------------------------------------------------------------------- */
+
+/* Every `string` field of every message is checked before a callback sees it; fields marked as-bytes in the .proto are not: their reader
+ * calls this before it answers with such text. [any] */
+bool td_rpc_utf8_valid(const void *text, size_t n_bytes);
 
 #endif

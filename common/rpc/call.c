@@ -1,0 +1,503 @@
+/* call.c - what both sides of an RPC share: the queue of messages, the pump, reading, the end.
+ *
+ *   any thread                       loop thread
+ *   send/finish/close/cancel  -->    drain -> pump: at most one send batch in flight
+ *     append under mu, mark dirty,     {[SEND_INITIAL_METADATA] [SEND_MESSAGE] [SEND_STATUS | SEND_CLOSE]}
+ *     ring once                      ev_send: next
+ *                                    ev_recv: unpack, callback, next RECV_MESSAGE
+ *                                    ev_close: RECV_CLOSE_ON_SERVER or RECV_STATUS_ON_CLIENT -> closed
+ *                                    closed and n_tags == 0 -> ended: last callback, grpc_call_unref
+ *
+ * All start_batch calls are made on the loop thread, so no lock is held around core. mu is the loop's: its sections are a few lines.
+ * Invariants: (1) a batch that core refuses is our bug (asserted): metadata is checked before; (2) queued_bytes counts queued and in-flight
+ * messages; (3) after `ended` nothing touches call->call. */
+#include <grpc/byte_buffer_reader.h>
+#include <grpc/support/alloc.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/rpc/rpc_internal.h"
+
+enum { OUT_OVERHEAD_BYTES = 64 };            /* so that a queue of empty messages is bounded too */
+
+static void on_send(struct td_rpc_event *event, bool ok);
+static void on_recv(struct td_rpc_event *event, bool ok);
+
+struct td_rpc_call *td_rpc_call_new(struct td_rpc_loop *loop, bool is_server, uint32_t max_queued_bytes)
+{
+    struct td_rpc_call *call = td_rpc_alloc(sizeof *call);
+    call->loop = loop;
+    call->is_server = is_server;
+    call->max_queued_bytes = max_queued_bytes;
+    call->deadline_ns = TD_NEVER_NS;
+    atomic_init(&call->n_refs, 1);
+    call->out_tail = &call->out_head;
+    call->ev_send.fn = on_send;
+    call->ev_recv.fn = on_recv;
+    grpc_metadata_array_init(&call->request_metadata);
+    grpc_metadata_array_init(&call->recv_initial);
+    grpc_metadata_array_init(&call->recv_trailing);
+    call->status_details = grpc_empty_slice();
+    atomic_fetch_add(&loop->n_objects, 1);
+    return call;
+}
+
+static void free_outs(struct td_rpc_out *outs)
+{
+    while (outs) {
+        struct td_rpc_out *out = outs;
+        outs = out->next;
+        grpc_slice_unref(out->slice);
+        free(out);
+    }
+}
+
+void td_rpc_call_ref(struct td_rpc_call *call)
+{
+    atomic_fetch_add(&call->n_refs, 1);
+}
+
+void td_rpc_call_unref(struct td_rpc_call *call)
+{
+    if (!call || atomic_fetch_sub(&call->n_refs, 1) != 1) return;
+    TD_ASSERT(!call->out_head && !call->call);
+    free(call->cancel_details);
+    free(call->end_details);
+    free(call->peer);
+    free(call->failure);
+    free(call);
+}
+
+/* mu held; true = the caller rings after it let go of mu. */
+static bool mark_dirty(struct td_rpc_call *call)
+{
+    if (call->dirty) return false;
+    struct td_rpc_loop *loop = call->loop;
+    call->dirty = true;
+    td_rpc_call_ref(call);
+    *loop->dirty_tail = call;
+    loop->dirty_tail = &call->next_dirty;
+    return true;
+}
+
+void td_rpc_call_set_user(struct td_rpc_call *call, void *user)
+{
+    call->user = user;
+}
+
+void *td_rpc_call_user(const struct td_rpc_call *call)
+{
+    return call->user;
+}
+
+uint64_t td_rpc_call_remaining_ms(const struct td_rpc_call *call)
+{
+    if (call->deadline_ns == TD_NEVER_NS) return UINT64_MAX;
+    uint64_t now = td_now_ns();
+    return now >= call->deadline_ns ? 0 : (call->deadline_ns - now) / TD_NS_PER_MS;
+}
+
+const char *td_rpc_call_peer(const struct td_rpc_call *call)
+{
+    struct td_rpc_call *c = (struct td_rpc_call *)call;      /* a cache filled on the loop thread */
+    if (!c->peer) {
+        if (!c->call) return "";
+        char *peer = grpc_call_get_peer(c->call);
+        c->peer = td_rpc_strdup(peer);
+        gpr_free(peer);
+    }
+    return c->peer;
+}
+
+char *td_rpc_slice_string(grpc_slice slice)
+{
+    size_t n = GRPC_SLICE_LENGTH(slice);
+    char *text = td_rpc_alloc(n + 1);
+    memcpy(text, GRPC_SLICE_START_PTR(slice), n);
+    return text;
+}
+
+grpc_metadata *td_rpc_metadata_copy(const struct td_rpc_metadata *pairs, size_t n_pairs, size_t *ret_n)
+{
+    *ret_n = 0;
+    if (!n_pairs) return NULL;
+    grpc_metadata *copy = td_rpc_alloc(n_pairs * sizeof *copy);
+    size_t n = 0;
+    for (size_t i = 0; i < n_pairs; i++) {
+        grpc_slice key = grpc_slice_from_copied_string(pairs[i].key), value = grpc_slice_from_copied_string(pairs[i].value);
+        if (grpc_header_key_is_legal(key) && (grpc_is_binary_header(key) || grpc_header_nonbin_value_is_legal(value))) {
+            copy[n].key = key;
+            copy[n++].value = value;
+        } else {
+            char text[128];
+            td_warn("rpc_metadata_dropped", "key=%s", td_log_quote(text, sizeof text, pairs[i].key));
+            grpc_slice_unref(key);
+            grpc_slice_unref(value);
+        }
+    }
+    *ret_n = n;
+    return copy;
+}
+
+void td_rpc_metadata_free(grpc_metadata *pairs, size_t n_pairs)
+{
+    for (size_t i = 0; i < n_pairs; i++) {
+        grpc_slice_unref(pairs[i].key);
+        grpc_slice_unref(pairs[i].value);
+    }
+    free(pairs);
+}
+
+/* A status message a peer can read: valid UTF-8, bounded so that it fits the peer's metadata limit. */
+static char *copy_details(const char *details)
+{
+    char *copy = td_rpc_strdup(details ? details : "");
+    size_t n = strlen(copy);
+    if (n > TD_RPC_MAX_DETAILS_BYTES) {
+        n = TD_RPC_MAX_DETAILS_BYTES;
+        while (n && ((unsigned char)copy[n] & 0xc0) == 0x80) n--;
+        copy[n] = 0;
+    }
+    if (!td_rpc_utf8_valid(copy, n))
+        for (size_t i = 0; i < n; i++)
+            if ((unsigned char)copy[i] >= 0x80) copy[i] = '?';
+    return copy;
+}
+
+/* ---- any thread ---------------------------------------------------------------------------------------------------------------------- */
+
+/* mu held. */
+static bool want_cancel(struct td_rpc_call *call, grpc_status_code code, const char *details)
+{
+    if (atomic_load(&call->over) || call->cancel_wanted) return false;
+    call->cancel_wanted = true;
+    call->cancel_code = code;
+    call->cancel_details = copy_details(details);
+    return mark_dirty(call);
+}
+
+void td_rpc_call_cancel_with(struct td_rpc_call *call, grpc_status_code code, const char *details)
+{
+    if (atomic_load(&call->over)) return;
+    pthread_mutex_lock(&call->loop->mu);
+    bool ring = want_cancel(call, code, details);
+    pthread_mutex_unlock(&call->loop->mu);
+    if (ring) td_rpc_loop_ring(call->loop);
+}
+
+void td_rpc_call_cancel(struct td_rpc_call *call)
+{
+    td_rpc_call_cancel_with(call, GRPC_STATUS_CANCELLED, call->is_server ? "cancelled by the server" : "cancelled by the client");
+}
+
+static struct td_rpc_out *pack(const ProtobufCMessage *msg)
+{
+    size_t n_bytes = protobuf_c_message_get_packed_size(msg);
+    struct td_rpc_out *out = td_rpc_alloc(sizeof *out);
+    out->slice = grpc_slice_malloc(n_bytes);
+    size_t packed = protobuf_c_message_pack(msg, GRPC_SLICE_START_PTR(out->slice));
+    TD_ASSERT(packed == n_bytes);
+    out->bytes = n_bytes + OUT_OVERHEAD_BYTES;
+    return out;
+}
+
+/* mu held. */
+static void append(struct td_rpc_call *call, struct td_rpc_out *out)
+{
+    *call->out_tail = out;
+    call->out_tail = &out->next;
+    call->queued_bytes += out->bytes;
+}
+
+void td_rpc_call_open(struct td_rpc_call *call, const ProtobufCMessage *request, bool last)
+{
+    struct td_rpc_out *out = request ? pack(request) : NULL;
+    pthread_mutex_lock(&call->loop->mu);
+    if (out) append(call, out);
+    call->end_wanted = last;
+    mark_dirty(call);
+    pthread_mutex_unlock(&call->loop->mu);
+    td_rpc_loop_ring(call->loop);
+}
+
+td_status td_rpc_call_send(struct td_rpc_call *call, const ProtobufCMessage *msg)
+{
+    if (atomic_load(&call->over)) return TD_ERR_CANCELLED;
+    struct td_rpc_out *out = pack(msg);
+    td_status status = TD_OK;
+    bool ring = false;
+    pthread_mutex_lock(&call->loop->mu);
+    if (atomic_load(&call->over) || call->end_wanted || call->cancel_wanted) {
+        status = TD_ERR_CANCELLED;
+    } else if (call->queued_bytes && call->queued_bytes + out->bytes > call->max_queued_bytes) {
+        char why[160];
+        snprintf(why, sizeof why, "the peer reads too slowly: %zu bytes are queued, the limit is %u", call->queued_bytes,
+                 call->max_queued_bytes);
+        status = TD_ERR_LIMIT;
+        ring = want_cancel(call, GRPC_STATUS_RESOURCE_EXHAUSTED, why);
+    } else {
+        append(call, out);
+        ring = mark_dirty(call);
+        out = NULL;
+    }
+    pthread_mutex_unlock(&call->loop->mu);
+    free_outs(out);
+    if (ring) td_rpc_loop_ring(call->loop);
+    return status;
+}
+
+void td_rpc_call_finish(struct td_rpc_call *call, grpc_status_code code, const char *details, const struct td_rpc_metadata *trailing,
+                        size_t n_trailing)
+{
+    TD_ASSERT(call->is_server);
+    if (atomic_load(&call->over)) return;
+    size_t n;
+    grpc_metadata *pairs = td_rpc_metadata_copy(trailing, n_trailing, &n);
+    char *text = copy_details(details);
+    bool ring = false;
+    pthread_mutex_lock(&call->loop->mu);
+    if (!atomic_load(&call->over) && !call->end_wanted && !call->cancel_wanted) {
+        call->end_wanted = true;
+        call->end_code = code;
+        call->end_details = text;
+        call->trailing = pairs;
+        call->n_trailing = n;
+        text = NULL;
+        pairs = NULL;
+        ring = mark_dirty(call);
+    }
+    pthread_mutex_unlock(&call->loop->mu);
+    free(text);
+    if (pairs) td_rpc_metadata_free(pairs, n);
+    if (ring) td_rpc_loop_ring(call->loop);
+}
+
+void td_rpc_call_close_send(struct td_rpc_call *call)
+{
+    TD_ASSERT(!call->is_server);
+    if (atomic_load(&call->over)) return;
+    pthread_mutex_lock(&call->loop->mu);
+    bool ring = false;
+    if (!call->end_wanted) {
+        call->end_wanted = true;
+        ring = mark_dirty(call);
+    }
+    pthread_mutex_unlock(&call->loop->mu);
+    if (ring) td_rpc_loop_ring(call->loop);
+}
+
+/* ---- loop thread --------------------------------------------------------------------------------------------------------------------- */
+
+void td_rpc_call_batch(struct td_rpc_call *call, const grpc_op *ops, size_t n_ops, struct td_rpc_event *event)
+{
+    call->n_tags++;
+    td_rpc_tag_release(event);
+    grpc_call_error e = grpc_call_start_batch(call->call, ops, n_ops, event, NULL);
+    TD_ASSERT(e == GRPC_CALL_OK);
+}
+
+void td_rpc_call_pump(struct td_rpc_call *call)
+{
+    if (call->ended) return;
+    if (!call->is_server && !call->started) td_rpc_client_begin(call);
+
+    struct td_rpc_loop *loop = call->loop;
+    struct td_rpc_out *out = NULL, *dropped = NULL;
+    bool end = false;
+    pthread_mutex_lock(&loop->mu);
+    bool cancel = call->cancel_wanted && !call->cancel_done && !call->closed;
+    if (call->cancel_wanted || call->closed) {
+        dropped = call->out_head;
+        call->out_head = NULL;
+        call->out_tail = &call->out_head;
+    } else if (!call->send_busy && !call->end_sent) {
+        out = call->out_head;
+        if (out) {
+            call->out_head = out->next;
+            if (!out->next) call->out_tail = &call->out_head;
+            out->next = NULL;
+        }
+        end = call->end_wanted && !call->out_head;
+    }
+    bool cancelled = call->cancel_wanted;
+    pthread_mutex_unlock(&loop->mu);
+    free_outs(dropped);
+    if (cancel) {
+        call->cancel_done = true;
+        grpc_call_cancel_with_status(call->call, call->cancel_code, call->cancel_details, NULL);
+    }
+    if (cancelled || call->closed || call->send_busy || call->end_sent) return;
+    if (!out && !end && (call->is_server || call->initial_sent)) return;
+
+    grpc_op ops[3];
+    memset(ops, 0, sizeof ops);
+    size_t n = 0;
+    if (!call->initial_sent) {
+        call->initial_sent = true;
+        ops[n].op = GRPC_OP_SEND_INITIAL_METADATA;
+        ops[n].data.send_initial_metadata.count = call->n_initial;
+        ops[n].data.send_initial_metadata.metadata = call->initial;
+        if (call->wait_for_ready)
+            ops[n].flags = GRPC_INITIAL_METADATA_WAIT_FOR_READY | GRPC_INITIAL_METADATA_WAIT_FOR_READY_EXPLICITLY_SET;
+        n++;
+    }
+    grpc_byte_buffer *buffer = NULL;
+    if (out) {
+        buffer = grpc_raw_byte_buffer_create(&out->slice, 1);
+        ops[n].op = GRPC_OP_SEND_MESSAGE;
+        ops[n++].data.send_message.send_message = buffer;
+        call->inflight_bytes = out->bytes;
+    }
+    grpc_slice details = grpc_empty_slice();
+    if (end) {
+        call->end_sent = true;
+        if (call->is_server) {
+            details = grpc_slice_from_copied_string(call->end_details);
+            ops[n].op = GRPC_OP_SEND_STATUS_FROM_SERVER;
+            ops[n].data.send_status_from_server.status = call->end_code;
+            ops[n].data.send_status_from_server.status_details = &details;
+            ops[n].data.send_status_from_server.trailing_metadata_count = call->n_trailing;
+            ops[n].data.send_status_from_server.trailing_metadata = call->trailing;
+        } else {
+            ops[n].op = GRPC_OP_SEND_CLOSE_FROM_CLIENT;
+        }
+        n++;
+    }
+    call->send_busy = true;
+    call->send_started_ns = td_now_ns();
+    td_rpc_call_batch(call, ops, n, &call->ev_send);
+    if (buffer) grpc_byte_buffer_destroy(buffer);
+    grpc_slice_unref(details);
+    free_outs(out);
+}
+
+static void on_send(struct td_rpc_event *event, bool ok)
+{
+    struct td_rpc_call *call = td_rpc_container(event, struct td_rpc_call, ev_send);
+    call->n_tags--;
+    call->send_busy = false;
+    if (!ok) call->end_sent = true;          /* the call is dead: ev_close says why */
+    pthread_mutex_lock(&call->loop->mu);
+    call->queued_bytes -= call->inflight_bytes;
+    pthread_mutex_unlock(&call->loop->mu);
+    call->inflight_bytes = 0;
+    td_rpc_call_pump(call);
+    td_rpc_call_check_end(call);
+}
+
+void td_rpc_call_read(struct td_rpc_call *call)
+{
+    grpc_op ops[2];
+    memset(ops, 0, sizeof ops);
+    size_t n = 0;
+    if (!call->is_server && !call->initial_received) {
+        call->initial_received = true;
+        ops[n].op = GRPC_OP_RECV_INITIAL_METADATA;
+        ops[n++].data.recv_initial_metadata.recv_initial_metadata = &call->recv_initial;
+    }
+    ops[n].op = GRPC_OP_RECV_MESSAGE;
+    ops[n++].data.recv_message.recv_message = &call->recv_buffer;
+    td_rpc_call_batch(call, ops, n, &call->ev_recv);
+}
+
+static td_status unpack(struct td_rpc_call *call, grpc_byte_buffer *buffer, const ProtobufCMessage **ret_msg, struct td_err *err)
+{
+    const ProtobufCMessageDescriptor *type = call->is_server ? call->method->request : call->client_method->response;
+    size_t max = call->is_server ? call->server->limits.max_unpack_bytes : (size_t)1 << 30;
+    if (buffer->type == GRPC_BB_RAW && buffer->data.raw.compression == GRPC_COMPRESS_NONE && buffer->data.raw.slice_buffer.count == 1) {
+        const grpc_slice *slice = buffer->data.raw.slice_buffer.slices;
+        return td_rpc_unpack(&call->loop->unpacker, type, GRPC_SLICE_START_PTR(*slice), GRPC_SLICE_LENGTH(*slice), max, ret_msg, err);
+    }
+    grpc_byte_buffer_reader reader;
+    if (!grpc_byte_buffer_reader_init(&reader, buffer)) return td_fail(err, TD_ERR_INVALID, "%s: unreadable message", type->name);
+    grpc_slice slice = grpc_byte_buffer_reader_readall(&reader);
+    td_status status =
+        td_rpc_unpack(&call->loop->unpacker, type, GRPC_SLICE_START_PTR(slice), GRPC_SLICE_LENGTH(slice), max, ret_msg, err);
+    grpc_slice_unref(slice);
+    grpc_byte_buffer_reader_destroy(&reader);
+    return status;
+}
+
+static bool wants_more(struct td_rpc_call *call)
+{
+    if (!call->is_server) return true;       /* until the end of the stream: NULL */
+    if (call->closed || !call->method->client_streaming) return false;
+    pthread_mutex_lock(&call->loop->mu);
+    bool ending = call->end_wanted || call->cancel_wanted;
+    pthread_mutex_unlock(&call->loop->mu);
+    return !ending;
+}
+
+static void on_recv(struct td_rpc_event *event, bool ok)
+{
+    struct td_rpc_call *call = td_rpc_container(event, struct td_rpc_call, ev_recv);
+    grpc_byte_buffer *buffer = call->recv_buffer;
+    call->recv_buffer = NULL;
+    call->n_tags--;
+    if (!buffer) {
+        if (call->is_server && !call->closed) {
+            if (!ok)                         /* core has failed the call already; should it not have, this does */
+                td_rpc_call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "message over the server's limit", NULL, 0);
+            else if (!grpc_call_failed_before_recv_message(call->call))
+                td_rpc_server_message(call, NULL);
+        }
+        td_rpc_call_check_end(call);
+        return;
+    }
+    const ProtobufCMessage *msg;
+    struct td_err err = {0};
+    bool wanted = !call->is_server || !call->closed;         /* a cancelled request is not begun */
+    if (wanted) {
+        if (unpack(call, buffer, &msg, &err) == TD_OK) {
+            if (call->is_server)
+                td_rpc_server_message(call, msg);
+            else if (call->handler->on_message && !call->failure)
+                call->handler->on_message(call, msg, call->user);
+            td_rpc_unpack_reset(&call->loop->unpacker);
+        } else if (call->is_server) {
+            td_rpc_server_bad_message(call, &err);
+        } else {
+            td_rpc_client_bad_message(call, &err);
+        }
+    }
+    grpc_byte_buffer_destroy(buffer);
+    if (wants_more(call)) td_rpc_call_read(call);
+    td_rpc_call_check_end(call);
+}
+
+void td_rpc_call_check_end(struct td_rpc_call *call)
+{
+    if (call->ended || !call->closed || call->n_tags) return;
+    call->ended = true;
+    struct td_rpc_server *server = call->server;
+    struct td_rpc_channel *channel = call->channel;
+    struct td_rpc_loop *loop = call->loop;
+    bool counted = call->counted;
+    pthread_mutex_lock(&loop->mu);
+    struct td_rpc_out *dropped = call->out_head;
+    call->out_head = NULL;
+    call->out_tail = &call->out_head;
+    pthread_mutex_unlock(&loop->mu);
+    free_outs(dropped);
+
+    if (call->is_server)
+        td_rpc_server_end(call);
+    else
+        td_rpc_client_end(call);
+
+    grpc_call_unref(call->call);
+    call->call = NULL;
+    grpc_metadata_array_destroy(&call->request_metadata);
+    grpc_metadata_array_destroy(&call->recv_initial);
+    grpc_metadata_array_destroy(&call->recv_trailing);
+    grpc_slice_unref(call->status_details);
+    td_rpc_metadata_free(call->trailing, call->n_trailing);
+    td_rpc_metadata_free(call->initial, call->n_initial);
+    atomic_fetch_sub(&loop->n_objects, 1);
+    td_rpc_call_unref(call);
+    if (server) td_rpc_server_release(server, counted);
+    if (channel) td_rpc_channel_unref(channel);
+}

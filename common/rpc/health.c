@@ -1,0 +1,100 @@
+/* health.c - grpc.health.v1.Health: Check answers once, Watch answers now and at every change. All names of the server's own services and ""
+ * share one state. An unknown name: Check = NOT_FOUND, Watch = SERVICE_UNKNOWN and the stream stays open. Loop thread only. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/rpc/rpc_internal.h"
+#include "grpc/health/v1/health.pb-c.h"
+
+struct td_rpc_watcher {
+    struct td_rpc_watcher *next, **prev;
+    struct td_rpc_call *call;
+    bool known;
+    int told;                                /* status sent last; -1 = none */
+};
+
+static bool is_known(const struct td_rpc_server *server, const char *service)
+{
+    if (!*service) return true;
+    for (size_t i = 0; i < server->n_own_services; i++)
+        if (strcmp(server->services[i], service) == 0) return true;
+    return false;
+}
+
+static int state(const struct td_rpc_server *server)
+{
+    return server->serving ? GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING
+                           : GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__NOT_SERVING;
+}
+
+static void answer(struct td_rpc_call *call, int status)
+{
+    Grpc__Health__V1__HealthCheckResponse response = GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__INIT;
+    response.status = (Grpc__Health__V1__HealthCheckResponse__ServingStatus)status;
+    td_rpc_call_send(call, &response.base);
+}
+
+static void on_check(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
+{
+    struct td_rpc_server *server = ctx;
+    const char *service = ((const Grpc__Health__V1__HealthCheckRequest *)(const void *)msg)->service;
+    if (!is_known(server, service)) {
+        char why[200];
+        snprintf(why, sizeof why, "service \"%.120s\" is not served here", service);
+        td_rpc_call_finish(call, GRPC_STATUS_NOT_FOUND, why, NULL, 0);
+        return;
+    }
+    answer(call, state(server));
+    td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, NULL, 0);
+}
+
+static void on_check_end(struct td_rpc_call *call, bool cancelled, void *ctx)
+{
+    (void)call;
+    (void)cancelled;
+    (void)ctx;
+}
+
+static void tell(struct td_rpc_server *server, struct td_rpc_watcher *watcher)
+{
+    int now = watcher->known ? state(server) : GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVICE_UNKNOWN;
+    if (now != watcher->told) answer(watcher->call, now);
+    watcher->told = now;
+}
+
+static void on_watch(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
+{
+    struct td_rpc_server *server = ctx;
+    struct td_rpc_watcher *watcher = td_rpc_alloc(sizeof *watcher);
+    watcher->call = call;
+    watcher->known = is_known(server, ((const Grpc__Health__V1__HealthCheckRequest *)(const void *)msg)->service);
+    watcher->told = -1;
+    watcher->prev = &server->watchers;
+    watcher->next = server->watchers;
+    if (watcher->next) watcher->next->prev = &watcher->next;
+    server->watchers = watcher;
+    td_rpc_call_set_user(call, watcher);
+    tell(server, watcher);
+}
+
+static void on_watch_end(struct td_rpc_call *call, bool cancelled, void *ctx)
+{
+    (void)cancelled;
+    (void)ctx;
+    struct td_rpc_watcher *watcher = td_rpc_call_user(call);
+    *watcher->prev = watcher->next;
+    if (watcher->next) watcher->next->prev = watcher->prev;
+    free(watcher);
+}
+
+void td_rpc_health_changed(struct td_rpc_server *server)
+{
+    for (struct td_rpc_watcher *watcher = server->watchers; watcher; watcher = watcher->next) tell(server, watcher);
+}
+
+const struct td_rpc_method td_rpc_health_methods[] = {
+    {"/grpc.health.v1.Health/Check", &grpc__health__v1__health_check_request__descriptor, false, on_check, on_check_end, NULL},
+    {"/grpc.health.v1.Health/Watch", &grpc__health__v1__health_check_request__descriptor, false, on_watch, on_watch_end, NULL},
+    {0},
+};

@@ -1,0 +1,285 @@
+/* loop.c - one completion queue, one thread.
+ *
+ * A turn of the loop: take one event and call its fn; then drain: run posts in order, pump the calls that were marked dirty, run due timers.
+ * Work that callbacks add while draining is taken in the next turn with a zero timeout, so sockets are polled in between and a post that
+ * posts itself cannot starve them (grpc_completion_queue_next polls sockets only when the queue is empty).
+ *
+ * Doorbell: gRPC C core has no wake-up of its own, but an empty batch on any call delivers its tag at once. The bell is a call on a lame
+ * channel. rung makes many rings one: the ringer appends first and then rings; the loop clears rung before it drains, so nothing is lost.
+ *
+ * gpr_log goes to td_log, at most LOG_BURST lines per second: peers can cause lines (bad handshakes). */
+#include <grpc/support/log.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/rpc/rpc_internal.h"
+
+enum { LOG_BURST = 10 };
+
+struct td_rpc_timer {
+    struct td_rpc_timer *next;
+    struct td_rpc_loop *loop;
+    uint64_t period_ns, next_ns;
+    void (*fn)(void *arg);
+    void *arg;
+    bool cancelled;
+};
+
+static _Thread_local struct td_rpc_loop *current_loop;
+
+void *td_rpc_alloc(size_t bytes)
+{
+    void *p = calloc(1, bytes);
+    TD_ASSERT(p != NULL);
+    return p;
+}
+
+char *td_rpc_strdup(const char *text)
+{
+    size_t n = strlen(text) + 1;
+    char *copy = td_rpc_alloc(n);
+    memcpy(copy, text, n);
+    return copy;
+}
+
+static void bridge_log(gpr_log_func_args *args)
+{
+    static _Atomic uint64_t second;
+    static atomic_uint n_lines, n_dropped;
+    uint64_t now = td_now_ns() / TD_NS_PER_S, seen = atomic_load(&second);
+    unsigned dropped = 0;
+    if (seen != now && atomic_compare_exchange_strong(&second, &seen, now)) {
+        atomic_store(&n_lines, 0);
+        dropped = atomic_exchange(&n_dropped, 0);
+    }
+    if (atomic_fetch_add(&n_lines, 1) >= LOG_BURST) {
+        atomic_fetch_add(&n_dropped, 1);
+        return;
+    }
+    char text[600];
+    td_log_quote(text, sizeof text, args->message);
+    /* "Failed accept4" means that the listener is dead until a restart: the one line worth an alarm. */
+    bool dead = strstr(args->message, "Failed accept4") != NULL;
+    td_log(dead || args->severity == GPR_LOG_SEVERITY_ERROR ? TD_LOG_WARN : TD_LOG_DEBUG, dead ? "grpc_listener_dead" : "grpc",
+           "dropped=%u msg=%s", dropped, text);
+}
+
+static void bridge_start(void)
+{
+    gpr_set_log_function(bridge_log);
+    gpr_set_log_verbosity(GPR_LOG_SEVERITY_ERROR);
+}
+
+static void bell_fired(struct td_rpc_event *event, bool ok)
+{
+    (void)ok;
+    atomic_store(&td_rpc_container(event, struct td_rpc_loop, bell_event)->rung, false);
+}
+
+void td_rpc_loop_ring(struct td_rpc_loop *loop)
+{
+    if (current_loop == loop || atomic_exchange(&loop->rung, true)) return;
+    td_rpc_tag_release(&loop->bell_event);
+    grpc_call_error e = grpc_call_start_batch(loop->bell, NULL, 0, &loop->bell_event, NULL);
+    TD_ASSERT(e == GRPC_CALL_OK);
+}
+
+static void run_timers(struct td_rpc_loop *loop)
+{
+    uint64_t now = td_now_ns();
+    pthread_mutex_lock(&loop->mu);
+    for (;;) {
+        struct td_rpc_timer *due = loop->timers;
+        while (due && due->next_ns > now) due = due->next;
+        if (!due) break;
+        due->next_ns = now + due->period_ns;
+        loop->running = due;
+        pthread_mutex_unlock(&loop->mu);
+        due->fn(due->arg);
+        pthread_mutex_lock(&loop->mu);
+        loop->running = NULL;
+        if (due->cancelled) free(due);
+    }
+    pthread_mutex_unlock(&loop->mu);
+}
+
+/* Returns when to look again: 0 = at once, TD_NEVER_NS = at the next event. */
+static uint64_t drain(struct td_rpc_loop *loop)
+{
+    pthread_mutex_lock(&loop->mu);
+    struct td_rpc_post *posts = loop->post_head;
+    struct td_rpc_call *dirty = loop->dirty_head;
+    loop->post_head = NULL;
+    loop->post_tail = &loop->post_head;
+    loop->dirty_head = NULL;
+    loop->dirty_tail = &loop->dirty_head;
+    bool timers = loop->timers != NULL;
+    pthread_mutex_unlock(&loop->mu);
+    while (posts) {
+        struct td_rpc_post *post = posts;
+        posts = post->next;
+        post->fn(post->arg);
+        free(post);
+    }
+    while (dirty) {
+        pthread_mutex_lock(&loop->mu);
+        struct td_rpc_call *call = dirty;
+        dirty = call->next_dirty;
+        call->next_dirty = NULL;
+        call->dirty = false;
+        pthread_mutex_unlock(&loop->mu);
+        td_rpc_call_pump(call);
+        td_rpc_call_unref(call);
+    }
+    if (timers) run_timers(loop);
+    uint64_t wake_ns = TD_NEVER_NS;
+    pthread_mutex_lock(&loop->mu);
+    for (struct td_rpc_timer *t = loop->timers; t; t = t->next)
+        if (t->next_ns < wake_ns) wake_ns = t->next_ns;
+    if (loop->post_head || loop->dirty_head) wake_ns = 0;
+    pthread_mutex_unlock(&loop->mu);
+    return wake_ns;
+}
+
+static gpr_timespec gpr_deadline(uint64_t at_ns)
+{
+    if (at_ns == TD_NEVER_NS) return gpr_inf_future(GPR_CLOCK_MONOTONIC);
+    return (gpr_timespec){(int64_t)(at_ns / TD_NS_PER_S), (int32_t)(at_ns % TD_NS_PER_S), GPR_CLOCK_MONOTONIC};
+}
+
+static void *loop_main(void *arg)
+{
+    struct td_rpc_loop *loop = arg;
+    current_loop = loop;
+    pthread_setname_np(pthread_self(), loop->name);
+    uint64_t wake_ns = drain(loop);
+    bool down = false;
+    for (;;) {
+        grpc_event e = grpc_completion_queue_next(loop->cq, gpr_deadline(wake_ns), NULL);
+        if (e.type == GRPC_QUEUE_SHUTDOWN) break;
+        if (e.type == GRPC_OP_COMPLETE) {
+            struct td_rpc_event *event = e.tag;
+            td_rpc_tag_acquire(event);
+            event->fn(event, e.success != 0);
+        }
+        wake_ns = drain(loop);
+        if (loop->stopping && !down) {
+            /* No ring can follow: destroy is the last call on the loop. */
+            grpc_completion_queue_shutdown(loop->cq);
+            down = true;
+        }
+    }
+    return NULL;
+}
+
+td_status td_rpc_loop_create(const char *name, struct td_rpc_loop **ret_loop, struct td_err *err)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, bridge_start);
+    struct td_rpc_loop *loop = td_rpc_alloc(sizeof *loop);
+    strncpy(loop->name, name, sizeof loop->name - 1);
+    pthread_mutex_init(&loop->mu, NULL);
+    loop->post_tail = &loop->post_head;
+    loop->dirty_tail = &loop->dirty_head;
+    td_rpc_unpacker_init(&loop->unpacker);
+    grpc_init();
+    loop->cq = grpc_completion_queue_create_for_next(NULL);
+    loop->bell_channel = grpc_lame_client_channel_create("doorbell", GRPC_STATUS_UNAVAILABLE, "doorbell");
+    loop->bell = grpc_channel_create_call(loop->bell_channel, NULL, 0, loop->cq, grpc_slice_from_static_string("/d/b"), NULL,
+                                          gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
+    loop->bell_event.fn = bell_fired;
+    int rc = pthread_create(&loop->thread, NULL, loop_main, loop);
+    if (rc) {
+        grpc_call_unref(loop->bell);
+        grpc_channel_destroy(loop->bell_channel);
+        grpc_completion_queue_shutdown(loop->cq);
+        grpc_completion_queue_next(loop->cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
+        grpc_completion_queue_destroy(loop->cq);
+        grpc_shutdown();
+        td_rpc_unpacker_close(&loop->unpacker);
+        pthread_mutex_destroy(&loop->mu);
+        free(loop);
+        return td_fail(err, TD_ERR_IO, "rpc loop %s: cannot start a thread: %s", name, strerror(rc));
+    }
+    *ret_loop = loop;
+    return TD_OK;
+}
+
+static void loop_stop(void *arg)
+{
+    ((struct td_rpc_loop *)arg)->stopping = true;
+}
+
+void td_rpc_loop_destroy(struct td_rpc_loop *loop)
+{
+    if (!loop) return;
+    TD_ASSERT(current_loop != loop);
+    td_rpc_loop_post(loop, loop_stop, loop);
+    pthread_join(loop->thread, NULL);
+    TD_ASSERT(atomic_load(&loop->n_objects) == 0);
+    grpc_call_unref(loop->bell);
+    grpc_channel_destroy(loop->bell_channel);
+    grpc_completion_queue_destroy(loop->cq);
+    while (loop->timers) {
+        struct td_rpc_timer *timer = loop->timers;
+        loop->timers = timer->next;
+        free(timer);
+    }
+    TD_ASSERT(!loop->post_head && !loop->dirty_head);
+    td_rpc_unpacker_close(&loop->unpacker);
+    pthread_mutex_destroy(&loop->mu);
+    free(loop);
+    grpc_shutdown();
+}
+
+bool td_rpc_loop_is_current(const struct td_rpc_loop *loop)
+{
+    return current_loop == loop;
+}
+
+void td_rpc_loop_post(struct td_rpc_loop *loop, void (*fn)(void *arg), void *arg)
+{
+    struct td_rpc_post *post = td_rpc_alloc(sizeof *post);
+    post->fn = fn;
+    post->arg = arg;
+    pthread_mutex_lock(&loop->mu);
+    *loop->post_tail = post;
+    loop->post_tail = &post->next;
+    pthread_mutex_unlock(&loop->mu);
+    td_rpc_loop_ring(loop);
+}
+
+struct td_rpc_timer *td_rpc_timer_start(struct td_rpc_loop *loop, uint32_t period_ms, void (*fn)(void *arg), void *arg)
+{
+    struct td_rpc_timer *timer = td_rpc_alloc(sizeof *timer);
+    timer->loop = loop;
+    timer->period_ns = (period_ms ? period_ms : 1) * TD_NS_PER_MS;
+    timer->next_ns = td_now_ns() + timer->period_ns;
+    timer->fn = fn;
+    timer->arg = arg;
+    pthread_mutex_lock(&loop->mu);
+    timer->next = loop->timers;
+    loop->timers = timer;
+    pthread_mutex_unlock(&loop->mu);
+    td_rpc_loop_ring(loop);
+    return timer;
+}
+
+void td_rpc_timer_cancel(struct td_rpc_timer *timer)
+{
+    if (!timer) return;
+    struct td_rpc_loop *loop = timer->loop;
+    TD_ASSERT(current_loop == loop);
+    pthread_mutex_lock(&loop->mu);
+    struct td_rpc_timer **at = &loop->timers;
+    while (*at && *at != timer) at = &(*at)->next;
+    TD_ASSERT(*at == timer);
+    *at = timer->next;
+    timer->cancelled = true;
+    bool running = loop->running == timer;
+    pthread_mutex_unlock(&loop->mu);
+    if (!running) free(timer);
+}

@@ -1,0 +1,228 @@
+/* rpc_internal.h - what the files of common/rpc share. Nobody else includes it.
+ *
+ * Every grpc operation is tagged with a struct td_rpc_event embedded in the object it belongs to; the loop thread takes the event from the
+ * completion queue and calls its fn. Fields say who may touch them: "loop" = the loop thread, "mu" = under td_rpc_loop.mu. */
+#ifndef TD_RPC_INTERNAL_H
+#define TD_RPC_INTERNAL_H
+
+#include <grpc/grpc.h>
+#include <grpc/grpc_security.h>
+#include <grpc/slice.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "common/rpc/rpc.h"
+#include "common/rpc/unpack.h"
+
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define TD_RPC_TSAN 1
+#endif
+#endif
+#if defined(__SANITIZE_THREAD__)
+#define TD_RPC_TSAN 1
+#endif
+/* gRPC is not instrumented, so TSan cannot see that starting an operation happens before its event: these say it. */
+#ifdef TD_RPC_TSAN
+void __tsan_acquire(void *addr);
+void __tsan_release(void *addr);
+#define td_rpc_tag_acquire(tag) __tsan_acquire(tag)
+#define td_rpc_tag_release(tag) __tsan_release(tag)
+#else
+#define td_rpc_tag_acquire(tag) ((void)(tag))
+#define td_rpc_tag_release(tag) ((void)(tag))
+#endif
+
+#define td_rpc_container(ptr, type, member) ((type *)(void *)((char *)(ptr)-offsetof(type, member)))
+
+enum {
+    TD_RPC_DEFAULT_MESSAGE_BYTES = 64 << 20,
+    TD_RPC_DEFAULT_LIVE_CALLS = 4096,
+    TD_RPC_MAX_BUILTIN_CALLS = 1024,         /* health and reflection: answered even when the live calls are at their limit */
+    TD_RPC_DEFAULT_QUEUED_BYTES = 16 << 20,
+    TD_RPC_DEFAULT_STALL_MS = 60000,
+    TD_RPC_MAX_METADATA_BYTES = 16 << 10,
+    TD_RPC_MAX_DETAILS_BYTES = 2048,         /* percent-encoded by core to at most three times this: fits the peer's 8 KiB */
+    TD_RPC_HANDSHAKE_MS = 10000,
+    TD_RPC_SERVER_KEEPALIVE_MS = 10000,
+    TD_RPC_STOP_BUILTIN_MS = 500,            /* how long a stopping server waits for watchers to hear of it */
+    TD_RPC_CHANNEL_KEEPALIVE_MS = 1000,
+};
+
+struct td_rpc_event {
+    void (*fn)(struct td_rpc_event *event, bool ok);
+};
+
+struct td_rpc_post {
+    struct td_rpc_post *next;
+    void (*fn)(void *arg);
+    void *arg;
+};
+
+struct td_rpc_loop {
+    grpc_completion_queue *cq;
+    pthread_t thread;
+    char name[16];
+    grpc_channel *bell_channel;              /* lame: its call only carries the doorbell's empty batches */
+    grpc_call *bell;
+    struct td_rpc_event bell_event;
+    atomic_bool rung;                        /* set by the ringer, cleared by the loop before it drains */
+
+    pthread_mutex_t mu;
+    struct td_rpc_post *post_head, **post_tail;     /* mu */
+    struct td_rpc_call *dirty_head, **dirty_tail;   /* mu: calls with something to send, finish or cancel; one reference each */
+    struct td_rpc_timer *timers;             /* mu */
+    struct td_rpc_timer *running;            /* mu */
+    bool stopping;                           /* loop */
+
+    struct td_rpc_unpacker unpacker;         /* loop: memory of the message being handled */
+    atomic_uint n_objects;                   /* servers, channels and live calls: must be 0 at destroy */
+};
+
+/* Wakes the loop thread; nothing to do on the loop thread itself, which drains after each event. [any] */
+void td_rpc_loop_ring(struct td_rpc_loop *loop);
+void *td_rpc_alloc(size_t bytes);            /* zeroed; aborts when memory is gone */
+char *td_rpc_strdup(const char *text);
+
+/* One message on its way out; lives in the call's queue. */
+struct td_rpc_out {
+    struct td_rpc_out *next;
+    grpc_slice slice;
+    size_t bytes;
+};
+
+/* Life: new -> (client: begin) -> batches -> closed (server: RECV_CLOSE, client: RECV_STATUS) -> every tag back -> ended: last callback.
+ * The owner's reference falls with the last callback; the loop's dirty list and users may hold more. */
+struct td_rpc_call {
+    struct td_rpc_loop *loop;
+    atomic_uint n_refs;
+    atomic_bool over;                        /* closed: nothing can be sent any more, whatever is asked is ignored */
+    bool is_server;
+    uint64_t deadline_ns;                    /* TD_NEVER_NS = none */
+    void *user;                              /* loop */
+    uint32_t max_queued_bytes;
+
+    struct td_rpc_out *out_head, **out_tail; /* mu */
+    size_t queued_bytes;                     /* mu: queued and in flight */
+    struct td_rpc_call *next_dirty;          /* mu */
+    bool dirty;                              /* mu */
+    bool end_wanted;                         /* mu: finish (server) or close_send (client) after the queue */
+    bool cancel_wanted;                      /* mu */
+    grpc_status_code cancel_code;            /* mu */
+    char *cancel_details;                    /* mu */
+    grpc_status_code end_code;               /* mu, server, with end_wanted */
+    char *end_details;
+    grpc_metadata *trailing;
+    size_t n_trailing;
+
+    grpc_call *call;                         /* loop, and all below */
+    uint32_t n_tags;                         /* operations not yet back */
+    bool initial_sent, send_busy, end_sent, cancel_done, closed, ended, peer_cancelled;
+    size_t inflight_bytes;
+    uint64_t send_started_ns;                /* when the message in flight was given to core */
+    struct td_rpc_event ev_close, ev_recv, ev_send;
+    grpc_byte_buffer *recv_buffer;
+    char *peer;
+
+    /* server */
+    struct td_rpc_server *server;
+    const struct td_rpc_method *method;      /* NULL: being refused */
+    void *ctx;
+    bool builtin, counted, opened, got_message;
+    int recv_cancelled;
+    grpc_metadata_array request_metadata;
+    struct td_rpc_metadata *metadata;        /* C copies, made when first asked */
+    struct td_rpc_call *next_live, **prev_live;     /* of server->live */
+
+    /* client */
+    struct td_rpc_channel *channel;
+    const struct td_rpc_client_method *client_method;
+    const struct td_rpc_handler *handler;
+    bool started, wait_for_ready, initial_received;
+    grpc_metadata *initial;                  /* to send */
+    size_t n_initial;
+    grpc_metadata_array recv_initial, recv_trailing;
+    grpc_status_code status;
+    grpc_slice status_details;
+    char *failure;                           /* our own verdict on a response: replaces the status */
+};
+
+struct td_rpc_call *td_rpc_call_new(struct td_rpc_loop *loop, bool is_server, uint32_t max_queued_bytes);
+/* Client: the first message (or NULL), whether it is also the last, and the ring that begins the call. [any] */
+void td_rpc_call_open(struct td_rpc_call *call, const ProtobufCMessage *request, bool last);
+/* Starts what the queue and the wishes ask for. Loop thread. */
+void td_rpc_call_pump(struct td_rpc_call *call);
+/* Calls the last callback when the RPC is over and every tag is back; may free the call. */
+void td_rpc_call_check_end(struct td_rpc_call *call);
+/* Starts a batch whose only tag is event; a refused batch is our bug. */
+void td_rpc_call_batch(struct td_rpc_call *call, const grpc_op *ops, size_t n_ops, struct td_rpc_event *event);
+void td_rpc_call_read(struct td_rpc_call *call);
+/* Cancels with a status of our own (max_queued_bytes, stalls, responses that do not parse). [any] */
+void td_rpc_call_cancel_with(struct td_rpc_call *call, grpc_status_code code, const char *details);
+/* Legal ASCII pairs only (others are dropped and logged: they are our bug or a user's text); NULL for none. */
+grpc_metadata *td_rpc_metadata_copy(const struct td_rpc_metadata *pairs, size_t n_pairs, size_t *ret_n);
+void td_rpc_metadata_free(grpc_metadata *pairs, size_t n_pairs);
+char *td_rpc_slice_string(grpc_slice slice);
+
+/* client.c */
+void td_rpc_client_begin(struct td_rpc_call *call);
+void td_rpc_client_bad_message(struct td_rpc_call *call, const struct td_err *err);
+void td_rpc_client_end(struct td_rpc_call *call);
+void td_rpc_channel_unref(struct td_rpc_channel *channel);
+
+/* server.c */
+struct td_rpc_route {
+    const struct td_rpc_method *method;
+    bool builtin;                            /* ctx is the server itself; not counted as a live call */
+};
+
+struct td_rpc_watcher;
+
+struct td_rpc_server {
+    struct td_rpc_loop *loop;
+    grpc_server *server;
+    struct td_rpc_limits limits;
+    void *ctx;
+    int port;
+    int lock_fd;                             /* unix socket: keeps a second server from stealing the path */
+    char *lock_path;
+    struct td_rpc_tls_files *tls;
+    struct td_rpc_route *routes;
+    size_t n_routes;
+    char **services;                         /* names, from the tables' paths */
+    size_t n_services, n_own_services;       /* own ones first; then health and reflection */
+
+    struct td_rpc_event ev_new, ev_shutdown; /* loop, and all below */
+    grpc_call *new_call;
+    grpc_call_details new_details;
+    grpc_metadata_array new_metadata;
+    struct td_rpc_call *live;
+    struct td_rpc_timer *stall_timer;
+    bool serving, stopping;
+    struct td_rpc_watcher *watchers;
+
+    atomic_uint n_live;                      /* calls of the services */
+    atomic_uint n_builtin;                   /* calls of health and reflection */
+    uint32_t n_calls;                        /* mu_stop: every call, the posted slot included */
+    bool shut_down, gone;                    /* mu_stop */
+    pthread_mutex_t mu_stop;
+    pthread_cond_t cond_stop;
+};
+
+void td_rpc_server_message(struct td_rpc_call *call, const ProtobufCMessage *msg);
+void td_rpc_server_bad_message(struct td_rpc_call *call, const struct td_err *err);
+void td_rpc_server_end(struct td_rpc_call *call);
+void td_rpc_server_release(struct td_rpc_server *server, bool counted);   /* one call less; the last lets stop go on */
+
+/* health.c, reflection.c: method tables whose ctx is the server */
+extern const struct td_rpc_method td_rpc_health_methods[];
+extern const struct td_rpc_method td_rpc_reflection_methods[];
+void td_rpc_health_changed(struct td_rpc_server *server);      /* tells every Watch */
+
+/* tls.c */
+td_status td_rpc_tls_server(const struct td_rpc_tls *tls, struct td_rpc_tls_files **ret_files, grpc_server_credentials **ret_creds,
+                            struct td_err *err);
+void td_rpc_tls_files_destroy(struct td_rpc_tls_files *files);
+td_status td_rpc_tls_client(const struct td_rpc_tls *tls, grpc_channel_credentials **ret_creds, struct td_err *err);
+
+#endif

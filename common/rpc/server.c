@@ -1,0 +1,447 @@
+/* server.c - listening, new calls, stopping.
+ *
+ * One request slot is always posted (generic request_call + our own table: unknown methods get an answer). Each call starts RECV_CLOSE at
+ * once, which tells its end, and RECV_MESSAGE when the handler is to see a message.
+ *
+ * Stop, from a thread that is not the loop's:
+ *   post: health off, watches ended, shutdown_and_notify (stops listening; the slot comes back)
+ *   wait: n_live == 0 or the drain time is over; the same, shortly, for the watches
+ *   post: cancel_all_calls (closes idle connections too: their peers may be frozen)
+ *   wait: shutdown event and n_calls == 0; post: timer off; then destroy. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "common/base/clock.h"
+#include "common/rpc/rpc_internal.h"
+
+static void on_close(struct td_rpc_event *event, bool ok);
+
+static void post_slot(struct td_rpc_server *server)
+{
+    pthread_mutex_lock(&server->mu_stop);
+    server->n_calls++;
+    pthread_mutex_unlock(&server->mu_stop);
+    grpc_call_details_init(&server->new_details);
+    grpc_metadata_array_init(&server->new_metadata);
+    td_rpc_tag_release(&server->ev_new);
+    grpc_call_error e = grpc_server_request_call(server->server, &server->new_call, &server->new_details, &server->new_metadata,
+                                                 server->loop->cq, server->loop->cq, &server->ev_new);
+    TD_ASSERT(e == GRPC_CALL_OK);
+}
+
+void td_rpc_server_release(struct td_rpc_server *server, bool counted)
+{
+    pthread_mutex_lock(&server->mu_stop);
+    server->n_calls--;
+    if (counted) atomic_fetch_sub(&server->n_live, 1);
+    pthread_cond_signal(&server->cond_stop);
+    pthread_mutex_unlock(&server->mu_stop);
+}
+
+static const struct td_rpc_route *find_route(const struct td_rpc_server *server, grpc_slice path)
+{
+    size_t n = GRPC_SLICE_LENGTH(path);
+    const void *at = GRPC_SLICE_START_PTR(path);
+    for (size_t i = 0; i < server->n_routes; i++) {
+        const char *known = server->routes[i].method->path;
+        if (strlen(known) == n && memcmp(known, at, n) == 0) return &server->routes[i];
+    }
+    return NULL;
+}
+
+static void on_new(struct td_rpc_event *event, bool ok)
+{
+    struct td_rpc_server *server = td_rpc_container(event, struct td_rpc_server, ev_new);
+    grpc_call_details details = server->new_details;
+    grpc_metadata_array metadata = server->new_metadata;
+    grpc_call *core_call = server->new_call;
+    if (!ok) {                               /* shutting down */
+        grpc_call_details_destroy(&details);
+        grpc_metadata_array_destroy(&metadata);
+        td_rpc_server_release(server, false);
+        return;
+    }
+    /* The slot's count goes over to the call. */
+    server->new_call = NULL;
+    if (!server->stopping) post_slot(server);
+
+    struct td_rpc_call *call = td_rpc_call_new(server->loop, true, server->limits.max_queued_bytes);
+    call->server = server;
+    call->call = core_call;
+    call->request_metadata = metadata;
+    call->ev_close.fn = on_close;
+    if (gpr_time_cmp(details.deadline, gpr_inf_future(details.deadline.clock_type)) != 0) {
+        gpr_timespec left = gpr_time_sub(details.deadline, gpr_now(GPR_CLOCK_MONOTONIC));
+        int64_t left_ns = left.tv_sec < 0 ? 0 : left.tv_sec > 1000000000 ? 1000000000ll * 1000000000 : left.tv_sec * 1000000000ll + left.tv_nsec;
+        call->deadline_ns = td_now_ns() + (uint64_t)left_ns;
+    }
+    call->prev_live = &server->live;
+    call->next_live = server->live;
+    if (server->live) server->live->prev_live = &call->next_live;
+    server->live = call;
+
+    grpc_op op;
+    memset(&op, 0, sizeof op);
+    op.op = GRPC_OP_RECV_CLOSE_ON_SERVER;
+    op.data.recv_close_on_server.cancelled = &call->recv_cancelled;
+    td_rpc_call_batch(call, &op, 1, &call->ev_close);
+
+    char why[300];
+    const struct td_rpc_route *route = find_route(server, details.method);
+    if (!route) {
+        char *path = td_rpc_slice_string(details.method);
+        snprintf(why, sizeof why, "unknown method %.200s", path);
+        free(path);
+        td_rpc_call_finish(call, GRPC_STATUS_UNIMPLEMENTED, why, NULL, 0);
+    } else if (route->builtin ? atomic_load(&server->n_builtin) >= TD_RPC_MAX_BUILTIN_CALLS
+                              : atomic_load(&server->n_live) >= server->limits.max_live_calls) {
+        snprintf(why, sizeof why, "too many live calls: the limit is %u",
+                 route->builtin ? (unsigned)TD_RPC_MAX_BUILTIN_CALLS : server->limits.max_live_calls);
+        td_rpc_call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, why, NULL, 0);
+    } else {
+        call->method = route->method;
+        call->builtin = route->builtin;
+        call->ctx = route->builtin ? server : server->ctx;
+        if (route->builtin) {
+            atomic_fetch_add(&server->n_builtin, 1);
+        } else {
+            call->counted = true;
+            atomic_fetch_add(&server->n_live, 1);
+        }
+        if (call->method->on_open) {
+            call->opened = true;
+            call->method->on_open(call, call->ctx);
+        }
+        td_rpc_call_read(call);
+    }
+    grpc_call_details_destroy(&details);
+}
+
+static bool is_ending(struct td_rpc_call *call)
+{
+    pthread_mutex_lock(&call->loop->mu);
+    bool ending = call->end_wanted || call->cancel_wanted;
+    pthread_mutex_unlock(&call->loop->mu);
+    return ending;
+}
+
+void td_rpc_server_message(struct td_rpc_call *call, const ProtobufCMessage *msg)
+{
+    if (is_ending(call)) return;
+    if (!msg && !call->method->client_streaming) {
+        if (!call->got_message) td_rpc_call_finish(call, GRPC_STATUS_INTERNAL, "the request has no message", NULL, 0);
+        return;
+    }
+    call->got_message = true;
+    call->opened = true;
+    call->method->on_message(call, msg, call->ctx);
+}
+
+void td_rpc_server_bad_message(struct td_rpc_call *call, const struct td_err *err)
+{
+    td_rpc_call_finish(call, err->code == TD_ERR_LIMIT ? GRPC_STATUS_RESOURCE_EXHAUSTED : GRPC_STATUS_INVALID_ARGUMENT, err->msg, NULL, 0);
+}
+
+static void on_close(struct td_rpc_event *event, bool ok)
+{
+    (void)ok;                                /* always true */
+    struct td_rpc_call *call = td_rpc_container(event, struct td_rpc_call, ev_close);
+    call->n_tags--;
+    call->closed = true;
+    call->peer_cancelled = call->recv_cancelled != 0;
+    pthread_mutex_lock(&call->loop->mu);
+    atomic_store(&call->over, true);
+    pthread_mutex_unlock(&call->loop->mu);
+    td_rpc_call_check_end(call);
+}
+
+void td_rpc_server_end(struct td_rpc_call *call)
+{
+    *call->prev_live = call->next_live;
+    if (call->next_live) call->next_live->prev_live = call->prev_live;
+    if (call->builtin) atomic_fetch_sub(&call->server->n_builtin, 1);
+    if (call->opened) call->method->on_end(call, call->peer_cancelled, call->ctx);
+    for (size_t i = 0; call->metadata && i < call->request_metadata.count; i++) {
+        free((char *)call->metadata[i].key);
+        free((char *)call->metadata[i].value);
+    }
+    free(call->metadata);
+    call->metadata = NULL;
+}
+
+const char *td_rpc_call_metadata(const struct td_rpc_call *call, const char *key)
+{
+    struct td_rpc_call *c = (struct td_rpc_call *)call;      /* a cache filled on the loop thread */
+    if (!c->call) return NULL;
+    size_t n = c->request_metadata.count;
+    if (!c->metadata && n) {
+        c->metadata = td_rpc_alloc(n * sizeof *c->metadata);
+        for (size_t i = 0; i < n; i++) {
+            c->metadata[i].key = td_rpc_slice_string(c->request_metadata.metadata[i].key);
+            c->metadata[i].value = td_rpc_slice_string(c->request_metadata.metadata[i].value);
+        }
+    }
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(c->metadata[i].key, key) == 0) return c->metadata[i].value;
+    return NULL;
+}
+
+/* A peer that neither reads nor goes away: its flow-control window stays shut while keepalive pings are answered. */
+static void check_stalls(void *arg)
+{
+    struct td_rpc_server *server = arg;
+    uint64_t now = td_now_ns();
+    for (struct td_rpc_call *call = server->live; call; call = call->next_live) {
+        if (!call->send_busy || now - call->send_started_ns < server->limits.max_stall_ms * TD_NS_PER_MS) continue;
+        char why[120];
+        snprintf(why, sizeof why, "the peer has not read for more than %u ms", server->limits.max_stall_ms);
+        td_rpc_call_cancel_with(call, GRPC_STATUS_RESOURCE_EXHAUSTED, why);
+    }
+}
+
+/* ---- start and stop ------------------------------------------------------------------------------------------------------------------ */
+
+static bool add_service(struct td_rpc_server *server, const char *path)
+{
+    const char *slash = path[0] == '/' ? strchr(path + 1, '/') : NULL;
+    if (!slash) return false;
+    size_t n = (size_t)(slash - path - 1);
+    for (size_t i = 0; i < server->n_services; i++)
+        if (strlen(server->services[i]) == n && memcmp(server->services[i], path + 1, n) == 0) return true;
+    char **grown = realloc(server->services, (server->n_services + 1) * sizeof *grown);
+    TD_ASSERT(grown != NULL);
+    server->services = grown;
+    char *name = td_rpc_alloc(n + 1);
+    memcpy(name, path + 1, n);
+    server->services[server->n_services++] = name;
+    return true;
+}
+
+static td_status add_routes(struct td_rpc_server *server, const struct td_rpc_method *methods, bool builtin, struct td_err *err)
+{
+    for (const struct td_rpc_method *m = methods; m->path; m++) {
+        if (!m->request || !m->on_message || !m->on_end || !add_service(server, m->path))
+            return td_fail(err, TD_ERR_INVALID, "rpc server: method %s needs a path /service/name, request, on_message and on_end", m->path);
+        struct td_rpc_route *grown = realloc(server->routes, (server->n_routes + 1) * sizeof *grown);
+        TD_ASSERT(grown != NULL);
+        server->routes = grown;
+        server->routes[server->n_routes++] = (struct td_rpc_route){m, builtin};
+    }
+    return TD_OK;
+}
+
+/* Core would unlink a live server's socket and take its path: a lock beside it says that someone is there. */
+static td_status lock_unix_path(struct td_rpc_server *server, const char *address, struct td_err *err)
+{
+    if (strncmp(address, "unix:", 5) != 0) return TD_OK;
+    const char *path = address + 5;
+    if (strncmp(path, "//", 2) == 0) path += 2;
+    size_t n = strlen(path) + sizeof ".lock";
+    server->lock_path = td_rpc_alloc(n);
+    snprintf(server->lock_path, n, "%s.lock", path);
+    server->lock_fd = open(server->lock_path, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+    if (server->lock_fd < 0) return td_fail(err, TD_ERR_IO, "listen %s: %s: %s", address, server->lock_path, strerror(errno));
+    if (flock(server->lock_fd, LOCK_EX | LOCK_NB) != 0)
+        return td_fail(err, TD_ERR_IO, "listen %s: another server holds %s", address, server->lock_path);
+    return TD_OK;
+}
+
+static void free_server(struct td_rpc_server *server)
+{
+    if (server->server) grpc_server_destroy(server->server);
+    td_rpc_tls_files_destroy(server->tls);
+    for (size_t i = 0; i < server->n_services; i++) free(server->services[i]);
+    free(server->services);
+    free(server->routes);
+    if (server->lock_fd >= 0) close(server->lock_fd);        /* the file stays: removing it would race with the next owner */
+    free(server->lock_path);
+    pthread_cond_destroy(&server->cond_stop);
+    pthread_mutex_destroy(&server->mu_stop);
+    free(server);
+}
+
+static td_status listen_on(struct td_rpc_server *server, const struct td_rpc_server_config *config, struct td_err *err)
+{
+    grpc_server_credentials *creds;
+    if (config->tls) {
+        td_status status = td_rpc_tls_server(config->tls, &server->tls, &creds, err);
+        if (status) return status;
+    } else {
+        creds = grpc_insecure_server_credentials_create();
+    }
+    server->port = grpc_server_add_http2_port(server->server, config->address, creds);
+    grpc_server_credentials_release(creds);
+    if (server->port == 0)
+        return td_fail(err, TD_ERR_IO, "listen %s: cannot bind: in use, or not an address of this host%s", config->address,
+                       config->tls ? ", or the certificate does not fit its key" : "");
+    return TD_OK;
+}
+
+td_status td_rpc_server_start(const struct td_rpc_server_config *config, struct td_rpc_server **ret_server, struct td_err *err)
+{
+    struct td_rpc_server *server = td_rpc_alloc(sizeof *server);
+    server->loop = config->loop;
+    server->ctx = config->ctx;
+    server->lock_fd = -1;
+    server->ev_new.fn = on_new;
+    pthread_mutex_init(&server->mu_stop, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&server->cond_stop, &attr);
+    pthread_condattr_destroy(&attr);
+
+    struct td_rpc_limits *limits = &server->limits;
+    *limits = config->limits;
+    if (!limits->max_message_bytes) limits->max_message_bytes = TD_RPC_DEFAULT_MESSAGE_BYTES;
+    if (limits->max_message_bytes > 1u << 30) limits->max_message_bytes = 1u << 30;
+    if (!limits->max_unpack_bytes)
+        limits->max_unpack_bytes = limits->max_message_bytes > 1u << 27 ? 1u << 30 : limits->max_message_bytes * 8;
+    if (!limits->max_live_calls) limits->max_live_calls = TD_RPC_DEFAULT_LIVE_CALLS;
+    if (!limits->max_queued_bytes) limits->max_queued_bytes = TD_RPC_DEFAULT_QUEUED_BYTES;
+    if (!limits->max_stall_ms) limits->max_stall_ms = TD_RPC_DEFAULT_STALL_MS;
+
+    td_status status = TD_OK;
+    for (const struct td_rpc_method *const *table = config->services; table && *table && !status; table++)
+        status = add_routes(server, *table, false, err);
+    size_t n_own = server->n_services;
+    if (!status) status = add_routes(server, td_rpc_health_methods, true, err);
+    if (!status && config->reflection) status = add_routes(server, td_rpc_reflection_methods, true, err);
+    if (!status) status = lock_unix_path(server, config->address, err);
+    if (status) goto err_free;
+    server->n_own_services = n_own;
+
+    int keepalive = (int)(config->keepalive_ms ? config->keepalive_ms : TD_RPC_SERVER_KEEPALIVE_MS);
+    uint32_t n_streams = limits->max_live_calls < 1u << 20 ? limits->max_live_calls + TD_RPC_MAX_BUILTIN_CALLS : 1u << 20;
+    grpc_arg args[] = {
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, .value.integer = (int)limits->max_message_bytes},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_METADATA_SIZE, .value.integer = TD_RPC_MAX_METADATA_BYTES},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)"grpc.compression_enabled_algorithms_bitset", .value.integer = 1},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_ALLOW_REUSEPORT, .value.integer = 0},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_ENABLE_CHANNELZ, .value.integer = 0},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_CONCURRENT_STREAMS, .value.integer = (int)n_streams},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, .value.integer = TD_RPC_HANDSHAKE_MS},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_TIME_MS, .value.integer = keepalive},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_TIMEOUT_MS, .value.integer = keepalive},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, .value.integer = 1},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, .value.integer = 0},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, .value.integer = 100},
+    };
+    grpc_channel_args channel_args = {sizeof args / sizeof *args, args};
+    server->server = grpc_server_create(&channel_args, NULL);
+    grpc_server_register_completion_queue(server->server, server->loop->cq, NULL);
+    status = listen_on(server, config, err);
+    if (status) goto err_free;
+    atomic_fetch_add(&server->loop->n_objects, 1);
+    grpc_server_start(server->server);
+    server->stall_timer = td_rpc_timer_start(server->loop, 1000, check_stalls, server);
+    post_slot(server);
+    *ret_server = server;
+    return TD_OK;
+
+err_free:
+    free_server(server);
+    return status;
+}
+
+int td_rpc_server_port(const struct td_rpc_server *server)
+{
+    return server->port;
+}
+
+uint32_t td_rpc_server_live_calls(const struct td_rpc_server *server)
+{
+    return atomic_load(&server->n_live);
+}
+
+static void set_serving(void *arg)
+{
+    struct td_rpc_server *server = arg;
+    if (server->stopping) return;
+    server->serving = true;
+    td_rpc_health_changed(server);
+}
+
+static void set_not_serving(void *arg)
+{
+    struct td_rpc_server *server = arg;
+    server->serving = false;
+    td_rpc_health_changed(server);
+}
+
+void td_rpc_server_set_serving(struct td_rpc_server *server, bool serving)
+{
+    td_rpc_loop_post(server->loop, serving ? set_serving : set_not_serving, server);
+}
+
+static void on_shutdown(struct td_rpc_event *event, bool ok)
+{
+    (void)ok;
+    struct td_rpc_server *server = td_rpc_container(event, struct td_rpc_server, ev_shutdown);
+    pthread_mutex_lock(&server->mu_stop);
+    server->shut_down = true;
+    pthread_cond_signal(&server->cond_stop);
+    pthread_mutex_unlock(&server->mu_stop);
+}
+
+static void stop_begin(void *arg)
+{
+    struct td_rpc_server *server = arg;
+    server->serving = false;
+    server->stopping = true;
+    td_rpc_health_changed(server);
+    for (struct td_rpc_call *call = server->live; call; call = call->next_live)
+        if (call->builtin) td_rpc_call_finish(call, GRPC_STATUS_UNAVAILABLE, "the server is stopping", NULL, 0);
+    server->ev_shutdown.fn = on_shutdown;
+    td_rpc_tag_release(&server->ev_shutdown);
+    grpc_server_shutdown_and_notify(server->server, server->loop->cq, &server->ev_shutdown);
+}
+
+static void stop_cancel(void *arg)
+{
+    grpc_server_cancel_all_calls(((struct td_rpc_server *)arg)->server);
+}
+
+static void stop_last(void *arg)
+{
+    struct td_rpc_server *server = arg;
+    td_rpc_timer_cancel(server->stall_timer);
+    pthread_mutex_lock(&server->mu_stop);
+    server->gone = true;
+    pthread_cond_signal(&server->cond_stop);
+    pthread_mutex_unlock(&server->mu_stop);
+}
+
+static void wait_calls(struct td_rpc_server *server, atomic_uint *n_calls, uint32_t ms)
+{
+    uint64_t until_ns = td_deadline_after_ms(td_now_ns(), ms);
+    struct timespec until = {(time_t)(until_ns / TD_NS_PER_S), (long)(until_ns % TD_NS_PER_S)};
+    pthread_mutex_lock(&server->mu_stop);
+    while (atomic_load(n_calls) && pthread_cond_timedwait(&server->cond_stop, &server->mu_stop, &until) != ETIMEDOUT) {}
+    pthread_mutex_unlock(&server->mu_stop);
+}
+
+void td_rpc_server_stop(struct td_rpc_server *server, uint32_t drain_ms)
+{
+    if (!server) return;
+    struct td_rpc_loop *loop = server->loop;
+    TD_ASSERT(!td_rpc_loop_is_current(loop));
+    td_rpc_loop_post(loop, stop_begin, server);
+    wait_calls(server, &server->n_live, drain_ms);
+    wait_calls(server, &server->n_builtin, TD_RPC_STOP_BUILTIN_MS);
+    td_rpc_loop_post(loop, stop_cancel, server);
+    pthread_mutex_lock(&server->mu_stop);
+    while (server->n_calls || !server->shut_down) pthread_cond_wait(&server->cond_stop, &server->mu_stop);
+    pthread_mutex_unlock(&server->mu_stop);
+    td_rpc_loop_post(loop, stop_last, server);
+    pthread_mutex_lock(&server->mu_stop);
+    while (!server->gone) pthread_cond_wait(&server->cond_stop, &server->mu_stop);
+    pthread_mutex_unlock(&server->mu_stop);
+    free_server(server);
+    atomic_fetch_sub(&loop->n_objects, 1);
+}
