@@ -1,2 +1,5 @@
 td_test(tinystories_test SOURCES ${CMAKE_SOURCE_DIR}/tests/golden/tinystories_test.c DEPS td_model LABELS golden)
 td_test(golden_test SOURCES ${CMAKE_SOURCE_DIR}/tests/golden/golden_test.c DEPS td_model LABELS golden)
+td_test(config_test SOURCES ${CMAKE_SOURCE_DIR}/tests/unit/config_test.c DEPS td_model)
+td_test(safetensors_test SOURCES ${CMAKE_SOURCE_DIR}/tests/unit/safetensors_test.c DEPS td_model)
+td_test(forward_test SOURCES ${CMAKE_SOURCE_DIR}/tests/unit/forward_test.c DEPS td_model)
