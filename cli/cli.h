@@ -1,0 +1,51 @@
+/* cli.h - the `tandem` command: one file per subcommand, and the small synchronous client they share. */
+#ifndef TD_CLI_H
+#define TD_CLI_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/options.h"
+#include "common/rpc/rpc.h"
+#include "tandem/v1/inference.pb-c.h"
+
+/* Each gets argv with argv[0] = its own name and returns the exit status: 0, 1 (failed), 2 (usage). */
+int cli_up(int argc, char **argv);
+int cli_generate(int argc, char **argv);
+int cli_chat(int argc, char **argv);
+int cli_status(int argc, char **argv);
+int cli_tokenize(int argc, char **argv);
+int cli_logits(int argc, char **argv);
+int cli_engine_bench(int argc, char **argv);
+
+/* --- client.c ------------------------------------------------------------------------------------------------------------------------- */
+
+struct cli_server { /* the options every client command has */
+    const char *server, *tls_ca, *tls_cert, *tls_key;
+};
+#define CLI_SERVER_OPTIONS(S, M)                                                                                                              \
+    {"server", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, offsetof(S, M.server), "router's address"},                                          \
+    {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_ca), "CA of the router's certificate; turns TLS on"},                            \
+    {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_cert), "own certificate, for mutual TLS"},                                     \
+    {"tls_key", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_key), "own key, for mutual TLS"}
+
+struct cli_client {
+    struct td_rpc_loop *loop;
+    struct td_rpc_channel *channel;
+};
+td_status cli_client_open(struct cli_client *c, const struct cli_server *s, struct td_err *err);
+void cli_client_close(struct cli_client *c);
+
+struct cli_result {
+    grpc_status_code code;
+    char details[1024];
+};
+/* One call, blocking. on_message (loop thread) sees every response. wait_for_ready: keep trying to connect until deadline_ms. */
+void cli_call(struct cli_client *c, const char *path, const ProtobufCMessageDescriptor *response, const ProtobufCMessage *request,
+              uint64_t deadline_ms, bool wait_for_ready, void (*on_message)(const ProtobufCMessage *msg, void *ctx), void *ctx,
+              struct cli_result *ret_result);
+/* Prints "tandem CMD: CODE_NAME: details" and what to do about it; returns 1. */
+int cli_complain(const char *command, const char *server, const struct cli_result *r);
+
+#endif

@@ -1,0 +1,81 @@
+/* client.c - a blocking call on top of the rpc loop: the command's thread waits, the loop thread works. */
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/cli.h"
+
+td_status cli_client_open(struct cli_client *c, const struct cli_server *s, struct td_err *err)
+{
+    memset(c, 0, sizeof *c);
+    signal(SIGPIPE, SIG_DFL);
+    td_status st = td_rpc_loop_create("cli", &c->loop, err);
+    if (st) return st;
+    struct td_rpc_tls tls = {.ca_file = s->tls_ca, .cert_file = s->tls_cert[0] ? s->tls_cert : NULL, .key_file = s->tls_key[0] ? s->tls_key : NULL};
+    struct td_rpc_channel_config cfg = {.loop = c->loop, .target = s->server, .tls = s->tls_ca[0] ? &tls : NULL};
+    st = td_rpc_channel_create(&cfg, &c->channel, err);
+    if (st) cli_client_close(c);
+    return st;
+}
+
+void cli_client_close(struct cli_client *c)
+{
+    if (c->channel) td_rpc_channel_destroy(c->channel);
+    if (c->loop) td_rpc_loop_destroy(c->loop);
+    memset(c, 0, sizeof *c);
+}
+
+struct waiting_call {
+    pthread_mutex_t lock;
+    pthread_cond_t cond;
+    bool done;
+    void (*on_message)(const ProtobufCMessage *msg, void *ctx);
+    void *ctx;
+    struct cli_result *result;
+};
+
+static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *user)
+{
+    (void)call;
+    struct waiting_call *w = user;
+    if (w->on_message) w->on_message(msg, w->ctx);
+}
+
+static void on_done(struct td_rpc_call *call, const struct td_rpc_result *res, void *user)
+{
+    (void)call;
+    struct waiting_call *w = user;
+    pthread_mutex_lock(&w->lock);
+    w->result->code = res->code;
+    snprintf(w->result->details, sizeof w->result->details, "%s", res->details);
+    w->done = true;
+    pthread_cond_signal(&w->cond);
+    pthread_mutex_unlock(&w->lock);
+}
+
+void cli_call(struct cli_client *c, const char *path, const ProtobufCMessageDescriptor *response, const ProtobufCMessage *request,
+              uint64_t deadline_ms, bool wait_for_ready, void (*message_fn)(const ProtobufCMessage *msg, void *ctx), void *ctx,
+              struct cli_result *ret_result)
+{
+    static const struct td_rpc_handler handler = {on_message, on_done};
+    struct td_rpc_client_method method = {.path = path, .response = response};
+    struct waiting_call w = {.lock = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER, .on_message = message_fn, .ctx = ctx,
+                             .result = ret_result};
+    td_rpc_call_start(c->channel, &method, request, deadline_ms, wait_for_ready, NULL, 0, &handler, &w);
+    pthread_mutex_lock(&w.lock);
+    while (!w.done) pthread_cond_wait(&w.cond, &w.lock);
+    pthread_mutex_unlock(&w.lock);
+}
+
+int cli_complain(const char *command, const char *server, const struct cli_result *r)
+{
+    static const char *const names[] = {"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
+                                        "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
+                                        "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"};
+    const char *name = (unsigned)r->code < sizeof names / sizeof *names ? names[r->code] : "?";
+    fprintf(stderr, "tandem %s: %s: %s\n", command, name, r->details);
+    if (r->code == GRPC_STATUS_UNAVAILABLE)
+        fprintf(stderr, "  is a cluster running at %s? `tandem up --model DIR` starts one; `tandem status` shows its workers\n", server);
+    return 1;
+}

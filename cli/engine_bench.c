@@ -1,0 +1,133 @@
+/* tandem engine-bench: prefill and decode tokens/s of one process: the same engine the workers run, without a cluster. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cli.h"
+#include "common/base/clock.h"
+#include "common/worker/engine.h"
+
+struct bench_config {
+    const char *model, *random_weights, *dtype, *ops, *cpus, *kv_memory;
+    int64_t threads, batch, prompt_len, output_len, repeat, chunk, block_size;
+    bool json;
+};
+
+#define OFF(f) offsetof(struct bench_config, f)
+static const struct td_option options[] = {
+    {"model", TD_OPT_STR, "", 0, 0, NULL, OFF(model), "Hugging Face model directory"},
+    {"random_weights", TD_OPT_STR, "", 0, 0, NULL, OFF(random_weights), "config.json: measure this shape with random weights"},
+    {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", OFF(dtype), "compute and KV type"},
+    {"ops", TD_OPT_STR, "", 0, 0, NULL, OFF(ops), "kernel table: ref, avx2, avx512; default the fastest"},
+    {"threads", TD_OPT_I64, "0", 0, 1024, NULL, OFF(threads), "0 = all CPUs"},
+    {"cpus", TD_OPT_STR, "", 0, 0, NULL, OFF(cpus), "pin the threads to these CPUs"},
+    {"batch", TD_OPT_I64, "1", 1, 4096, NULL, OFF(batch), "sequences decoded together"},
+    {"prompt_len", TD_OPT_I64, "512", 1, 1 << 24, NULL, OFF(prompt_len), "prompt tokens of each sequence"},
+    {"output_len", TD_OPT_I64, "32", 1, 1 << 24, NULL, OFF(output_len), "tokens decoded for each sequence"},
+    {"repeat", TD_OPT_I64, "5", 1, 1000, NULL, OFF(repeat), "runs; the median, least and greatest are reported"},
+    {"chunk", TD_OPT_I64, "512", 1, 1 << 20, NULL, OFF(chunk), "tokens per prefill step"},
+    {"block_size", TD_OPT_I64, "16", 8, 256, NULL, OFF(block_size), "tokens per KV block"},
+    {"kv_memory", TD_OPT_STR, "60%", 0, 0, NULL, OFF(kv_memory), "KV pool"},
+    {"json", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(json), "one JSON object on stdout"},
+    {0},
+};
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* One run: all prompts prefilled, then all decoded. Distinct prompts, so the prefix cache cannot help. */
+static td_status one_run(struct td_engine *e, const struct bench_config *c, uint32_t seed, double *ret_prefill, double *ret_decode, struct td_err *err)
+{
+    int32_t n = (int32_t)c->batch, vocab = td_model_config(td_engine_model(e))->vocab;
+    struct td_seq **seqs = calloc((size_t)n, sizeof(struct td_seq *)), **preempted = calloc((size_t)n, sizeof(struct td_seq *));
+    struct td_step_item *items = calloc((size_t)n, sizeof *items);
+    int32_t *tokens = calloc((size_t)c->prompt_len, sizeof *tokens), n_preempted = 0;
+    td_status s = seqs && preempted && items && tokens ? TD_OK : td_fail(err, TD_ERR_NOMEM, "out of memory");
+    struct td_sampling greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
+    for (int32_t i = 0; !s && i < n; i++) {
+        for (int64_t j = 0; j < c->prompt_len; j++) tokens[j] = (int32_t)((seed = seed * 1664525u + 1013904223u) >> 8) % vocab;
+        seqs[i] = td_engine_seq_get(e);
+        seqs[i]->priority = (uint64_t)i;
+        s = td_engine_seq_set(e, seqs[i], tokens, (int32_t)c->prompt_len, (int32_t)c->prompt_len, &greedy, NULL, 0, c->output_len + 1, err);
+        if (!s && td_engine_admit(e, seqs[i], false, 0)) s = td_fail(err, TD_ERR_NOMEM, "kv_memory does not hold %d sequences; raise it", n);
+    }
+    uint64_t start = td_now_ns();
+    for (bool prefilling = true; !s && prefilling;) {
+        prefilling = false;
+        struct td_step_item it = {0};
+        for (int32_t i = 0; i < n && !it.seq; i++)
+            if (seqs[i]->phase == TD_SEQ_PREFILL) it.seq = seqs[i];
+        if (!it.seq) break;
+        prefilling = true;
+        int32_t left = it.seq->n_tokens - it.seq->n_computed;
+        it.n_new = left < c->chunk ? left : (int32_t)c->chunk;
+        s = td_engine_step(e, &it, 1, err);
+    }
+    uint64_t mid = td_now_ns();
+    for (int64_t step = 0; !s && step < c->output_len; step++) {
+        int32_t k = td_engine_plan(e, seqs, n, items, preempted, &n_preempted);
+        if (n_preempted) s = td_fail(err, TD_ERR_NOMEM, "kv_memory does not hold %d sequences of %lld tokens; raise it", n,
+                                     (long long)(c->prompt_len + c->output_len));
+        else s = td_engine_step(e, items, k, err);
+    }
+    uint64_t end = td_now_ns();
+    for (int32_t i = 0; seqs && i < n && seqs[i]; i++) {
+        td_engine_release(e, seqs[i]);
+        td_engine_seq_put(e, seqs[i]);
+    }
+    td_kv_prefix_clear(td_engine_kv(e));
+    *ret_prefill = (double)(n * c->prompt_len) / ((double)(mid - start) / 1e9);
+    *ret_decode = (double)(n * c->output_len) / ((double)(end - mid) / 1e9);
+    free(seqs);
+    free(preempted);
+    free(items);
+    free(tokens);
+    return s;
+}
+
+int cli_engine_bench(int argc, char **argv)
+{
+    struct bench_config c = {0};
+    struct td_err err = {0};
+    struct td_engine *e = NULL;
+    td_status s = td_options_load(options, &c, "tandem engine-bench", "Prefill and decode tokens/s of one process.", argc, argv, NULL, 0, NULL, &err);
+    if (!s && !c.model[0] && !c.random_weights[0]) s = td_fail(&err, TD_ERR_INVALID, "give --model DIR or --random-weights CONFIG.json");
+    if (!s) {
+        struct td_engine_config ec = {.model_dir = c.model[0] ? c.model : NULL, .random_config = c.random_weights[0] ? c.random_weights : NULL,
+                                      .dtype = c.dtype, .ops = c.ops, .cpus = c.cpus, .n_threads = (int32_t)c.threads, .kv_memory = c.kv_memory,
+                                      .block_size = (int32_t)c.block_size, .max_seqs = (int32_t)c.batch, .max_batch = (int32_t)c.batch,
+                                      .max_step_tokens = (int32_t)c.chunk, .prefix_cache = false, .quiet = c.json};
+        s = td_engine_open(&ec, &e, &err);
+    }
+    double prefill[1000], decode[1000], ignored;
+    if (!s) s = one_run(e, &c, 1, &ignored, &ignored, &err); /* warm-up: pages, clocks */
+    for (int64_t i = 0; !s && i < c.repeat; i++) s = one_run(e, &c, (uint32_t)i + 2, &prefill[i], &decode[i], &err);
+    if (!s) {
+        const struct td_model_config *m = td_model_config(td_engine_model(e));
+        double weights = (double)td_model_weight_bytes(td_engine_model(e)), params = (double)td_model_config_n_params(m);
+        /* A prefill token multiplies every weight but the embedding table once; the output layer only runs for the last token. */
+        double flops = 2.0 * (params - (double)m->vocab * m->hidden * (m->tied_embeddings ? 1 : 2));
+        qsort(prefill, (size_t)c.repeat, sizeof *prefill, by_value);
+        qsort(decode, (size_t)c.repeat, sizeof *decode, by_value);
+        double p = prefill[c.repeat / 2], d = decode[c.repeat / 2], steps = d / (double)c.batch;
+        const char *dtype = td_dtype_name(td_model_dtype(td_engine_model(e)));
+        if (c.json)
+            printf("{\"dtype\":\"%s\",\"threads\":%lld,\"batch\":%lld,\"prompt_len\":%lld,\"output_len\":%lld,\"repeat\":%lld,\"parameters\":%.0f,"
+                   "\"prefill_tok_s\":{\"median\":%.2f,\"min\":%.2f,\"max\":%.2f},\"decode_tok_s\":{\"median\":%.2f,\"min\":%.2f,\"max\":%.2f},"
+                   "\"prefill_weight_gflops\":%.2f,\"decode_weight_gb_s\":%.3f}\n",
+                   dtype, (long long)c.threads, (long long)c.batch, (long long)c.prompt_len, (long long)c.output_len, (long long)c.repeat, params, p,
+                   prefill[0], prefill[c.repeat - 1], d, decode[0], decode[c.repeat - 1], p * flops / 1e9, steps * weights / 1e9);
+        else
+            printf("%.0f M parameters, %s, threads %lld, batch %lld, prompt %lld, output %lld, median of %lld (least .. greatest)\n"
+                   "prefill %10.2f tok/s  (%.2f .. %.2f)   %.1f GFLOP/s in weights\n"
+                   "decode  %10.2f tok/s  (%.2f .. %.2f)   %.2f GB/s of weights\n",
+                   params / 1e6, dtype, (long long)c.threads, (long long)c.batch, (long long)c.prompt_len, (long long)c.output_len,
+                   (long long)c.repeat, p, prefill[0], prefill[c.repeat - 1], p * flops / 1e9, d, decode[0], decode[c.repeat - 1],
+                   steps * weights / 1e9);
+    }
+    td_engine_close(e);
+    return s ? td_die("tandem engine-bench", &err) : 0;
+}

@@ -1,0 +1,352 @@
+/* tandem generate, tandem chat: stream a completion to stdout as it comes. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+#include "common/base/clock.h"
+
+struct generate_config {
+    struct cli_server at;
+    const char *prompt, *stop, *system, *model, *ids;
+    double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
+    int64_t max_tokens, top_k, seed, logprobs;
+    uint64_t timeout_ms;
+    bool stats, chat, ignore_eos, token_ids, no_special;
+};
+
+#define OFF(f) offsetof(struct generate_config, f)
+/* -1 = the model's default */
+#define SAMPLING_OPTIONS                                                                                                                         \
+    CLI_SERVER_OPTIONS(struct generate_config, at),                                                                                              \
+    {"model", TD_OPT_STR, "", 0, 0, NULL, OFF(model), "model name; default the served one"},                                                     \
+    {"max_tokens", TD_OPT_I64, "-1", -1, 1 << 30, NULL, OFF(max_tokens), "output tokens; -1 = up to the context's end"},                         \
+    {"temperature", TD_OPT_F64, "-1", -1, 100, NULL, OFF(temperature), "0 = greedy; -1 = the model's default"},                                  \
+    {"top_k", TD_OPT_I64, "-1", -1, 1 << 30, NULL, OFF(top_k), "0 = off; -1 = default"},                                                         \
+    {"top_p", TD_OPT_F64, "-1", -1, 1, NULL, OFF(top_p), "1 = off; -1 = default"},                                                               \
+    {"min_p", TD_OPT_F64, "-1", -1, 1, NULL, OFF(min_p), "0 = off; -1 = default"},                                                               \
+    {"repetition_penalty", TD_OPT_F64, "-1", -1, 100, NULL, OFF(repetition_penalty), "1 = off; -1 = default"},                                   \
+    {"presence_penalty", TD_OPT_F64, "0", -2, 2, NULL, OFF(presence_penalty), "0 = off"},                                                        \
+    {"frequency_penalty", TD_OPT_F64, "0", -2, 2, NULL, OFF(frequency_penalty), "0 = off"},                                                      \
+    {"seed", TD_OPT_I64, "-1", -1, 9e18, NULL, OFF(seed), "same seed, same answer; -1 = a fresh one"},                                           \
+    {"stop", TD_OPT_STR, "", 0, 0, NULL, OFF(stop), "stop string"},                                                                              \
+    {"timeout_ms", TD_OPT_U64, "0", 0, 86400000, NULL, OFF(timeout_ms), "deadline of the request; 0 = none"},                                    \
+    {"stats", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(stats), "print TTFT, TPOT and the stage ledger afterwards"}
+
+static const struct td_option generate_options[] = {
+    SAMPLING_OPTIONS,
+    {"prompt", TD_OPT_STR, "", 0, 0, NULL, OFF(prompt), "text to continue; default: the argument, or stdin"},
+    {"ids", TD_OPT_STR, "", 0, 0, NULL, OFF(ids), "prompt as token ids, separated by commas, instead of text"},
+    {"chat", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(chat), "send the prompt as a user's chat message"},
+    {"system", TD_OPT_STR, "", 0, 0, NULL, OFF(system), "with --chat: system message"},
+    {"ignore_eos", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(ignore_eos), "go on after the end-of-sequence token"},
+    {"logprobs", TD_OPT_I64, "-1", -1, 20, NULL, OFF(logprobs), "with --token-ids: log-probabilities of the n best"},
+    {"token_ids", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(token_ids), "print token ids instead of text"},
+    {"no_special", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(no_special), "do not add BOS to the prompt"},
+    {0},
+};
+static const struct td_option chat_options[] = {
+    SAMPLING_OPTIONS,
+    {"system", TD_OPT_STR, "", 0, 0, NULL, OFF(system), "system message"},
+    {0},
+};
+
+struct stream {
+    bool token_ids, any;
+    uint64_t start_ns, first_ns, last_ns;
+    char *text; /* everything so far, for chat's history */
+    size_t n_text, capacity;
+    Tandem__V1__GenerateResponse *last;
+};
+
+static void keep_text(struct stream *s, const ProtobufCBinaryData *text)
+{
+    if (s->n_text + text->len + 1 > s->capacity) {
+        size_t capacity = (s->n_text + text->len + 1) * 2;
+        char *grown = realloc(s->text, capacity);
+        if (!grown) return;
+        s->text = grown;
+        s->capacity = capacity;
+    }
+    memcpy(s->text + s->n_text, text->data, text->len);
+    s->n_text += text->len;
+}
+
+static void on_response(const ProtobufCMessage *msg, void *ctx)
+{
+    struct stream *s = ctx;
+    const Tandem__V1__GenerateResponse *m = (const Tandem__V1__GenerateResponse *)msg;
+    uint64_t now = td_now_ns();
+    if (!s->first_ns) s->first_ns = now;
+    s->last_ns = now;
+    if (m->text.len) keep_text(s, &m->text);
+    if (s->token_ids) {
+        for (size_t i = 0; i < m->n_token_ids; i++) {
+            printf(s->any ? " %d" : "%d", m->token_ids[i]);
+            s->any = true;
+            if (i < m->n_logprobs) printf("(%.4f)", (double)m->logprobs[i]->logprob);
+        }
+    } else if (m->text.len) {
+        fwrite(m->text.data, 1, m->text.len, stdout);
+    }
+    fflush(stdout);
+    if (m->finish_reason) { /* keep the last message: pack and unpack is a deep copy */
+        size_t n = tandem__v1__generate_response__get_packed_size(m);
+        uint8_t *bytes = malloc(n ? n : 1);
+        if (!bytes) return;
+        tandem__v1__generate_response__pack(m, bytes);
+        s->last = tandem__v1__generate_response__unpack(NULL, n, bytes);
+        free(bytes);
+    }
+}
+
+static double ms(uint64_t us) { return (double)us / 1e3; }
+
+static void print_stats(const struct stream *s)
+{
+    const Tandem__V1__GenerateResponse *m = s->last;
+    if (!m || !m->ledger || !m->usage) return;
+    const Tandem__V1__Ledger *l = m->ledger;
+    uint32_t n = m->usage->output_tokens;
+    double tpot = n > 1 ? ((double)l->e2e_us - (double)l->ttft_us) / 1e3 / (n - 1) : 0;
+    fprintf(stderr,
+            "\n--- %u prompt tokens (%u cached), %u output tokens, finish %s, seed %llu\n"
+            "TTFT  %9.3f ms at the router (client saw %.3f ms)\nTPOT  %9.3f ms\nE2E   %9.3f ms\n"
+            "stage ledger of TTFT (adds up):\n"
+            "  router queue   %9.3f ms\n  reserve        %9.3f ms\n  prefill queue  %9.3f ms\n  prefill        %9.3f ms\n  rpc            %9.3f ms\n"
+            "then:\n  KV transfer    %9.3f ms   %llu bytes over %s, %.3f ms not hidden\n  decode queue   %9.3f ms\n  first step     %9.3f ms\n"
+            "prefill on %s, decode on %s (%s), %u preemptions, %u failovers\n",
+            m->usage->prompt_tokens, m->usage->cached_tokens, n, m->finish_reason == TANDEM__V1__FINISH_REASON__FINISH_STOP ? "stop" : "length",
+            (unsigned long long)m->seed, ms(l->ttft_us), (double)(s->first_ns - s->start_ns) / 1e6, tpot, ms(l->e2e_us), ms(l->router_queue_us),
+            ms(l->reserve_us), ms(l->prefill_queue_us), ms(l->prefill_us), ms(l->rpc_us), ms(l->transfer_us), (unsigned long long)l->transfer_bytes,
+            l->transfer_path, ms(l->transfer_exposed_us), ms(l->decode_queue_us), ms(l->first_step_us), l->prefill_worker, l->decode_worker, l->mode,
+            l->preemptions, l->failovers);
+}
+
+/* Storage of the sub-messages that point at options. */
+struct request {
+    Tandem__V1__GenerateRequest m;
+    Tandem__V1__Sampling sampling;
+    Tandem__V1__StopConditions stop;
+    ProtobufCBinaryData stop_string;
+};
+
+static void request_init(struct request *r, const struct generate_config *c)
+{
+    tandem__v1__generate_request__init(&r->m);
+    tandem__v1__sampling__init(&r->sampling);
+    tandem__v1__stop_conditions__init(&r->stop);
+    r->m.model = (char *)(uintptr_t)c->model;
+    r->m.sampling = &r->sampling;
+    r->m.stop = &r->stop;
+    r->m.return_token_ids = c->token_ids;
+    r->m.no_special_tokens = c->no_special;
+    Tandem__V1__Sampling *s = &r->sampling;
+    if (c->temperature >= 0) s->has_temperature_case = TANDEM__V1__SAMPLING__HAS_TEMPERATURE_TEMPERATURE, s->temperature = (float)c->temperature;
+    if (c->top_k >= 0) s->has_top_k_case = TANDEM__V1__SAMPLING__HAS_TOP_K_TOP_K, s->top_k = (int32_t)c->top_k;
+    if (c->top_p >= 0) s->has_top_p_case = TANDEM__V1__SAMPLING__HAS_TOP_P_TOP_P, s->top_p = (float)c->top_p;
+    if (c->min_p >= 0) s->has_min_p_case = TANDEM__V1__SAMPLING__HAS_MIN_P_MIN_P, s->min_p = (float)c->min_p;
+    if (c->repetition_penalty >= 0)
+        s->has_repetition_penalty_case = TANDEM__V1__SAMPLING__HAS_REPETITION_PENALTY_REPETITION_PENALTY,
+        s->repetition_penalty = (float)c->repetition_penalty;
+    if (c->seed >= 0) s->has_seed_case = TANDEM__V1__SAMPLING__HAS_SEED_SEED, s->seed = (uint64_t)c->seed;
+    if (c->logprobs >= 0) s->has_logprobs_case = TANDEM__V1__SAMPLING__HAS_LOGPROBS_LOGPROBS, s->logprobs = (int32_t)c->logprobs;
+    s->presence_penalty = (float)c->presence_penalty;
+    s->frequency_penalty = (float)c->frequency_penalty;
+    if (c->max_tokens >= 0)
+        r->stop.has_max_tokens_case = TANDEM__V1__STOP_CONDITIONS__HAS_MAX_TOKENS_MAX_TOKENS, r->stop.max_tokens = c->max_tokens;
+    r->stop.ignore_eos = c->ignore_eos;
+    if (c->stop[0]) {
+        r->stop_string = (ProtobufCBinaryData){strlen(c->stop), (uint8_t *)(uintptr_t)c->stop};
+        r->stop.n_stop = 1;
+        r->stop.stop = &r->stop_string;
+    }
+}
+
+static int run_stream(struct cli_client *client, const char *command, const struct generate_config *c, struct request *r, struct stream *s)
+{
+    struct cli_result res = {0};
+    s->start_ns = td_now_ns();
+    s->token_ids = c->token_ids;
+    cli_call(client, "/tandem.v1.Inference/Generate", &tandem__v1__generate_response__descriptor, &r->m.base, c->timeout_ms, false, on_response, s, &res);
+    putchar('\n');
+    fflush(stdout);
+    if (res.code != GRPC_STATUS_OK) return cli_complain(command, c->at.server, &res);
+    if (c->stats) print_stats(s);
+    return 0;
+}
+
+static void stream_free(struct stream *s)
+{
+    free(s->text);
+    if (s->last) tandem__v1__generate_response__free_unpacked(s->last, NULL);
+    memset(s, 0, sizeof *s);
+}
+
+static char *read_stdin(void)
+{
+    size_t capacity = 1 << 16, n = 0, got;
+    char *text = malloc(capacity);
+    while (text && (got = fread(text + n, 1, capacity - n - 1, stdin)) > 0) {
+        n += got;
+        if (capacity - n < 2) {
+            char *grown = realloc(text, capacity *= 2);
+            if (!grown) free(text);
+            text = grown;
+        }
+    }
+    if (text) text[n] = 0;
+    return text;
+}
+
+static td_status parse_ids(const char *text, Tandem__V1__TokenIds *ids, struct td_err *err)
+{
+    ids->ids = malloc((strlen(text) + 1) * sizeof *ids->ids);
+    if (!ids->ids) return td_fail(err, TD_ERR_NOMEM, "out of memory");
+    for (const char *p = text; *p;) {
+        char *after;
+        long id = strtol(p, &after, 10);
+        if (after == p || id < INT32_MIN || id > INT32_MAX || (*after && *after != ','))
+            return td_fail(err, TD_ERR_INVALID, "ids near \"%.20s\": not a number", p);
+        ids->ids[ids->n_ids++] = (int32_t)id;
+        p = *after ? after + 1 : after;
+    }
+    return TD_OK;
+}
+
+int cli_generate(int argc, char **argv)
+{
+    struct generate_config c = {0};
+    struct td_err err = {0};
+    const char *positional[1] = {NULL};
+    size_t n_positional = 0;
+    if (td_options_load(generate_options, &c, "tandem generate", "Streams the completion of a prompt: tandem generate [options] [PROMPT]", argc, argv,
+                        positional, 1, &n_positional, &err))
+        return td_die("tandem generate", &err);
+    char *owned = NULL;
+    const char *prompt = c.prompt[0] ? c.prompt : n_positional ? positional[0] : c.ids[0] ? "" : (owned = read_stdin());
+    if (!prompt) prompt = "";
+    struct request r;
+    request_init(&r, &c);
+    ProtobufCBinaryData text = {strlen(prompt), (uint8_t *)(uintptr_t)prompt};
+    Tandem__V1__ChatMessage system = TANDEM__V1__CHAT_MESSAGE__INIT, user = TANDEM__V1__CHAT_MESSAGE__INIT, *messages[2];
+    Tandem__V1__Chat chat = TANDEM__V1__CHAT__INIT;
+    Tandem__V1__TokenIds ids = TANDEM__V1__TOKEN_IDS__INIT;
+    if (c.ids[0]) {
+        if (parse_ids(c.ids, &ids, &err)) {
+            free(ids.ids);
+            return td_die("tandem generate", &err);
+        }
+        r.m.input_case = TANDEM__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS;
+        r.m.token_ids = &ids;
+    } else if (c.chat) {
+        if (c.system[0]) {
+            system.role = (char *)"system";
+            system.content = (ProtobufCBinaryData){strlen(c.system), (uint8_t *)(uintptr_t)c.system};
+            messages[chat.n_messages++] = &system;
+        }
+        user.role = (char *)"user";
+        user.content = text;
+        messages[chat.n_messages++] = &user;
+        chat.messages = messages;
+        r.m.input_case = TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT;
+        r.m.chat = &chat;
+    } else {
+        r.m.input_case = TANDEM__V1__GENERATE_REQUEST__INPUT_PROMPT;
+        r.m.prompt = text;
+    }
+    struct cli_client client;
+    int rc;
+    if (cli_client_open(&client, &c.at, &err)) {
+        rc = td_die("tandem generate", &err);
+    } else {
+        struct stream s = {0};
+        rc = run_stream(&client, "generate", &c, &r, &s);
+        stream_free(&s);
+        cli_client_close(&client);
+    }
+    free(owned);
+    free(ids.ids);
+    return rc;
+}
+
+/* ---- chat ---------------------------------------------------------------------------------------------------------------------------------- */
+
+struct history {
+    Tandem__V1__ChatMessage *store, **ptrs;
+    size_t n, capacity;
+};
+
+static bool history_add(struct history *h, const char *role, const char *text, size_t n_bytes)
+{
+    if (h->n == h->capacity) {
+        size_t capacity = h->capacity ? h->capacity * 2 : 16;
+        Tandem__V1__ChatMessage *store = realloc(h->store, capacity * sizeof *store);
+        if (store) h->store = store;
+        Tandem__V1__ChatMessage **ptrs = realloc(h->ptrs, capacity * sizeof *ptrs);
+        if (ptrs) h->ptrs = ptrs;
+        if (!store || !ptrs) return false;
+        h->capacity = capacity;
+    }
+    Tandem__V1__ChatMessage *m = &h->store[h->n];
+    tandem__v1__chat_message__init(m);
+    m->role = (char *)(uintptr_t)role;
+    m->content.data = malloc(n_bytes ? n_bytes : 1);
+    if (!m->content.data) return false;
+    memcpy(m->content.data, text, n_bytes);
+    m->content.len = n_bytes;
+    h->n++;
+    for (size_t i = 0; i < h->n; i++) h->ptrs[i] = &h->store[i]; /* store may have moved */
+    return true;
+}
+
+static void history_free(struct history *h)
+{
+    for (size_t i = 0; i < h->n; i++) free(h->store[i].content.data);
+    free(h->store);
+    free(h->ptrs);
+}
+
+int cli_chat(int argc, char **argv)
+{
+    struct generate_config c = {.prompt = "", .ids = ""};
+    struct td_err err = {0};
+    struct cli_client client;
+    c.logprobs = -1;
+    if (td_options_load(chat_options, &c, "tandem chat", "Talk with the model; /quit or end of input ends it.", argc, argv, NULL, 0, NULL, &err) ||
+        cli_client_open(&client, &c.at, &err))
+        return td_die("tandem chat", &err);
+    struct history h = {0};
+    bool tty = isatty(STDIN_FILENO);
+    char *line = NULL;
+    size_t capacity = 0;
+    ssize_t n;
+    int rc = 0;
+    if (c.system[0]) history_add(&h, "system", c.system, strlen(c.system));
+    for (;;) {
+        if (tty) printf("you> "), fflush(stdout);
+        if ((n = getline(&line, &capacity, stdin)) < 0) break;
+        if (n > 0 && line[n - 1] == '\n') line[--n] = 0;
+        if (!strcmp(line, "/quit")) break;
+        if (n == 0) continue;
+        if (!history_add(&h, "user", line, (size_t)n)) break;
+        struct request r;
+        request_init(&r, &c);
+        Tandem__V1__Chat chat = TANDEM__V1__CHAT__INIT;
+        chat.n_messages = h.n;
+        chat.messages = h.ptrs;
+        r.m.input_case = TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT;
+        r.m.chat = &chat;
+        struct stream s = {0};
+        if (tty) printf("model> "), fflush(stdout);
+        rc = run_stream(&client, "chat", &c, &r, &s);
+        if (rc == 0) history_add(&h, "assistant", s.text ? s.text : "", s.n_text);
+        else free(h.store[--h.n].content.data); /* the turn did not happen */
+        stream_free(&s);
+    }
+    free(line);
+    history_free(&h);
+    cli_client_close(&client);
+    return rc;
+}

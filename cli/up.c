@@ -1,0 +1,312 @@
+/* tandem up: a local cluster of real processes. Ctrl-C (or SIGTERM) drains workers, then the router, and exits 0.
+ *
+ * Each child has its own process group (one Ctrl-C is ours to pass on) and dies with us (PR_SET_PDEATHSIG), so a killed `up` leaves nothing behind. */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+#include "common/base/clock.h"
+
+#define MAX_CHILDREN 130
+#define MAX_ARGS 64
+
+struct up_config {
+    const char *model, *random_weights, *listen, *mode, *policy, *dtype, *kv_memory, *transfer, *log_level, *log_dir, *decision_log, *ops;
+    int64_t prefill, decode, threads, block_size, max_step_tokens, max_batch, max_seqs, max_model_len;
+    uint64_t start_timeout_ms, drain_timeout_ms, hybrid_local_tokens;
+    bool prefix_cache;
+};
+
+#define OFF(f) offsetof(struct up_config, f)
+static const struct td_option options[] = {
+    {"model", TD_OPT_STR, NULL, 0, 0, NULL, OFF(model), "Hugging Face model directory"},
+    {"random_weights", TD_OPT_STR, "", 0, 0, NULL, OFF(random_weights), "config.json: workers run with random weights (benchmarks)"},
+    {"prefill", TD_OPT_I64, "1", 0, 64, NULL, OFF(prefill), "prefill workers"},
+    {"decode", TD_OPT_I64, "1", 1, 64, NULL, OFF(decode), "decode workers"},
+    {"listen", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, OFF(listen), "router's address"},
+    {"mode", TD_OPT_ENUM, "pd", 0, 0, "pd|colocated|hybrid", OFF(mode), "who prefills"},
+    {"policy", TD_OPT_ENUM, "least_token", 0, 0, "round_robin|least_token", OFF(policy), "router's policy"},
+    {"hybrid_local_tokens", TD_OPT_U64, "64", 0, 1 << 30, NULL, OFF(hybrid_local_tokens), "hybrid: shorter prompts stay on the decode worker"},
+    {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", OFF(dtype), "compute and KV type"},
+    {"ops", TD_OPT_STR, "", 0, 0, NULL, OFF(ops), "kernel table: ref, avx2, avx512"},
+    {"threads", TD_OPT_I64, "1", 0, 1024, NULL, OFF(threads), "compute threads of each worker; 0 = all CPUs"},
+    {"kv_memory", TD_OPT_STR, "256MiB", 0, 0, NULL, OFF(kv_memory), "KV pool of each worker"},
+    {"block_size", TD_OPT_I64, "16", 8, 256, NULL, OFF(block_size), "tokens per KV block"},
+    {"max_step_tokens", TD_OPT_I64, "512", 1, 1 << 20, NULL, OFF(max_step_tokens), "rows per step: the prefill chunk"},
+    {"max_batch", TD_OPT_I64, "64", 1, 4096, NULL, OFF(max_batch), "sequences in one step"},
+    {"max_seqs", TD_OPT_I64, "256", 1, 65536, NULL, OFF(max_seqs), "requests each worker holds at once"},
+    {"max_model_len", TD_OPT_I64, "0", 0, 16777216, NULL, OFF(max_model_len), "longest sequence; 0 = the model's"},
+    {"prefix_cache", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(prefix_cache), "keep finished blocks for equal prefixes"},
+    {"transfer", TD_OPT_ENUM, "auto", 0, 0, "auto|tcp|shm", OFF(transfer), "KV path"},
+    {"decision_log", TD_OPT_STR, "", 0, 0, NULL, OFF(decision_log), "file for the router's events and actions"},
+    {"log_dir", TD_OPT_STR, "", 0, 0, NULL, OFF(log_dir), "write NAME.log files there instead of stderr"},
+    {"log_level", TD_OPT_ENUM, "warn", 0, 0, "debug|info|warn|error", OFF(log_level), "least level logged"},
+    {"start_timeout_ms", TD_OPT_U64, "120000", 1000, 3600000, NULL, OFF(start_timeout_ms), "longest wait for all workers to join"},
+    {"drain_timeout_ms", TD_OPT_U64, "10000", 0, 3600000, NULL, OFF(drain_timeout_ms), "at the end: finish for so long"},
+    {0},
+};
+
+struct child {
+    pid_t pid; /* 0 = gone */
+    char name[64];
+    int status;
+};
+
+struct cluster {
+    const struct up_config *cfg;
+    char bin_dir[PATH_MAX];
+    struct child children[MAX_CHILDREN];
+    int n;
+};
+
+/* Arguments as "--flag" "value" pairs; numbers are formatted into store. */
+struct args {
+    char *argv[MAX_ARGS];
+    char store[MAX_ARGS][64];
+    int n, n_store;
+};
+
+static void arg_str(struct args *a, const char *flag, const char *value)
+{
+    if (!value[0]) return;
+    a->argv[a->n++] = (char *)(uintptr_t)flag;
+    a->argv[a->n++] = (char *)(uintptr_t)value;
+}
+
+static void arg_int(struct args *a, const char *flag, long long value)
+{
+    char *s = a->store[a->n_store++];
+    snprintf(s, sizeof a->store[0], "%lld", value);
+    arg_str(a, flag, s);
+}
+
+static td_status spawn(struct cluster *c, const char *program, const char *name, struct args *a, struct td_err *err)
+{
+    char path[PATH_MAX + 64], log_path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", c->bin_dir, program);
+    a->argv[0] = path;
+    a->argv[a->n] = NULL;
+    pid_t parent = getpid(), pid = fork();
+    if (pid < 0) return td_fail(err, TD_ERR_IO, "fork: %s", strerror(errno));
+    if (pid == 0) {
+        sigset_t none;
+        sigemptyset(&none);
+        sigprocmask(SIG_SETMASK, &none, NULL);
+        setpgid(0, 0);
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        if (getppid() != parent) _exit(1);
+        if (c->cfg->log_dir[0]) {
+            snprintf(log_path, sizeof log_path, "%s/%s.log", c->cfg->log_dir, name);
+            int fd = open(log_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+            if (fd >= 0) dup2(fd, STDERR_FILENO);
+        }
+        execv(path, a->argv);
+        fprintf(stderr, "tandem up: cannot start %s: %s\n", path, strerror(errno));
+        _exit(127);
+    }
+    struct child *ch = &c->children[c->n++];
+    ch->pid = pid;
+    snprintf(ch->name, sizeof ch->name, "%s", name);
+    return TD_OK;
+}
+
+static td_status spawn_router(struct cluster *c, struct td_err *err)
+{
+    const struct up_config *g = c->cfg;
+    struct args a = {.n = 1};
+    arg_str(&a, "--model", g->model);
+    arg_str(&a, "--listen", g->listen);
+    arg_str(&a, "--mode", g->mode);
+    arg_str(&a, "--policy", g->policy);
+    arg_str(&a, "--log-level", g->log_level);
+    arg_str(&a, "--decision-log", g->decision_log);
+    arg_int(&a, "--hybrid-local-tokens", (long long)g->hybrid_local_tokens);
+    arg_int(&a, "--drain-timeout-ms", (long long)g->drain_timeout_ms);
+    return spawn(c, "tandem-router", "router", &a, err);
+}
+
+static td_status spawn_worker(struct cluster *c, const char *role, int i, struct td_err *err)
+{
+    const struct up_config *g = c->cfg;
+    char program[64], name[64];
+    snprintf(program, sizeof program, "tandem-%s", role);
+    snprintf(name, sizeof name, "%s-%d", role, i);
+    struct args a = {.n = 1};
+    arg_str(&a, "--name", name);
+    if (g->random_weights[0]) arg_str(&a, "--random-weights", g->random_weights);
+    else arg_str(&a, "--model", g->model);
+    arg_str(&a, "--router", g->listen);
+    arg_str(&a, "--dtype", g->dtype);
+    arg_str(&a, "--ops", g->ops);
+    arg_str(&a, "--kv-memory", g->kv_memory);
+    arg_str(&a, "--transfer", g->transfer);
+    arg_str(&a, "--log-level", g->log_level);
+    arg_str(&a, "--prefix-cache", g->prefix_cache ? "true" : "false");
+    arg_int(&a, "--threads", g->threads);
+    arg_int(&a, "--block-size", g->block_size);
+    arg_int(&a, "--max-step-tokens", g->max_step_tokens);
+    arg_int(&a, "--max-batch", g->max_batch);
+    arg_int(&a, "--max-seqs", g->max_seqs);
+    arg_int(&a, "--max-model-len", g->max_model_len);
+    arg_int(&a, "--drain-timeout-ms", (long long)g->drain_timeout_ms);
+    return spawn(c, program, name, &a, err);
+}
+
+/* Reaps what ended; returns the first child that ended, or NULL. */
+static struct child *reap(struct cluster *c)
+{
+    for (int i = 0; i < c->n; i++) {
+        struct child *ch = &c->children[i];
+        if (ch->pid && waitpid(ch->pid, &ch->status, WNOHANG) == ch->pid) {
+            ch->pid = 0;
+            return ch;
+        }
+    }
+    return NULL;
+}
+
+static void describe_end(const struct child *ch)
+{
+    if (WIFSIGNALED(ch->status)) fprintf(stderr, "tandem up: %s was killed by signal %d\n", ch->name, WTERMSIG(ch->status));
+    else fprintf(stderr, "tandem up: %s ended with status %d\n", ch->name, WEXITSTATUS(ch->status));
+}
+
+static int wait_signal(int timeout_ms)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    struct timespec ts = {timeout_ms / 1000, (timeout_ms % 1000) * 1000000L};
+    int sig = sigtimedwait(&set, NULL, &ts);
+    return sig > 0 ? sig : 0;
+}
+
+static void on_status(const ProtobufCMessage *msg, void *ctx) { *(size_t *)ctx = ((const Tandem__V1__StatusResponse *)msg)->n_workers; }
+
+/* True when all workers have joined; false on a signal, a dead child or the deadline (told to the user). */
+static bool wait_joined(struct cluster *c)
+{
+    const struct up_config *g = c->cfg;
+    struct cli_server at = {g->listen, "", "", ""};
+    struct cli_client client;
+    struct td_err err = {0};
+    size_t want = (size_t)(g->prefill + g->decode), have = 0;
+    if (cli_client_open(&client, &at, &err)) {
+        td_die("tandem up", &err);
+        return false;
+    }
+    uint64_t deadline = td_deadline_after_ms(td_now_ns(), g->start_timeout_ms);
+    bool ok = false;
+    for (;;) {
+        struct cli_result res = {0};
+        Tandem__V1__StatusRequest m = TANDEM__V1__STATUS_REQUEST__INIT;
+        cli_call(&client, "/tandem.v1.Inference/Status", &tandem__v1__status_response__descriptor, &m.base, 500, true, on_status, &have, &res);
+        if (res.code == GRPC_STATUS_OK && have >= want) {
+            ok = true;
+            break;
+        }
+        struct child *dead = reap(c);
+        if (dead) {
+            describe_end(dead);
+            break;
+        }
+        if (td_now_ns() > deadline) {
+            fprintf(stderr, "tandem up: %zu of %zu workers joined within %llu ms; see --log-level info\n", have, want,
+                    (unsigned long long)g->start_timeout_ms);
+            break;
+        }
+        if (wait_signal(20)) break;
+    }
+    cli_client_close(&client);
+    return ok;
+}
+
+/* SIGTERM to children [first, last), waits, SIGKILL to those that overstay. */
+static bool stop_children(struct cluster *c, int first, int last)
+{
+    for (int i = first; i < last; i++)
+        if (c->children[i].pid) kill(c->children[i].pid, SIGTERM);
+    uint64_t deadline = td_deadline_after_ms(td_now_ns(), c->cfg->drain_timeout_ms + 10000);
+    bool clean = true;
+    for (;;) {
+        int left = 0;
+        for (int i = first; i < last; i++) {
+            struct child *ch = &c->children[i];
+            if (!ch->pid) continue;
+            if (waitpid(ch->pid, &ch->status, WNOHANG) != ch->pid) {
+                left++;
+                continue;
+            }
+            ch->pid = 0;
+            if (!WIFEXITED(ch->status) || WEXITSTATUS(ch->status) != 0) {
+                describe_end(ch);
+                clean = false;
+            }
+        }
+        if (!left) return clean;
+        if (wait_signal(10) || td_now_ns() > deadline)
+            for (int i = first; i < last; i++)
+                if (c->children[i].pid) {
+                    fprintf(stderr, "tandem up: %s did not stop in time, killing it\n", c->children[i].name);
+                    kill(c->children[i].pid, SIGKILL);
+                }
+    }
+}
+
+int cli_up(int argc, char **argv)
+{
+    struct up_config g = {0};
+    struct td_err err = {0};
+    static struct cluster c;
+    if (td_options_load(options, &g, "tandem up", "Starts a local cluster; Ctrl-C stops it cleanly.", argc, argv, NULL, 0, NULL, &err))
+        return td_die("tandem up", &err);
+    if (g.prefill == 0 && !strcmp(g.mode, "pd")) {
+        td_fail(&err, TD_ERR_INVALID, "prefill is 0 and mode is pd: nobody would prefill; use --mode colocated");
+        return td_die("tandem up", &err);
+    }
+    c.cfg = &g;
+    ssize_t n = readlink("/proc/self/exe", c.bin_dir, sizeof c.bin_dir - 1);
+    char *slash = n > 0 ? (c.bin_dir[n] = 0, strrchr(c.bin_dir, '/')) : NULL;
+    if (!slash) {
+        td_fail(&err, TD_ERR_IO, "cannot find the daemons beside this program: %s", strerror(errno));
+        return td_die("tandem up", &err);
+    }
+    *slash = 0;
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+
+    td_status s = spawn_router(&c, &err);
+    for (int i = 0; !s && i < g.prefill; i++) s = spawn_worker(&c, "prefill", i, &err);
+    for (int i = 0; !s && i < g.decode; i++) s = spawn_worker(&c, "decode", i, &err);
+    bool ok = !s && wait_joined(&c);
+    if (s) td_die("tandem up", &err);
+    if (ok) {
+        printf("tandem is up at %s: %lld prefill, %lld decode, mode %s. Ctrl-C stops it.\n  tandem generate --server %s --stats \"Once upon a time\"\n",
+               g.listen, (long long)g.prefill, (long long)g.decode, g.mode, g.listen);
+        fflush(stdout);
+        while (!wait_signal(200)) {
+            struct child *dead = reap(&c);
+            if (!dead) continue;
+            describe_end(dead);
+            if (dead == &c.children[0]) { /* without the router there is no cluster; a lost worker only makes it smaller */
+                ok = false;
+                break;
+            }
+        }
+    }
+    bool clean = stop_children(&c, 1, c.n); /* workers first: what runs may finish through the router */
+    clean = stop_children(&c, 0, c.n ? 1 : 0) && clean;
+    return ok && clean ? 0 : 1;
+}
