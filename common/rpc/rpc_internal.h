@@ -204,7 +204,7 @@ struct td_rpc_server {
     atomic_uint n_live;                      /* calls of the services */
     atomic_uint n_builtin;                   /* calls of health and reflection */
     uint32_t n_calls;                        /* mu_stop: every call, the posted slot included */
-    bool shut_down, gone;                    /* mu_stop */
+    bool accepting, shut_down, gone;                    /* mu_stop */
     pthread_mutex_t mu_stop;
     pthread_cond_t cond_stop;
 };

@@ -5,7 +5,7 @@
  *
  * Stop, from a thread that is not the loop's:
  *   post: health off, watches ended, shutdown_and_notify (stops listening; the slot comes back)
- *   wait: n_live == 0 or the drain time is over; the same, shortly, for the watches
+ *   wait: the slot is back and n_live == 0, or the drain time is over; the same, shortly, for the watches
  *   post: cancel_all_calls (closes idle connections too: their peers may be frozen)
  *   wait: shutdown event and n_calls == 0; post: timer off; then destroy. */
 #include <errno.h>
@@ -25,6 +25,7 @@ static void post_slot(struct td_rpc_server *server)
 {
     pthread_mutex_lock(&server->mu_stop);
     server->n_calls++;
+    server->accepting = true;
     pthread_mutex_unlock(&server->mu_stop);
     grpc_call_details_init(&server->new_details);
     grpc_metadata_array_init(&server->new_metadata);
@@ -39,6 +40,14 @@ void td_rpc_server_release(struct td_rpc_server *server, bool counted)
     pthread_mutex_lock(&server->mu_stop);
     server->n_calls--;
     if (counted) atomic_fetch_sub(&server->n_live, 1);
+    pthread_cond_signal(&server->cond_stop);
+    pthread_mutex_unlock(&server->mu_stop);
+}
+
+static void slot_gone(struct td_rpc_server *server)
+{
+    pthread_mutex_lock(&server->mu_stop);
+    server->accepting = false;
     pthread_cond_signal(&server->cond_stop);
     pthread_mutex_unlock(&server->mu_stop);
 }
@@ -63,12 +72,14 @@ static void on_new(struct td_rpc_event *event, bool ok)
     if (!ok) {                               /* shutting down */
         grpc_call_details_destroy(&details);
         grpc_metadata_array_destroy(&metadata);
+        slot_gone(server);
         td_rpc_server_release(server, false);
         return;
     }
     /* The slot's count goes over to the call. */
     server->new_call = NULL;
-    if (!server->stopping) post_slot(server);
+    bool last = server->stopping;
+    if (!last) post_slot(server);
 
     struct td_rpc_call *call = td_rpc_call_new(server->loop, true, server->limits.max_queued_bytes);
     call->server = server;
@@ -120,6 +131,7 @@ static void on_new(struct td_rpc_event *event, bool ok)
         td_rpc_call_read(call);
     }
     grpc_call_details_destroy(&details);
+    if (last) slot_gone(server);             /* after the call was counted: stop waits for both */
 }
 
 static bool is_ending(struct td_rpc_call *call)
@@ -422,7 +434,7 @@ static void wait_calls(struct td_rpc_server *server, atomic_uint *n_calls, uint3
     uint64_t until_ns = td_deadline_after_ms(td_now_ns(), ms);
     struct timespec until = {(time_t)(until_ns / TD_NS_PER_S), (long)(until_ns % TD_NS_PER_S)};
     pthread_mutex_lock(&server->mu_stop);
-    while (atomic_load(n_calls) && pthread_cond_timedwait(&server->cond_stop, &server->mu_stop, &until) != ETIMEDOUT) {}
+    while ((server->accepting || atomic_load(n_calls)) && pthread_cond_timedwait(&server->cond_stop, &server->mu_stop, &until) != ETIMEDOUT) {}
     pthread_mutex_unlock(&server->mu_stop);
 }
 

@@ -97,7 +97,8 @@ static grpc_ssl_certificate_config_reload_status fetch(void *arg, grpc_ssl_serve
     }
     if (fresh) {
         grpc_ssl_pem_key_cert_pair pair = {files->texts[1], files->texts[0]};
-        *ret_config = grpc_ssl_server_certificate_config_create(files->texts[2], &pair, 1);
+        /* Core 1.51 insists on roots even when it asks no client for a certificate: then any PEM does. */
+        *ret_config = grpc_ssl_server_certificate_config_create(files->texts[2] ? files->texts[2] : files->texts[0], &pair, 1);
         files->given = true;
         answer = GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
     }
