@@ -1,0 +1,134 @@
+/* xfer_internal.h - what xfer.c (life, frames, timers), xfer_tcp.c and xfer_shm.c (how bytes move) share. Not for other folders.
+ *
+ * One progress thread does all I/O; x->lock guards everything here and the core. The progress thread drops the lock only around system calls
+ * that move blocks (between the core's *_begin and *_end), and only it opens, closes, reads and writes connections. */
+#ifndef TD_XFER_INTERNAL_H
+#define TD_XFER_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "common/base/clock.h"
+#include "common/base/doorbell.h"
+#include "common/xfer/xfer_core.h"
+
+#define XFER_MAX_CONNS 256
+#define XFER_MAX_UNPROVEN 64       /* accepted connections that have not shown a key yet */
+#define XFER_RESERVED_CONNS 64     /* kept from accepted connections, for those this side opens */
+#define XFER_OUT_BYTES 16384
+#define XFER_MAX_IOV 64
+#define XFER_MAX_FDS 2
+#define XFER_TURN_BYTES (4u << 20) /* moved for one connection before the next has its turn */
+#define XFER_IDLE_NS (30 * TD_NS_PER_S)
+
+enum xfer_conn_state { XFER_CONN_FREE = 0, XFER_CONN_CONNECTING, XFER_CONN_HELLO, XFER_CONN_READY };
+
+/* An op's handle while its source blocks may be copied, else 0. One cache line each; written by the sender, mapped read-only by receivers. */
+struct xfer_control_word {
+    _Atomic uint64_t handle;
+    uint8_t pad[56];
+};
+_Static_assert(sizeof(struct xfer_control_word) == 64, "shared layout");
+
+struct td_xfer_conn {
+    enum xfer_conn_state state;
+    uint64_t id;                   /* serial << 16 | index; never used twice */
+    int fd;
+    bool initiator, proven;        /* proven: has shown the key of a grant */
+    bool tx_ready;                 /* there may be something to send and the socket may take it */
+    bool want_out;                 /* EPOLLOUT is armed */
+    bool overflow;                 /* `out` did not hold an answer: close */
+    enum td_xfer_path path;
+    uint64_t nonce, tag;           /* tag: both nonces, in every frame after HELLO */
+    uint64_t born_ns, last_rx_ns, last_tx_ns, last_use_ns;
+    uint32_t tx_cursor;
+    /* who is at the other end; initiator: as the grant said */
+    uint64_t peer_incarnation;
+    uint8_t peer_proof[TD_XFER_KEY_BYTES];
+    char peer_instance[TD_XFER_NAME_MAX];
+    char host[TD_XFER_HOST_MAX];
+    uint16_t port;
+    /* incoming frame */
+    uint8_t rx_header[64];
+    uint32_t n_header, n_payload;  /* bytes of it so far; n_header == 64: rx_frame is valid */
+    struct td_xfer_frame rx_frame;
+    bool rx_drop;                  /* DATA that has no place */
+    uint8_t rx_payload[TD_XFER_PAYLOAD_MAX];
+    /* outgoing: a DATA frame under way, else control frames */
+    uint8_t tx_header[64];
+    uint32_t tx_header_left, tx_left;
+    uint32_t tx_op;
+    uint64_t tx_handle, tx_offset;
+    uint32_t out_at, out_used;     /* out[out_at, out_at + out_used) */
+    uint8_t out[XFER_OUT_BYTES];
+    /* shm, receiver: the sender's memory */
+    int fds[XFER_MAX_FDS], n_fds;  /* came with the last header */
+    int arena_fd;
+    const struct xfer_control_word *words;
+    uint32_t n_words;
+    int32_t n_source_blocks;
+};
+
+struct td_xfer {
+    pthread_mutex_t lock;
+    pthread_t thread;
+    bool stop, thread_runs;
+    struct td_xfer_hooks hooks;
+    char instance[TD_XFER_NAME_MAX];
+    uint64_t incarnation, layout_hash;
+    enum td_xfer_path path;
+    uint64_t peer_timeout_ns;
+    struct td_doorbell bell;
+    int epoll_fd, tcp_fd, shm_fd;
+    bool accept_paused;
+    char host[TD_XFER_HOST_MAX];   /* what peers dial, numeric */
+    uint16_t port;
+    char shm_name[TD_XFER_NAME_MAX];
+    uint8_t proof[TD_XFER_KEY_BYTES];
+    uint8_t *base;                 /* the pool */
+    size_t block_bytes;
+    int32_t n_blocks;
+    int arena_ro_fd, words_fd;     /* handed to receivers on this host; -1 = no shm as sender */
+    struct xfer_control_word *words;
+    struct td_xfer_core core;
+    struct td_xfer_conn *conns;    /* [XFER_MAX_CONNS] */
+    uint64_t n_conn_serials;
+    uint32_t n_conns, n_unproven;
+    struct xfer_op_aux { uint64_t waits_for; bool no_shm; } *op_aux; /* [max_ops]: the connection it waits for; shm was tried in vain */
+    bool attach_due;               /* an op may need a connection */
+    uint64_t next_check_ns, loop_ns;
+    uint64_t n_woken;              /* events that hooks.wake has announced */
+    uint32_t copy_cursor;
+    uint64_t n_bad_frames, n_refused_peers;
+    uint8_t scrap[65536], zeros[65536];
+};
+
+/* xfer.c */
+uint64_t xfer_now(const struct td_xfer *x);
+uint64_t xfer_random(void *x);
+struct td_xfer_conn *xfer_conn_new(struct td_xfer *x, int fd, enum td_xfer_path path, bool initiator);     /* NULL: no room; fd stays the caller's */
+void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status, const char *reason, bool retry);
+struct td_xfer_conn *xfer_conn_by_id(struct td_xfer *x, uint64_t id);
+bool xfer_conn_queue(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_frame *f, const void *payload);  /* false: overflow */
+void xfer_conn_say_hello(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type);
+
+/* xfer_tcp.c. data_read and data_write drop the lock while they move bytes; they return recv's or send's result (errno kept). */
+td_status xfer_tcp_listen(struct td_xfer *x, const struct td_xfer_config *config, struct td_err *err);
+int xfer_tcp_dial(struct td_xfer *x, const char *host, uint16_t port, bool *ret_connected);                  /* fd, or -1 with errno */
+void xfer_tcp_tune(const struct td_xfer *x, int fd);
+ssize_t xfer_tcp_data_read(struct td_xfer *x, struct td_xfer_conn *c);
+ssize_t xfer_tcp_data_write(struct td_xfer *x, struct td_xfer_conn *c);
+
+/* xfer_shm.c */
+td_status xfer_shm_listen(struct td_xfer *x, struct td_err *err);
+td_status xfer_shm_offer(struct td_xfer *x, const struct td_arena *arena, struct td_err *err);               /* sender's half, at mem_add */
+int xfer_shm_dial(const char *name);                                                                         /* fd, or -1 with errno */
+bool xfer_shm_peer_allowed(int fd);                                                                          /* same user as this process */
+bool xfer_shm_send_mem(struct td_xfer *x, struct td_xfer_conn *c);
+ssize_t xfer_shm_recv(struct td_xfer_conn *c, void *to, size_t n);                                           /* keeps descriptors that came along */
+td_status xfer_shm_take_mem(struct td_xfer *x, struct td_xfer_conn *c, const struct td_xfer_mem *mem, char reason[TD_XFER_REASON_MAX]);
+void xfer_shm_conn_clear(struct td_xfer_conn *c);
+bool xfer_shm_copy(struct td_xfer *x);                                                                       /* one piece; false: nothing to copy */
+void xfer_shm_op_handle(struct td_xfer *x, uint32_t op, uint64_t handle);
+
+#endif

@@ -1,0 +1,248 @@
+/* xfer_shm.c - two processes on one host: the receiver copies.
+ *
+ * The receiver listens on an abstract unix socket whose name holds a random number; the name and a random proof are in every grant. A sender that
+ * can connect to it shares the host (the network namespace), runs as the same user (SO_PEERCRED, both sides look) and has shown to be
+ * talking to the grant's author once HELLO_ACK carries the proof: only then it hands over, by SCM_RIGHTS, its pool (a read-only
+ * descriptor) and its control words. After that the same frames as on tcp flow, except that REF names source blocks where DATA would carry bytes.
+ *
+ * Copying reads the pool by pread, not through a mapping: a sender that truncates its memory makes a short read, not a SIGBUS, and no page table for
+ * a whole foreign pool is built.
+ *
+ * The fence is a control word per op, written by the sender alone: the op's handle while its source blocks hold what was submitted, 0 from
+ * just before the op's terminal event. As in a seqlock the receiver looks before and after the copy; bytes between two looks that
+ * both show the handle of the slot's binding were read while the sender could not have reused the blocks. So a receiver that was stopped in the
+ * middle, for however long, either finds the handle gone and counts nothing, or has read the right bytes. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "common/xfer/xfer_internal.h"
+
+/* The thread sanitizer does not know fences; what it watches here is ordered by the mutex and the system calls anyway. */
+#if defined(__SANITIZE_THREAD__)
+#define FENCE(order) ((void)0)
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define FENCE(order) ((void)0)
+#endif
+#endif
+#ifndef FENCE
+#define FENCE(order) atomic_thread_fence(order)
+#endif
+
+static socklen_t abstract_address(const char *name, struct sockaddr_un *ret_address)
+{
+    size_t n = strlen(name);
+    *ret_address = (struct sockaddr_un){.sun_family = AF_UNIX};
+    memcpy(ret_address->sun_path + 1, name, n);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n);
+}
+
+td_status xfer_shm_listen(struct td_xfer *x, struct td_err *err)
+{
+    struct sockaddr_un address;
+    snprintf(x->shm_name, sizeof x->shm_name, "tandem-xfer-%016" PRIx64, xfer_random(x));
+    uint64_t proof[2] = {xfer_random(x), xfer_random(x)};
+    memcpy(x->proof, proof, sizeof x->proof);
+    socklen_t n = abstract_address(x->shm_name, &address);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0 || bind(fd, (struct sockaddr *)&address, n) || listen(fd, 128)) {
+        td_status status = td_fail(err, TD_ERR_IO, "xfer: listen on unix socket @%s: %s", x->shm_name, strerror(errno));
+        if (fd >= 0) close(fd);
+        x->shm_name[0] = 0;
+        return status;
+    }
+    x->shm_fd = fd;
+    return TD_OK;
+}
+
+td_status xfer_shm_offer(struct td_xfer *x, const struct td_arena *arena, struct td_err *err)
+{
+    char path[64];
+    size_t bytes = (size_t)x->core.max_ops * sizeof *x->words;
+    void *map = MAP_FAILED;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", arena->memfd);
+    int ro = open(path, O_RDONLY | O_CLOEXEC); /* receivers need not, and so must not, be able to write */
+    int words_fd = memfd_create("tandem-xfer-words", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (words_fd >= 0 && ftruncate(words_fd, (off_t)bytes) == 0 && fcntl(words_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0)
+        map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, words_fd, 0);
+    if (ro < 0 || map == MAP_FAILED) {
+        td_status status = td_fail(err, TD_ERR_IO, "xfer: cannot offer the pool to this host: %s", strerror(errno));
+        if (ro >= 0) close(ro);
+        if (words_fd >= 0) close(words_fd);
+        return status;
+    }
+    x->arena_ro_fd = ro;
+    x->words_fd = words_fd;
+    x->words = map;
+    return TD_OK;
+}
+
+int xfer_shm_dial(const char *name)
+{
+    struct sockaddr_un address;
+    socklen_t n = abstract_address(name, &address);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) return -1;
+    if (connect(fd, (struct sockaddr *)&address, n) || !xfer_shm_peer_allowed(fd)) {
+        int e = errno;
+        close(fd);
+        errno = e;
+        return -1;
+    }
+    return fd;
+}
+
+bool xfer_shm_peer_allowed(int fd)
+{
+    struct ucred peer;
+    socklen_t n = sizeof peer;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n)) return false;
+    if (peer.uid == geteuid()) return true;
+    errno = EACCES;
+    return false;
+}
+
+bool xfer_shm_send_mem(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    struct td_xfer_mem mem = {.arena_bytes = (uint64_t)x->block_bytes * (uint64_t)x->n_blocks, .block_bytes = x->block_bytes,
+                              .n_blocks = (uint32_t)x->n_blocks, .n_words = x->core.max_ops};
+    struct td_xfer_frame f = {.type = TD_XFER_MEM, .length = sizeof mem, .conn = c->tag};
+    uint8_t bytes[64 + sizeof mem];
+    union { struct cmsghdr header; char room[CMSG_SPACE(2 * sizeof(int))]; } control = {0};
+    struct iovec iov = {.iov_base = bytes, .iov_len = sizeof bytes};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    int fds[2] = {x->arena_ro_fd, x->words_fd};
+    td_xfer_frame_encode(&f, bytes);
+    memcpy(bytes + 64, &mem, sizeof mem);
+    control.header.cmsg_level = SOL_SOCKET;
+    control.header.cmsg_type = SCM_RIGHTS;
+    control.header.cmsg_len = CMSG_LEN(sizeof fds);
+    memcpy(CMSG_DATA(&control.header), fds, sizeof fds);
+    /* Nothing is queued before it on this new connection, so it goes whole or not at all. */
+    return c->out_used == 0 && sendmsg(c->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof bytes;
+}
+
+static void drop_fds(struct td_xfer_conn *c)
+{
+    for (int i = 0; i < c->n_fds; i++) close(c->fds[i]);
+    c->n_fds = 0;
+}
+
+ssize_t xfer_shm_recv(struct td_xfer_conn *c, void *to, size_t n)
+{
+    union { struct cmsghdr header; char room[CMSG_SPACE(XFER_MAX_FDS * sizeof(int))]; } control;
+    struct iovec iov = {.iov_base = to, .iov_len = n};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    ssize_t k = recvmsg(c->fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (k <= 0) return k;
+    for (struct cmsghdr *m = CMSG_FIRSTHDR(&msg); m; m = CMSG_NXTHDR(&msg, m)) {
+        if (m->cmsg_level != SOL_SOCKET || m->cmsg_type != SCM_RIGHTS) continue;
+        int n_fds = (int)((m->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+        for (int i = 0; i < n_fds; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(m) + (size_t)i * sizeof fd, sizeof fd);
+            if (c->n_fds < XFER_MAX_FDS) c->fds[c->n_fds++] = fd;
+            else close(fd);
+        }
+    }
+    return k;
+}
+
+td_status xfer_shm_take_mem(struct td_xfer *x, struct td_xfer_conn *c, const struct td_xfer_mem *mem, char reason[TD_XFER_REASON_MAX])
+{
+    struct stat arena, words;
+    td_status status = TD_ERR_CORRUPT;
+    snprintf(reason, TD_XFER_REASON_MAX, "mem: the descriptors do not hold what it says");
+    /* F_GET_SEALS answers for memfds only: a descriptor of anything else could block a read for ever. */
+    if (c->path != TD_XFER_PATH_SHM || c->words || c->n_fds != 2) goto out;
+    if (fcntl(c->fds[0], F_GET_SEALS) < 0 || (fcntl(c->fds[1], F_GET_SEALS) & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW)) goto out;
+    if (fstat(c->fds[0], &arena) || fstat(c->fds[1], &words)) goto out;
+    if (mem->block_bytes != x->block_bytes || mem->n_blocks < 1 || mem->n_blocks > 1u << 28 ||
+        mem->arena_bytes != mem->block_bytes * mem->n_blocks || (uint64_t)arena.st_size < mem->arena_bytes)
+        goto out;
+    if (mem->n_words < 1 || mem->n_words > 65536 || (uint64_t)words.st_size < mem->n_words * sizeof *c->words) goto out;
+    void *map = mmap(NULL, mem->n_words * sizeof *c->words, PROT_READ, MAP_SHARED, c->fds[1], 0);
+    if (map == MAP_FAILED) goto out;
+    c->words = map;
+    c->n_words = mem->n_words;
+    c->n_source_blocks = (int32_t)mem->n_blocks;
+    c->arena_fd = c->fds[0];
+    c->fds[0] = c->fds[1];
+    c->n_fds = 1;
+    status = TD_OK;
+out:
+    drop_fds(c);
+    return status;
+}
+
+void xfer_shm_conn_clear(struct td_xfer_conn *c)
+{
+    drop_fds(c);
+    if (c->arena_fd >= 0) close(c->arena_fd);
+    if (c->words) munmap((void *)(uintptr_t)c->words, c->n_words * sizeof *c->words);
+    c->arena_fd = -1;
+    c->words = NULL;
+}
+
+void xfer_shm_op_handle(struct td_xfer *x, uint32_t op, uint64_t handle)
+{
+    if (!x->words) return;
+    FENCE(memory_order_seq_cst); /* the blocks' bytes are there before the handle */
+    atomic_store(&x->words[op].handle, handle);
+    FENCE(memory_order_seq_cst); /* and the handle is gone before the blocks change */
+}
+
+static bool word_shows(const struct xfer_control_word *word, uint64_t handle)
+{
+    return atomic_load((_Atomic uint64_t *)(uintptr_t)&word->handle) == handle;
+}
+
+/* Reads n_bytes at `at` of the sender's pool, whole. */
+static bool read_whole(int fd, uint8_t *to, size_t n_bytes, uint64_t at)
+{
+    while (n_bytes) {
+        ssize_t k = pread(fd, to, n_bytes, (off_t)at);
+        if (k < 0 && errno == EINTR) continue;
+        if (k <= 0) return false;
+        to += k;
+        at += (uint64_t)k;
+        n_bytes -= (size_t)k;
+    }
+    return true;
+}
+
+bool xfer_shm_copy(struct td_xfer *x)
+{
+    struct td_xfer_copy copy;
+    if (!td_xfer_core_copy_next(&x->core, &x->copy_cursor, TD_XFER_FRAME_DATA_MAX, XFER_MAX_IOV, &copy)) return false;
+    const struct td_xfer_slot *s = &x->core.slots[copy.slot]; /* its lists stand still while io */
+    struct td_xfer_conn *c = xfer_conn_by_id(x, copy.conn);
+    TD_ASSERT(c && c->words); /* REF without MEM is refused, and the slot is unbound when its connection goes */
+    const struct xfer_control_word *word = &c->words[copy.op];
+    int fd = c->arena_fd;
+    pthread_mutex_unlock(&x->lock);
+    bool valid = word_shows(word, copy.handle);
+    FENCE(memory_order_acquire);
+    size_t done = 0;
+    for (int32_t i = 0; valid && i < copy.n_blocks; i++) {
+        int32_t b = copy.grant_block + i;
+        size_t n = copy.n_blocks == 1 ? copy.n_bytes : x->block_bytes;
+        valid = read_whole(fd, x->base + (size_t)s->dst[b] * x->block_bytes + copy.offset, n, (uint64_t)s->src[b] * x->block_bytes + copy.offset);
+        done += n;
+    }
+    FENCE(memory_order_acquire); /* the copy's reads, then the word */
+    valid = valid && done == copy.n_bytes && word_shows(word, copy.handle);
+    pthread_mutex_lock(&x->lock);
+    if (valid) c->last_use_ns = xfer_now(x);
+    td_xfer_core_copy_end(&x->core, xfer_now(x), &copy, valid);
+    return true;
+}

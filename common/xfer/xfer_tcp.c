@@ -1,0 +1,161 @@
+/* xfer_tcp.c - sockets across hosts: listen, dial, and the two calls that move payload.
+ *
+ * Receiving: the header has been read and checked, so the payload goes by recvmsg straight into the destination blocks, in pieces, and before
+ * every piece the core is asked again whether slot, generation, attempt and handle still stand; when not, the rest of the frame is read into
+ * a scrap buffer. Nothing outside this process can place a byte, so a revoked slot is fenced the moment no piece is under way.
+ *
+ * Sending: sendmsg from the source blocks. An op that ended in the middle of a frame still owes the stream the frame's length: the rest is
+ * zeros, so its source blocks are free at once; ABORT follows and the receiver never counts that attempt as complete. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/xfer/xfer_internal.h"
+
+static td_status resolve(const char *host, uint16_t port, int flags, struct addrinfo **ret_list, struct td_err *err)
+{
+    char service[8];
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = flags | AI_NUMERICSERV};
+    snprintf(service, sizeof service, "%u", port);
+    int e = getaddrinfo(host, service, &hints, ret_list);
+    if (e) return td_fail(err, TD_ERR_INVALID, "xfer: address \"%s\": %s", host, gai_strerror(e));
+    return TD_OK;
+}
+
+td_status xfer_tcp_listen(struct td_xfer *x, const struct td_xfer_config *config, struct td_err *err)
+{
+    struct addrinfo *list = NULL;
+    const char *host = config->listen_host && config->listen_host[0] ? config->listen_host : "127.0.0.1";
+    td_status status = resolve(host, config->listen_port, AI_PASSIVE, &list, err);
+    if (status) return status;
+    int fd = socket(list->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), on = 1;
+    if (fd < 0) {
+        freeaddrinfo(list);
+        return td_fail(err, TD_ERR_IO, "xfer: socket: %s", strerror(errno));
+    }
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    struct sockaddr_storage bound;
+    socklen_t bound_bytes = sizeof bound;
+    if (bind(fd, list->ai_addr, list->ai_addrlen) || listen(fd, 128) || getsockname(fd, (struct sockaddr *)&bound, &bound_bytes)) {
+        status = td_fail(err, TD_ERR_IO, "xfer: listen on %s port %u: %s", host, config->listen_port, strerror(errno));
+        goto err_close;
+    }
+    freeaddrinfo(list);
+    list = NULL;
+    x->port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port : ((struct sockaddr_in *)&bound)->sin_port);
+
+    /* Grants carry a number, so that no sender ever waits for a name server. */
+    if (config->advertise_host && config->advertise_host[0]) host = config->advertise_host;
+    status = resolve(host, x->port, 0, &list, err);
+    if (status) goto err_close;
+    if (getnameinfo(list->ai_addr, list->ai_addrlen, x->host, sizeof x->host, NULL, 0, NI_NUMERICHOST)) {
+        status = td_fail(err, TD_ERR_INVALID, "xfer: advertise_host \"%s\" is too long", host);
+        goto err_close;
+    }
+    if (strcmp(x->host, "0.0.0.0") == 0 || strcmp(x->host, "::") == 0) {
+        status = td_fail(err, TD_ERR_INVALID, "xfer: advertise_host must name an address that peers can dial, %s is none", x->host);
+        goto err_close;
+    }
+    freeaddrinfo(list);
+    x->tcp_fd = fd;
+    return TD_OK;
+
+err_close:
+    if (list) freeaddrinfo(list);
+    close(fd);
+    return status;
+}
+
+void xfer_tcp_tune(const struct td_xfer *x, int fd)
+{
+    int on = 1;
+    unsigned timeout_ms = (unsigned)(2 * x->peer_timeout_ns / TD_NS_PER_MS);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+}
+
+int xfer_tcp_dial(struct td_xfer *x, const char *host, uint16_t port, bool *ret_connected)
+{
+    struct addrinfo *list = NULL;
+    if (resolve(host, port, AI_NUMERICHOST, &list, NULL)) {
+        errno = EINVAL;
+        return -1;
+    }
+    int fd = socket(list->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), e = 0;
+    if (fd >= 0) {
+        xfer_tcp_tune(x, fd);
+        *ret_connected = connect(fd, list->ai_addr, list->ai_addrlen) == 0;
+        if (!*ret_connected && errno != EINPROGRESS) {
+            e = errno;
+            close(fd);
+            fd = -1;
+        }
+    } else {
+        e = errno;
+    }
+    freeaddrinfo(list);
+    errno = e;
+    return fd;
+}
+
+ssize_t xfer_tcp_data_read(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    const struct td_xfer_frame *f = &c->rx_frame;
+    size_t left = f->length - c->n_payload, n_bytes = 0;
+    if (c->rx_drop || !td_xfer_core_place_begin(&x->core, c->id, f)) {
+        c->rx_drop = true;
+        ssize_t k = recv(c->fd, x->scrap, left < sizeof x->scrap ? left : sizeof x->scrap, MSG_DONTWAIT);
+        if (k > 0) c->n_payload += (uint32_t)k;
+        return k;
+    }
+    struct iovec iov[XFER_MAX_IOV];
+    uint64_t offset = f->offset + c->n_payload;
+    int n_iov = td_xfer_iov(x->base, x->block_bytes, x->core.slots[f->slot].dst, offset, left, iov, XFER_MAX_IOV, &n_bytes);
+    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)n_iov};
+    pthread_mutex_unlock(&x->lock);
+    ssize_t k = recvmsg(c->fd, &msg, MSG_DONTWAIT);
+    int e = errno;
+    pthread_mutex_lock(&x->lock);
+    if (k > 0) c->n_payload += (uint32_t)k;
+    td_xfer_core_place_end(&x->core, xfer_now(x), f->slot, offset, k > 0 ? (size_t)k : 0);
+    errno = e;
+    return k;
+}
+
+ssize_t xfer_tcp_data_write(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    struct iovec iov[XFER_MAX_IOV + 1];
+    size_t covered = 0;
+    int n_iov = 0;
+    if (c->tx_header_left) iov[n_iov++] = (struct iovec){.iov_base = c->tx_header + 64 - c->tx_header_left, .iov_len = c->tx_header_left};
+    bool reads = td_xfer_core_read_begin(&x->core, c->tx_op, c->tx_handle);
+    if (reads) {
+        n_iov += td_xfer_iov(x->base, x->block_bytes, x->core.ops[c->tx_op].src, c->tx_offset, c->tx_left, iov + n_iov, XFER_MAX_IOV, &covered);
+    } else {
+        covered = c->tx_left < sizeof x->zeros ? c->tx_left : sizeof x->zeros;
+        iov[n_iov++] = (struct iovec){.iov_base = x->zeros, .iov_len = covered};
+    }
+    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)n_iov};
+    pthread_mutex_unlock(&x->lock);
+    ssize_t k = sendmsg(c->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
+    int e = errno;
+    pthread_mutex_lock(&x->lock);
+    size_t n_payload = 0;
+    if (k > 0) {
+        uint32_t n_header = (size_t)k < c->tx_header_left ? (uint32_t)k : c->tx_header_left;
+        n_payload = (size_t)k - n_header;
+        c->tx_header_left -= n_header;
+        c->tx_left -= (uint32_t)n_payload;
+        c->tx_offset += n_payload;
+    }
+    if (reads) td_xfer_core_read_end(&x->core, xfer_now(x), c->tx_op, n_payload);
+    errno = e;
+    return k;
+}

@@ -1,0 +1,110 @@
+/* xfer_wire.c - see xfer_wire.h. A decoded frame or blob can be used without further bounds checks of its own fields; what they say about
+ * slots, ops and blocks is checked by the core. */
+#include "common/xfer/xfer_wire.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "common/base/hash.h"
+
+#define GRANT_MAGIC 0x31474454u /* "TDG1" */
+
+void td_xfer_frame_encode(struct td_xfer_frame *frame, uint8_t ret_bytes[64])
+{
+    frame->magic = TD_XFER_MAGIC;
+    frame->version = TD_XFER_WIRE_VERSION;
+    frame->crc = td_crc32c(0, frame, offsetof(struct td_xfer_frame, crc));
+    memcpy(ret_bytes, frame, sizeof *frame);
+}
+
+/* Payload bounds per type. */
+static bool length_fits(const struct td_xfer_frame *f)
+{
+    switch ((enum td_xfer_frame_type)f->type) {
+    case TD_XFER_HELLO: return f->length == sizeof(struct td_xfer_hello);
+    case TD_XFER_HELLO_ACK: return f->status ? f->length <= TD_XFER_REASON_MAX : f->length == sizeof(struct td_xfer_hello);
+    case TD_XFER_MEM: return f->length == sizeof(struct td_xfer_mem);
+    case TD_XFER_OPEN: return f->length == TD_XFER_KEY_BYTES;
+    case TD_XFER_DATA: return f->length >= 1 && f->length <= TD_XFER_FRAME_DATA_MAX;
+    case TD_XFER_REF: return f->length >= 8 && f->length <= 4 + 4 * TD_XFER_REF_MAX && f->length % 4 == 0;
+    case TD_XFER_FINAL: return f->length <= TD_XFER_NOTE_MAX;
+    case TD_XFER_ABORT:
+    case TD_XFER_FAIL: return f->length <= TD_XFER_REASON_MAX;
+    case TD_XFER_DONE:
+    case TD_XFER_PING: return f->length == 0;
+    case TD_XFER_N_TYPES: break;
+    }
+    return false;
+}
+
+td_status td_xfer_frame_decode(const uint8_t bytes[64], struct td_xfer_frame *ret_frame, struct td_err *err)
+{
+    struct td_xfer_frame f;
+    memcpy(&f, bytes, sizeof f);
+    if (f.magic != TD_XFER_MAGIC) return td_fail(err, TD_ERR_CORRUPT, "frame: magic is %08x, must be %08x", f.magic, TD_XFER_MAGIC);
+    if (f.version != TD_XFER_WIRE_VERSION)
+        return td_fail(err, TD_ERR_CORRUPT, "frame: version is %u, this side speaks %u", f.version, TD_XFER_WIRE_VERSION);
+    uint32_t crc = td_crc32c(0, &f, offsetof(struct td_xfer_frame, crc));
+    if (f.crc != crc) return td_fail(err, TD_ERR_CORRUPT, "frame: header crc is %08x, computed %08x", f.crc, crc);
+    if (f.type < TD_XFER_HELLO || f.type >= TD_XFER_N_TYPES) return td_fail(err, TD_ERR_CORRUPT, "frame: unknown type %u", f.type);
+    if (f.flags || f.reserved || f.reserved2) return td_fail(err, TD_ERR_CORRUPT, "frame: reserved fields of type %u are not 0", f.type);
+    if (f.status > 0) return td_fail(err, TD_ERR_CORRUPT, "frame: status is %d, must be <= 0", f.status);
+    if (!length_fits(&f)) return td_fail(err, TD_ERR_CORRUPT, "frame: length %u does not fit type %u", f.length, f.type);
+    *ret_frame = f;
+    return TD_OK;
+}
+
+void td_xfer_grant_encode(struct td_xfer_grant_blob *grant, uint8_t *ret_bytes)
+{
+    grant->magic = GRANT_MAGIC;
+    grant->version = TD_XFER_WIRE_VERSION;
+    grant->bytes = sizeof *grant;
+    grant->crc = 0;
+    grant->crc = td_crc32c(0, grant, sizeof *grant);
+    memcpy(ret_bytes, grant, sizeof *grant);
+}
+
+/* NUL-terminated, printable ASCII, and nothing after the NUL. */
+static bool text_ok(const char *text, size_t max)
+{
+    size_t n = strnlen(text, max);
+    if (n == max) return false;
+    for (size_t i = 0; i < n; i++)
+        if (text[i] < 0x21 || text[i] > 0x7e) return false;
+    for (size_t i = n; i < max; i++)
+        if (text[i]) return false;
+    return true;
+}
+
+td_status td_xfer_grant_decode(const uint8_t *bytes, size_t n_bytes, struct td_xfer_grant_blob *ret_grant, struct td_err *err)
+{
+    static const uint8_t zero[5];
+    struct td_xfer_grant_blob g;
+    if (n_bytes != sizeof g) return td_fail(err, TD_ERR_INVALID, "grant: %zu bytes, must be %zu", n_bytes, sizeof g);
+    memcpy(&g, bytes, sizeof g);
+    if (g.magic != GRANT_MAGIC) return td_fail(err, TD_ERR_INVALID, "grant: magic is %08x, must be %08x", g.magic, GRANT_MAGIC);
+    if (g.version != TD_XFER_WIRE_VERSION)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "grant: version is %u, this side speaks %u", g.version, TD_XFER_WIRE_VERSION);
+    uint32_t crc = g.crc;
+    g.crc = 0;
+    g.crc = td_crc32c(0, &g, sizeof g);
+    if (g.crc != crc || g.bytes != sizeof g) return td_fail(err, TD_ERR_CORRUPT, "grant: crc is %08x, computed %08x", crc, g.crc);
+    if (g.n_blocks < 0 || g.n_blocks > TD_XFER_MAX_BLOCKS)
+        return td_fail(err, TD_ERR_CORRUPT, "grant: n_blocks is %d, must be 0..%d", g.n_blocks, TD_XFER_MAX_BLOCKS);
+    if (g.block_bytes < 1 || g.block_bytes >= 1ull << 30)
+        return td_fail(err, TD_ERR_CORRUPT, "grant: block_bytes is %" PRIu64 ", must be 1..2^30-1", g.block_bytes);
+    if (g.path > TD_XFER_PATH_SHM) return td_fail(err, TD_ERR_CORRUPT, "grant: path is %u, must be 0..2", g.path);
+    if (memcmp(g.reserved, zero, sizeof zero) != 0) return td_fail(err, TD_ERR_CORRUPT, "grant: reserved bytes are not 0");
+    if (!text_ok(g.host, sizeof g.host) || !text_ok(g.shm_name, sizeof g.shm_name) || !text_ok(g.instance, sizeof g.instance))
+        return td_fail(err, TD_ERR_CORRUPT, "grant: host, shm name or instance is not plain text");
+    if (!g.port && !g.shm_name[0]) return td_fail(err, TD_ERR_CORRUPT, "grant: names no way to reach its receiver");
+    *ret_grant = g;
+    return TD_OK;
+}
+
+bool td_xfer_key_equal(const uint8_t *a, const uint8_t *b)
+{
+    volatile uint8_t differ = 0;
+    for (int i = 0; i < TD_XFER_KEY_BYTES; i++) differ = (uint8_t)(differ | (a[i] ^ b[i]));
+    return differ == 0;
+}

@@ -1,0 +1,231 @@
+/* xfer_node.c - see xfer_node.h. */
+#include "tests/unit/xfer_node.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "common/base/clock.h"
+#include "common/base/doorbell.h"
+#include "common/base/hash.h"
+
+struct node {
+    pid_t pid;                 /* child, or 0 */
+    int fd;
+    struct td_xfer *x;
+    struct td_arena arena;
+    struct td_doorbell bell;
+    uint64_t block_bytes;
+};
+
+static uint64_t mix(uint64_t v)
+{
+    v += 0x9e3779b97f4a7c15ull;
+    v = (v ^ v >> 30) * 0xbf58476d1ce4e5b9ull;
+    v = (v ^ v >> 27) * 0x94d049bb133111ebull;
+    return v ^ v >> 31;
+}
+
+void node_fill_bytes(uint8_t *to, uint64_t n_bytes, uint64_t seed)
+{
+    uint64_t i = 0, v = mix(seed);
+    for (; i + 8 <= n_bytes; i += 8) {
+        memcpy(to + i, &v, 8);
+        v = v * 6364136223846793005ull + 1442695040888963407ull;
+    }
+    for (; i < n_bytes; i++) to[i] = (uint8_t)(seed + i);
+}
+
+bool node_check_bytes(const uint8_t *from, uint64_t n_bytes, uint64_t seed)
+{
+    uint64_t i = 0, v = mix(seed), w;
+    for (; i + 8 <= n_bytes; i += 8) {
+        memcpy(&w, from + i, 8);
+        if (w != v) return false;
+        v = v * 6364136223846793005ull + 1442695040888963407ull;
+    }
+    for (; i < n_bytes; i++)
+        if (from[i] != (uint8_t)(seed + i)) return false;
+    return true;
+}
+
+static void ring(void *ctx)
+{
+    td_doorbell_ring(ctx);
+}
+
+static uint64_t deadline_of(uint64_t ms)
+{
+    return ms ? td_deadline_after_ms(td_now_ns(), ms) : TD_NEVER_NS;
+}
+
+static void open_node(struct node *n, const struct node_command *c, struct node_reply *r, struct td_err *err)
+{
+    struct td_xfer_config config = {
+        .instance = "node", .incarnation = td_random_u64(), .layout_hash = c->layout_hash, .listen_host = "127.0.0.1", .listen_port = c->port,
+        .path = c->path, .max_slots = c->max_slots, .max_ops = c->max_ops, .peer_timeout_ms = c->timeout_ms,
+        .hooks = {.wake = ring, .ctx = &n->bell},
+    };
+    r->status = td_doorbell_open(&n->bell, err);
+    if (!r->status) r->status = td_arena_create(c->block_bytes * (uint64_t)c->n_blocks, c->shareable, "xfer-test", &n->arena, err);
+    if (!r->status) r->status = td_xfer_open(&config, &n->x, err);
+    if (!r->status) r->status = td_xfer_mem_add(n->x, &n->arena, c->block_bytes, c->n_blocks, err);
+    n->block_bytes = c->block_bytes;
+    if (n->x) r->port = td_xfer_port(n->x);
+}
+
+static void close_node(struct node *n)
+{
+    td_xfer_close(n->x);
+    n->x = NULL;
+    if (n->arena.base) td_arena_destroy(&n->arena);
+    n->arena.base = NULL;
+    td_doorbell_close(&n->bell);
+}
+
+static void execute(struct node *n, const struct node_command *c, struct node_reply *r)
+{
+    struct td_err err = {0};
+    size_t bytes = 0;
+    memset(r, 0, sizeof *r);
+    switch (c->verb) {
+    case NODE_OPEN: open_node(n, c, r, &err); break;
+    case NODE_CLOSE: close_node(n); break;
+    case NODE_GRANT: {
+        static uint8_t blob[TD_XFER_BLOB_MAX];
+        r->status = td_xfer_grant(n->x, c->ids, c->n, deadline_of(c->deadline_ms), c->user, &r->id, blob, &bytes, &err);
+        if (!r->status) {
+            TD_ASSERT(bytes <= sizeof r->blob);
+            memcpy(r->blob, blob, bytes);
+            r->blob_bytes = (uint32_t)bytes;
+        }
+        break;
+    }
+    case NODE_REVOKE: td_xfer_revoke(n->x, c->id, "revoked by the test"); break;
+    case NODE_OP: r->status = td_xfer_op_start(n->x, c->blob, c->blob_bytes, deadline_of(c->deadline_ms), c->user, &r->id, &r->n, &err); break;
+    case NODE_SUBMIT: r->status = td_xfer_submit(n->x, c->id, c->first, c->ids, c->n, c->final, c->note, c->note_bytes); break;
+    case NODE_CANCEL: td_xfer_cancel(n->x, c->id, "cancelled by the test"); break;
+    case NODE_EVENT: {
+        uint64_t until = td_deadline_after_ms(td_now_ns(), c->deadline_ms);
+        do r->ok = td_xfer_poll(n->x, &r->event, 1) == 1;
+        while (!r->ok && td_doorbell_wait(&n->bell, until));
+        if (!r->ok) r->ok = td_xfer_poll(n->x, &r->event, 1) == 1;
+        break;
+    }
+    case NODE_FILL: /* block ids[i] gets the content seed + i */
+        for (int32_t i = 0; i < c->n; i++)
+            node_fill_bytes((uint8_t *)n->arena.base + (uint64_t)c->ids[i] * n->block_bytes, n->block_bytes, c->seed + (uint64_t)i);
+        break;
+    case NODE_CHECK:
+        r->ok = true;
+        for (int32_t i = 0; i < c->n && r->ok; i++) {
+            r->ok = node_check_bytes((uint8_t *)n->arena.base + (uint64_t)c->ids[i] * n->block_bytes, n->block_bytes, c->seed + (uint64_t)i);
+            r->n = i;
+        }
+        break;
+    case NODE_STATS: td_xfer_stats(n->x, &r->stats); break;
+    case NODE_EXIT: break;
+    }
+    snprintf(r->msg, sizeof r->msg, "%.255s", err.msg);
+}
+
+static bool all(int fd, void *data, size_t n, bool out)
+{
+    for (uint8_t *p = data; n;) {
+        ssize_t k = out ? send(fd, p, n, MSG_NOSIGNAL) : recv(fd, p, n, 0);
+        if (k < 0 && errno == EINTR) continue;
+        if (k <= 0) return false;
+        p += k;
+        n -= (size_t)k;
+    }
+    return true;
+}
+
+struct node *node_local(void)
+{
+    struct node *n = calloc(1, sizeof *n);
+    TD_ASSERT(n);
+    n->fd = -1;
+    return n;
+}
+
+struct node *node_spawn(const char *program)
+{
+    int pair[2];
+    char fd_text[16];
+    struct node *n = node_local();
+    TD_ASSERT(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0);
+    n->pid = fork();
+    TD_ASSERT(n->pid >= 0);
+    if (n->pid == 0) {
+        int fd = dup(pair[1]); /* survives exec */
+        snprintf(fd_text, sizeof fd_text, "%d", fd);
+        execl(program, program, "--node", fd_text, (char *)NULL);
+        _exit(127);
+    }
+    close(pair[1]);
+    n->fd = pair[0];
+    return n;
+}
+
+int node_child_main(int fd)
+{
+    static struct node_command c;
+    static struct node_reply r;
+    struct node n = {.fd = fd};
+    while (all(fd, &c, sizeof c, false) && c.verb != NODE_EXIT) { /* the parent's end is closed when it dies */
+        execute(&n, &c, &r);
+        if (!all(fd, &r, sizeof r, true)) break;
+    }
+    close_node(&n);
+    return 0;
+}
+
+void node_do(struct node *n, const struct node_command *c, struct node_reply *r)
+{
+    struct node_command copy = *c;
+    if (!n->pid) {
+        execute(n, c, r);
+        return;
+    }
+    if (!all(n->fd, &copy, sizeof copy, true) || !all(n->fd, r, sizeof *r, false)) {
+        memset(r, 0, sizeof *r);
+        r->status = TD_ERR_PEER;
+        snprintf(r->msg, sizeof r->msg, "the child is gone");
+    }
+}
+
+pid_t node_pid(const struct node *n)
+{
+    return n->pid;
+}
+
+struct td_xfer *node_xfer(struct node *n)
+{
+    return n->x;
+}
+
+void node_kill(struct node *n)
+{
+    kill(n->pid, SIGKILL);
+    waitpid(n->pid, NULL, 0);
+    close(n->fd);
+    n->fd = -1;
+}
+
+void node_free(struct node *n)
+{
+    if (!n) return;
+    if (n->pid && n->fd >= 0) {
+        close(n->fd); /* the child ends by itself */
+        waitpid(n->pid, NULL, 0);
+    } else if (!n->pid) {
+        close_node(n);
+    }
+    free(n);
+}

@@ -1,0 +1,68 @@
+/* xfer_node.h - one end of a transfer for the tests and the bench: an endpoint with a pool of patterned blocks, driven by commands. The same
+ * commands run in this process (node_local) or in a child that executes this program again (node_spawn), so that one suite serves both and
+ * either side can be stopped or killed. */
+#ifndef XFER_NODE_H
+#define XFER_NODE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "common/xfer/xfer.h"
+
+#define NODE_MAX_IDS 512
+
+enum node_verb {
+    NODE_OPEN = 1, NODE_CLOSE, NODE_GRANT, NODE_REVOKE, NODE_OP, NODE_SUBMIT, NODE_CANCEL, NODE_EVENT, NODE_FILL, NODE_CHECK, NODE_STATS, NODE_EXIT
+};
+
+struct node_command {
+    enum node_verb verb;
+    /* OPEN */
+    enum td_xfer_path path;
+    uint16_t port;
+    bool shareable;
+    uint32_t max_slots, max_ops, timeout_ms;
+    uint64_t block_bytes, layout_hash;
+    int32_t n_blocks;
+    /* the rest: GRANT, OP, SUBMIT, FILL, CHECK (ids); EVENT: deadline_ms is how long to wait */
+    uint32_t id;
+    int32_t first, n;
+    bool final;
+    uint64_t deadline_ms, user, seed;   /* deadline_ms 0: never */
+    uint32_t note_bytes;
+    uint8_t note[64];
+    uint32_t blob_bytes;
+    uint8_t blob[512];
+    int32_t ids[NODE_MAX_IDS];
+};
+
+struct node_reply {
+    td_status status;
+    uint32_t id;
+    int32_t n;
+    uint16_t port;
+    bool ok;                            /* EVENT: there was one; CHECK: all bytes are right */
+    uint32_t blob_bytes;
+    uint8_t blob[512];
+    struct td_xfer_event event;
+    struct td_xfer_stats stats;
+    char msg[256];
+};
+
+struct node;
+
+struct node *node_local(void);
+struct node *node_spawn(const char *program);     /* PROGRAM --node FD */
+int node_child_main(int fd);                      /* what main does for --node */
+void node_do(struct node *n, const struct node_command *c, struct node_reply *ret_reply);
+void node_free(struct node *n);                   /* ends the child */
+pid_t node_pid(const struct node *n);             /* 0: local */
+void node_kill(struct node *n);                   /* kill -9 and wait */
+struct td_xfer *node_xfer(struct node *n);        /* local only */
+
+/* The pattern of block content (seed, position). */
+void node_fill_bytes(uint8_t *to, uint64_t n_bytes, uint64_t seed);
+bool node_check_bytes(const uint8_t *from, uint64_t n_bytes, uint64_t seed);
+
+#endif

@@ -1,0 +1,1075 @@
+/* xfer_test.c - one suite over tcp and shm, with both ends in this process and with either end in a child process. Content is compared byte by
+ * byte; every destination block outside the grant is poisoned before and compared after. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "common/base/clock.h"
+#include "common/base/hash.h"
+#include "common/xfer/xfer_wire.h"
+#include "tests/unit/xfer_node.h"
+
+#define N_BLOCKS 48
+#define BLOCK_BYTES 24576      /* several per frame, and no power of two */
+#define BIG_BYTES (3u << 20)   /* several frames per block */
+#define TIMEOUT_MS 600         /* peer_timeout; every wait below is bounded by WAIT_MS */
+#define WAIT_MS 15000
+#define POISON 0xdeadull
+
+static const char *program;
+
+enum where { BOTH_HERE, SENDER_CHILD, RECEIVER_CHILD };
+
+struct variant {
+    enum td_xfer_path path;
+    enum where where;
+};
+
+struct pair {
+    struct variant v;
+    struct node *p, *d;        /* sender, receiver */
+    uint64_t block_bytes;
+    uint16_t port;             /* receiver's */
+    uint64_t seed;
+};
+
+static struct node_reply ask(struct node *n, const struct node_command *c)
+{
+    static struct node_reply r;
+    node_do(n, c, &r);
+    return r;
+}
+
+static struct node_command open_command(const struct pair *t, uint16_t port)
+{
+    return (struct node_command){.verb = NODE_OPEN, .path = t->v.path, .port = port, .shareable = true, .max_slots = 16, .max_ops = 16,
+                                 .timeout_ms = TIMEOUT_MS, .block_bytes = t->block_bytes, .layout_hash = 0x1a70, .n_blocks = N_BLOCKS};
+}
+
+static void poison_all(struct pair *t)
+{
+    struct node_command c = {.verb = NODE_FILL, .seed = POISON, .n = N_BLOCKS};
+    for (int32_t i = 0; i < N_BLOCKS; i++) c.ids[i] = i;
+    ask(t->d, &c);
+}
+
+static void pair_open(struct pair *t, const struct variant *v, uint64_t block_bytes)
+{
+    *t = (struct pair){.v = *v, .block_bytes = block_bytes, .seed = 77};
+    t->p = v->where == SENDER_CHILD ? node_spawn(program) : node_local();
+    t->d = v->where == RECEIVER_CHILD ? node_spawn(program) : node_local();
+    struct node_command c = open_command(t, 0);
+    struct node_reply r = ask(t->d, &c);
+    if (r.status) fail_msg("receiver: %s", r.msg);
+    t->port = r.port;
+    r = ask(t->p, &c);
+    if (r.status) fail_msg("sender: %s", r.msg);
+    poison_all(t);
+}
+
+static void pair_close(struct pair *t)
+{
+    node_free(t->p);
+    node_free(t->d);
+}
+
+/* A grant of n blocks: 5, 12, 19, ... mod N_BLOCKS (7 and 48 have no common factor), so that neighbours in the grant are none in the pool. */
+struct transfer {
+    int32_t n;
+    int32_t src[NODE_MAX_IDS], dst[NODE_MAX_IDS];
+    uint64_t seed;
+    uint32_t slot, op;
+    struct node_reply grant;
+};
+
+static void grant(struct pair *t, struct transfer *m, int32_t n, uint64_t deadline_ms)
+{
+    struct node_command c = {.verb = NODE_GRANT, .n = n, .deadline_ms = deadline_ms, .user = 1000};
+    m->n = n;
+    m->seed = t->seed += 1000;
+    for (int32_t i = 0; i < n; i++) {
+        m->dst[i] = c.ids[i] = (5 + 7 * i) % N_BLOCKS;
+        m->src[i] = (11 + 13 * i) % N_BLOCKS;
+    }
+    m->grant = ask(t->d, &c);
+    if (m->grant.status) fail_msg("grant: %s", m->grant.msg);
+    m->slot = m->grant.id;
+}
+
+static void op(struct pair *t, struct transfer *m, uint64_t deadline_ms)
+{
+    struct node_command c = {.verb = NODE_OP, .deadline_ms = deadline_ms, .user = 2000, .blob_bytes = m->grant.blob_bytes};
+    memcpy(c.blob, m->grant.blob, c.blob_bytes);
+    struct node_reply r = ask(t->p, &c);
+    if (r.status) fail_msg("op: %s", r.msg);
+    assert_int_equal(r.n, m->n);
+    m->op = r.id;
+    struct node_command fill = {.verb = NODE_FILL, .seed = m->seed, .n = m->n};
+    memcpy(fill.ids, m->src, sizeof fill.ids);
+    ask(t->p, &fill);
+}
+
+static td_status submit(struct pair *t, struct transfer *m, int32_t first, int32_t n, bool final)
+{
+    struct node_command c = {.verb = NODE_SUBMIT, .id = m->op, .first = first, .n = n, .final = final, .note_bytes = final ? 10 : 0};
+    memcpy(c.note, "first=1234", 10);
+    memcpy(c.ids, m->src + first, (size_t)n * sizeof c.ids[0]);
+    return ask(t->p, &c).status;
+}
+
+static struct td_xfer_event event_within(struct node *n, uint64_t ms, bool *ret_any)
+{
+    struct node_command c = {.verb = NODE_EVENT, .deadline_ms = ms};
+    struct node_reply r = ask(n, &c);
+    *ret_any = r.ok;
+    return r.event;
+}
+
+static struct td_xfer_event event(struct node *n)
+{
+    bool any;
+    struct td_xfer_event e = event_within(n, WAIT_MS, &any);
+    if (!any) fail_msg("no event within %d ms", WAIT_MS);
+    return e;
+}
+
+#define expect(node, kind_, status_)                                                                                                                 \
+    do {                                                                                                                                             \
+        struct td_xfer_event e_ = event(node);                                                                                                       \
+        if (e_.kind != (kind_) || e_.status != (status_))                                                                                            \
+            fail_msg("%s:%d: event %d status %d (%s), wanted %d status %d", __FILE__, __LINE__, (int)e_.kind, (int)e_.status, e_.reason, (int)(kind_), \
+                     (int)(status_));                                                                                                                \
+    } while (0)
+
+/* The granted blocks hold the source's bytes; with `content` false they may hold anything. All others hold the poison. */
+static void check_pool(struct pair *t, const struct transfer *m, bool content)
+{
+    bool granted[N_BLOCKS] = {0};
+    for (int32_t i = 0; i < m->n; i++) granted[m->dst[i]] = true;
+    if (content) {
+        struct node_command c = {.verb = NODE_CHECK, .seed = m->seed, .n = m->n};
+        memcpy(c.ids, m->dst, sizeof c.ids);
+        struct node_reply r = ask(t->d, &c);
+        if (!r.ok) fail_msg("grant block %d differs", r.n);
+    }
+    for (int32_t i = 0; i < N_BLOCKS; i++) {
+        if (granted[i]) continue;
+        struct node_command c = {.verb = NODE_CHECK, .seed = POISON + (uint64_t)i, .n = 1, .ids = {i}};
+        if (!ask(t->d, &c).ok) fail_msg("block %d was written and is not in the grant", i);
+    }
+}
+
+static void give_back(struct pair *t, uint32_t slot)
+{
+    struct node_command c = {.verb = NODE_REVOKE, .id = slot};
+    ask(t->d, &c);
+}
+
+static void cancel(struct pair *t, uint32_t id)
+{
+    struct node_command c = {.verb = NODE_CANCEL, .id = id};
+    ask(t->p, &c);
+}
+
+static struct td_xfer_stats stats(struct node *n)
+{
+    struct node_command c = {.verb = NODE_STATS};
+    return ask(n, &c).stats;
+}
+
+static void whole(struct pair *t, int32_t n)
+{
+    struct transfer m;
+    grant(t, &m, n, WAIT_MS);
+    op(t, &m, WAIT_MS);
+    assert_int_equal(submit(t, &m, 0, n / 2, false), TD_OK);
+    assert_int_equal(submit(t, &m, n / 2, n - n / 2, true), TD_OK);
+    struct td_xfer_event e = event(t->d);
+    if (e.kind != TD_XFER_SLOT_READY) fail_msg("event %d: %s", (int)e.kind, e.reason);
+    assert_int_equal(e.id, m.slot);
+    assert_int_equal(e.user, 1000);
+    assert_int_equal(e.path, t->v.path ? t->v.path : TD_XFER_PATH_SHM);
+    assert_int_equal(e.bytes, (uint64_t)n * t->block_bytes);
+    assert_int_equal(e.note_bytes, 10);
+    assert_memory_equal(e.note, "first=1234", 10);
+    check_pool(t, &m, true);
+    e = event(t->p);
+    if (e.kind != TD_XFER_OP_DONE) fail_msg("event %d: %s", (int)e.kind, e.reason);
+    assert_int_equal(e.id, m.op);
+    assert_int_equal(e.user, 2000);
+    assert_int_equal(e.bytes, (uint64_t)n * t->block_bytes);
+    assert_int_equal(e.path, t->v.path ? t->v.path : TD_XFER_PATH_SHM);
+    give_back(t, m.slot);
+    expect(t->d, TD_XFER_SLOT_FREE, TD_OK);
+    struct node_command c = {.verb = NODE_FILL, .seed = POISON, .n = 1};
+    for (int32_t i = 0; i < n; i++) {
+        c.ids[0] = m.dst[i];
+        c.seed = POISON + (uint64_t)m.dst[i];
+        ask(t->d, &c);
+    }
+}
+
+/* Nothing is left behind on either side. */
+static void check_idle(struct pair *t)
+{
+    assert_int_equal(stats(t->d).n_slots_used, 0);
+    assert_int_equal(stats(t->p).n_ops_used, 0);
+}
+
+static void transfers_arrive_whole(void **state)
+{
+    struct pair t;
+    pair_open(&t, *state, BLOCK_BYTES);
+    for (int i = 0; i < 5; i++) whole(&t, 1 + 9 * i);
+    whole(&t, 0);
+    check_idle(&t);
+    assert_int_equal(stats(t.d).n_stale_frames + stats(t.d).n_bad_frames + stats(t.p).n_bad_frames, 0);
+    pair_close(&t);
+}
+
+static void blocks_larger_than_a_frame_arrive_whole(void **state)
+{
+    struct pair t;
+    pair_open(&t, *state, BIG_BYTES);
+    whole(&t, 3);
+    whole(&t, 8);
+    check_idle(&t);
+    pair_close(&t);
+}
+
+static void any_order_and_late_final(void **state)
+{
+    struct pair t;
+    struct transfer m;
+    pair_open(&t, *state, BLOCK_BYTES);
+    grant(&t, &m, 12, WAIT_MS);
+    op(&t, &m, WAIT_MS);
+    for (int32_t i = 11; i >= 0; i--) assert_int_equal(submit(&t, &m, i, 1, false), TD_OK);
+    assert_int_equal(submit(&t, &m, 3, 1, false), TD_ERR_INVALID); /* twice */
+    assert_int_equal(submit(&t, &m, 12, 1, false), TD_ERR_INVALID);
+    bool any;
+    event_within(t.d, 50, &any);
+    assert_false(any); /* all bytes, but no FINAL */
+    assert_int_equal(submit(&t, &m, 12, 0, true), TD_OK);
+    expect(t.d, TD_XFER_SLOT_READY, TD_OK);
+    check_pool(&t, &m, true);
+    expect(t.p, TD_XFER_OP_DONE, TD_OK);
+    give_back(&t, m.slot);
+    expect(t.d, TD_XFER_SLOT_FREE, TD_OK);
+    assert_int_equal(submit(&t, &m, 0, 0, true), TD_ERR_NOT_FOUND);
+    /* FINAL before all blocks is the caller's mistake and says so */
+    grant(&t, &m, 4, WAIT_MS);
+    op(&t, &m, WAIT_MS);
+    assert_int_equal(submit(&t, &m, 0, 3, true), TD_ERR_INVALID);
+    cancel(&t, m.op);
+    expect(t.p, TD_XFER_OP_FAILED, TD_ERR_CANCELLED);
+    give_back(&t, m.slot);
+    pair_close(&t);
+}
+
+/* The points at which something may happen to a transfer. */
+enum point { ARMED, BOUND, HALF, ALL_BUT_FINAL, FINAL, N_POINTS };
+static const char *const point_names[] = {"armed", "bound", "half", "all but final", "final"};
+
+static void go_to(struct pair *t, struct transfer *m, enum point point, uint64_t d_ms, uint64_t p_ms)
+{
+    grant(t, m, 10, d_ms);
+    if (point == ARMED) return;
+    op(t, m, p_ms);
+    if (point >= HALF) submit(t, m, 0, 5, false);
+    if (point >= ALL_BUT_FINAL) submit(t, m, 5, 5, false);
+    if (point >= FINAL) submit(t, m, 10, 0, true);
+}
+
+static void cancel_at_every_point(void **state)
+{
+    struct pair t;
+    pair_open(&t, *state, BLOCK_BYTES);
+    whole(&t, 3); /* a cancel before the first connection stands is not told to the receiver; its deadline or its own abort ends that */
+    for (enum point point = BOUND; point < N_POINTS; point++) {
+        struct transfer m;
+        go_to(&t, &m, point, WAIT_MS, WAIT_MS);
+        cancel(&t, m.op);
+        cancel(&t, m.op);
+        struct td_xfer_event p = event(t.p), d;
+        if (point < FINAL) assert_int_equal(p.kind, TD_XFER_OP_FAILED);
+        /* The op's blocks are the caller's again: whatever they become, the slot must not turn READY with it. */
+        struct node_command junk = {.verb = NODE_FILL, .seed = 999, .n = m.n};
+        memcpy(junk.ids, m.src, sizeof junk.ids);
+        ask(t.p, &junk);
+        d = event(t.d);
+        if (d.kind == TD_XFER_SLOT_READY) {
+            assert_int_equal(point, FINAL);
+            check_pool(&t, &m, true);
+        } else {
+            assert_int_equal(d.kind, TD_XFER_SLOT_FAILED);
+            assert_int_equal(d.status, TD_ERR_CANCELLED);
+            assert_non_null(strstr(d.reason, "cancelled by the test"));
+        }
+        check_pool(&t, &m, false);
+        give_back(&t, m.slot);
+        give_back(&t, m.slot);
+        struct td_xfer_event e = event(t.d);
+        assert_int_equal(e.kind, TD_XFER_SLOT_FREE);
+        check_idle(&t);
+        poison_all(&t);
+    }
+    whole(&t, 10);
+    pair_close(&t);
+}
+
+static void revoke_at_every_point(void **state)
+{
+    struct pair t;
+    pair_open(&t, *state, BLOCK_BYTES);
+    for (enum point point = ARMED; point < N_POINTS; point++) {
+        struct transfer m;
+        go_to(&t, &m, point, WAIT_MS, 1000);
+        give_back(&t, m.slot);
+        struct td_xfer_event e = event(t.d);
+        if (e.kind == TD_XFER_SLOT_READY && point == FINAL) e = event(t.d);
+        assert_int_equal(e.kind, TD_XFER_SLOT_FREE);
+        poison_all(&t); /* from now on the blocks are somebody else's */
+        if (point == ARMED) op(&t, &m, WAIT_MS);
+        e = event(t.p);
+        if (e.kind != TD_XFER_OP_DONE || point != FINAL) {
+            assert_int_equal(e.kind, TD_XFER_OP_FAILED);
+            if (e.status != TD_ERR_CANCELLED && e.status != TD_ERR_STALE) fail_msg("%s: status %d %s", point_names[point], e.status, e.reason);
+        }
+        struct transfer none = {.n = 0};
+        check_pool(&t, &none, false);
+        check_idle(&t);
+    }
+    whole(&t, 10);
+    pair_close(&t);
+}
+
+static void deadlines_end_both_sides(void **state)
+{
+    struct pair t;
+    struct transfer m;
+    pair_open(&t, *state, BLOCK_BYTES);
+    for (enum point point = ARMED; point < FINAL; point++) {
+        go_to(&t, &m, point, 100, WAIT_MS);
+        struct td_xfer_event e = event(t.d);
+        assert_int_equal(e.kind, TD_XFER_SLOT_FAILED);
+        assert_int_equal(e.status, TD_ERR_DEADLINE);
+        bool any;
+        event_within(t.d, 20, &any);
+        assert_false(any); /* FREE only after revoke */
+        give_back(&t, m.slot);
+        expect(t.d, TD_XFER_SLOT_FREE, TD_ERR_DEADLINE);
+        if (point > ARMED) {
+            e = event(t.p);
+            assert_int_equal(e.kind, TD_XFER_OP_FAILED);
+            if (e.status != TD_ERR_DEADLINE && e.status != TD_ERR_STALE) fail_msg("status %d %s", e.status, e.reason);
+        }
+        poison_all(&t);
+    }
+    for (enum point point = BOUND; point < FINAL; point++) {
+        go_to(&t, &m, point, WAIT_MS, 100);
+        expect(t.p, TD_XFER_OP_FAILED, TD_ERR_DEADLINE);
+        expect(t.d, TD_XFER_SLOT_FAILED, TD_ERR_DEADLINE);
+        give_back(&t, m.slot);
+        expect(t.d, TD_XFER_SLOT_FREE, TD_ERR_DEADLINE);
+    }
+    check_idle(&t);
+    pair_close(&t);
+}
+
+static void an_old_grant_opens_nothing(void **state)
+{
+    struct pair t;
+    struct transfer old, now;
+    pair_open(&t, *state, BLOCK_BYTES);
+    for (int round = 0; round < 20; round++) { /* all slot numbers come round */
+        grant(&t, &old, 4, WAIT_MS);
+        give_back(&t, old.slot);
+        expect(t.d, TD_XFER_SLOT_FREE, TD_ERR_CANCELLED);
+    }
+    for (int i = 0; i < 16; i++) grant(&t, &now, 4, WAIT_MS); /* old.slot is armed again, for somebody else */
+    struct node_command c = {.verb = NODE_GRANT};
+    assert_int_equal(ask(t.d, &c).status, TD_ERR_AGAIN);
+    op(&t, &old, WAIT_MS);
+    submit(&t, &old, 0, 4, true);
+    struct td_xfer_event e = event(t.p);
+    assert_int_equal(e.kind, TD_XFER_OP_FAILED);
+    assert_int_equal(e.status, TD_ERR_STALE);
+    struct transfer none = {.n = 0};
+    check_pool(&t, &none, false);
+    assert_true(stats(t.d).n_stale_frames > 0);
+    /* the new owner of the last slot is served as if nothing had been */
+    op(&t, &now, WAIT_MS);
+    assert_int_equal(submit(&t, &now, 0, 4, true), TD_OK);
+    expect(t.d, TD_XFER_SLOT_READY, TD_OK);
+    check_pool(&t, &now, true);
+    expect(t.p, TD_XFER_OP_DONE, TD_OK);
+    pair_close(&t);
+}
+
+static void bad_grants_are_refused_by_name(void **state)
+{
+    struct pair t;
+    struct transfer m;
+    pair_open(&t, *state, BLOCK_BYTES);
+    grant(&t, &m, 4, WAIT_MS);
+    struct node_command c = {.verb = NODE_OP, .blob_bytes = m.grant.blob_bytes};
+    memcpy(c.blob, m.grant.blob, c.blob_bytes);
+    struct td_xfer_grant_blob g;
+    assert_int_equal(td_xfer_grant_decode(c.blob, c.blob_bytes, &g, NULL), TD_OK);
+    for (uint32_t i = 0; i < c.blob_bytes; i++) { /* every byte counts */
+        c.blob[i] ^= 0x40;
+        assert_true(ask(t.p, &c).status < 0);
+        c.blob[i] ^= 0x40;
+    }
+    c.blob_bytes--;
+    assert_int_equal(ask(t.p, &c).status, TD_ERR_INVALID);
+    c.blob_bytes++;
+    struct td_xfer_grant_blob other = g;
+    other.layout_hash++;
+    td_xfer_grant_encode(&other, c.blob);
+    struct node_reply r = ask(t.p, &c);
+    assert_int_equal(r.status, TD_ERR_UNSUPPORTED);
+    assert_non_null(strstr(r.msg, "layout"));
+    /* A right grant with a wrong key: the receiver refuses the connection and the slot is as it was. */
+    other = g;
+    other.key[7] ^= 1;
+    td_xfer_grant_encode(&other, c.blob);
+    r = ask(t.p, &c);
+    assert_int_equal(r.status, TD_OK);
+    expect(t.p, TD_XFER_OP_FAILED, TD_ERR_PEER);
+    assert_true(stats(t.d).n_refused_peers > 0);
+    struct transfer none = {.n = 0};
+    check_pool(&t, &none, false);
+    op(&t, &m, WAIT_MS);
+    assert_int_equal(submit(&t, &m, 0, 4, true), TD_OK);
+    expect(t.d, TD_XFER_SLOT_READY, TD_OK);
+    check_pool(&t, &m, true);
+    pair_close(&t);
+}
+
+static void a_small_transfer_does_not_wait_for_a_large_one(void **state)
+{
+    struct pair t;
+    struct transfer large, small;
+    pair_open(&t, *state, BIG_BYTES);
+    grant(&t, &large, 40, WAIT_MS);
+    grant(&t, &small, 1, WAIT_MS);
+    small.src[0] = 0; /* 11 is large's: keep the contents apart */
+    for (int32_t i = 0; i < 40; i++)
+        if (large.src[i] == 0) small.src[0] = 24;
+    struct node_command c = {.verb = NODE_REVOKE};
+    (void)c;
+    op(&t, &large, WAIT_MS);
+    op(&t, &small, WAIT_MS);
+    assert_int_equal(submit(&t, &large, 0, 40, true), TD_OK);
+    assert_int_equal(submit(&t, &small, 0, 1, true), TD_OK);
+    struct td_xfer_event e = event(t.d);
+    assert_int_equal(e.kind, TD_XFER_SLOT_READY);
+    assert_int_equal(e.id, small.slot); /* 3 MiB of 123: it was let in between */
+    e = event(t.d);
+    assert_int_equal(e.id, large.slot);
+    pair_close(&t);
+}
+
+/* --- peers that die, stop or lie ------------------------------------------------------------------------------------------------ */
+
+static void kill_at_every_point(void **state)
+{
+    const struct variant *v = *state;
+    for (enum point point = ARMED; point < N_POINTS; point++) {
+        struct pair t;
+        struct transfer m;
+        pair_open(&t, v, BLOCK_BYTES);
+        whole(&t, 3);
+        go_to(&t, &m, point, 3000, 3000);
+        uint64_t killed = td_now_ns();
+        if (v->where == SENDER_CHILD) {
+            node_kill(t.p);
+            struct td_xfer_event e = event(t.d);
+            if (e.kind == TD_XFER_SLOT_READY) {
+                assert_int_equal(point, FINAL);
+                check_pool(&t, &m, true);
+            } else {
+                assert_int_equal(e.kind, TD_XFER_SLOT_FAILED);
+                assert_int_equal(e.status, point == ARMED || (point == BOUND && e.status == TD_ERR_DEADLINE) ? TD_ERR_DEADLINE : TD_ERR_PEER);
+            }
+            if (point > BOUND) assert_true(td_now_ns() - killed < 2 * TD_NS_PER_S);
+            check_pool(&t, &m, false);
+            give_back(&t, m.slot);
+            e = event(t.d);
+            assert_int_equal(e.kind, TD_XFER_SLOT_FREE);
+            assert_int_equal(stats(t.d).n_slots_used, 0);
+        } else {
+            node_kill(t.d);
+            if (point == ARMED) op(&t, &m, 3000);
+            struct td_xfer_event e = event(t.p);
+            if (e.kind == TD_XFER_OP_FAILED) assert_int_equal(e.status, TD_ERR_PEER);
+            else assert_int_equal(point, FINAL);
+            assert_true(td_now_ns() - killed < 2 * TD_NS_PER_S);
+            assert_int_equal(stats(t.p).n_ops_used, 0);
+        }
+        pair_close(&t);
+    }
+}
+
+/* The stopped side's peer gives up, its blocks get new content, and then the stopped side wakes: it must not take anything wrong for right. */
+static void stop_at_every_point(void **state)
+{
+    const struct variant *v = *state;
+    for (enum point point = BOUND; point < N_POINTS; point++) {
+        struct pair t;
+        struct transfer m;
+        pair_open(&t, v, BLOCK_BYTES);
+        whole(&t, 3);
+        struct node *stopped = v->where == SENDER_CHILD ? t.p : t.d, *awake = v->where == SENDER_CHILD ? t.d : t.p;
+        if (v->where == SENDER_CHILD) {
+            go_to(&t, &m, point, 30000, 30000);
+            kill(node_pid(stopped), SIGSTOP);
+        } else { /* the receiver stops first, so that everything happens behind its back */
+            grant(&t, &m, 10, 30000);
+            kill(node_pid(stopped), SIGSTOP);
+            waitpid(node_pid(stopped), NULL, WUNTRACED);
+            op(&t, &m, 30000);
+            if (point >= HALF) submit(&t, &m, 0, 5, false);
+            if (point >= ALL_BUT_FINAL) submit(&t, &m, 5, 5, false);
+            if (point >= FINAL) submit(&t, &m, 10, 0, true);
+        }
+        struct td_xfer_event e = event(awake);
+        if (e.kind == TD_XFER_SLOT_READY || e.kind == TD_XFER_OP_DONE) assert_int_equal(point, FINAL);
+        else assert_int_equal(e.status, TD_ERR_PEER);
+        if (awake == t.p) {
+            struct node_command junk = {.verb = NODE_FILL, .seed = 999, .n = m.n};
+            memcpy(junk.ids, m.src, sizeof junk.ids);
+            ask(t.p, &junk);
+        } else if (e.kind == TD_XFER_SLOT_FAILED) {
+            give_back(&t, m.slot);
+            e = event(t.d);
+            assert_int_equal(e.kind, TD_XFER_SLOT_FREE);
+            poison_all(&t);
+        } else {
+            check_pool(&t, &m, true);
+        }
+        kill(node_pid(stopped), SIGCONT);
+        e = event(stopped);
+        if (stopped == t.d) {
+            if (e.kind == TD_XFER_SLOT_READY) check_pool(&t, &m, true); /* only ever with the right bytes */
+            else assert_int_equal(e.kind, TD_XFER_SLOT_FAILED);
+            check_pool(&t, &m, false);
+            give_back(&t, m.slot);
+            e = event(t.d);
+            assert_int_equal(e.kind, TD_XFER_SLOT_FREE);
+            poison_all(&t);
+        } else {
+            assert_true(e.kind == TD_XFER_OP_FAILED || e.kind == TD_XFER_OP_DONE);
+            if (e.kind == TD_XFER_OP_DONE) {
+                assert_int_equal(point, FINAL);
+                give_back(&t, m.slot);
+                expect(t.d, TD_XFER_SLOT_FREE, TD_OK);
+                poison_all(&t);
+            } else {
+                struct transfer none = {.n = 0};
+                check_pool(&t, &none, false);
+            }
+        }
+        check_idle(&t);
+        whole(&t, 10); /* and both go on */
+        pair_close(&t);
+    }
+}
+
+/* A receiver stopped in the middle of a large transfer, at a moment chosen by the clock. */
+static void stop_in_the_middle_of_bytes(void **state)
+{
+    const struct variant *v = *state;
+    int n_ready = 0, n_failed = 0;
+    for (int round = 0; round < 4; round++) {
+        struct pair t;
+        struct transfer m;
+        pair_open(&t, v, BIG_BYTES);
+        whole(&t, 1);
+        grant(&t, &m, 40, 30000);
+        op(&t, &m, 30000);
+        assert_int_equal(submit(&t, &m, 0, 40, true), TD_OK);
+        poll(NULL, 0, 3 * round); /* somewhere inside; where exactly does not matter */
+        struct node *stopped = v->where == SENDER_CHILD ? t.p : t.d, *awake = v->where == SENDER_CHILD ? t.d : t.p;
+        kill(node_pid(stopped), SIGSTOP);
+        waitpid(node_pid(stopped), NULL, WUNTRACED);
+        struct td_xfer_event e = event(awake);
+        if (awake == t.p) {
+            struct node_command junk = {.verb = NODE_FILL, .seed = 999, .n = m.n};
+            memcpy(junk.ids, m.src, sizeof junk.ids);
+            ask(t.p, &junk);
+        } else if (e.kind == TD_XFER_SLOT_FAILED) {
+            give_back(&t, m.slot);
+            e = event(t.d);
+            assert_int_equal(e.kind, TD_XFER_SLOT_FREE);
+            poison_all(&t);
+            n_failed++;
+        }
+        kill(node_pid(stopped), SIGCONT);
+        struct td_xfer_event late = event(stopped);
+        if (stopped == t.d) {
+            if (late.kind == TD_XFER_SLOT_READY) {
+                check_pool(&t, &m, true);
+                n_ready++;
+            } else {
+                assert_int_equal(late.kind, TD_XFER_SLOT_FAILED);
+                check_pool(&t, &m, false);
+                n_failed++;
+            }
+            give_back(&t, m.slot);
+            assert_int_equal(event(t.d).kind, TD_XFER_SLOT_FREE);
+        } else if (e.kind == TD_XFER_SLOT_READY) {
+            check_pool(&t, &m, true);
+            n_ready++;
+            give_back(&t, m.slot);
+            assert_int_equal(event(t.d).kind, TD_XFER_SLOT_FREE);
+        } else {
+            struct transfer none = {.n = 0};
+            check_pool(&t, &none, false);
+        }
+        poison_all(&t);
+        whole(&t, 2);
+        pair_close(&t);
+    }
+    print_message("stopped in the middle: %d ready, %d failed\n", n_ready, n_failed);
+    assert_int_equal(n_ready + n_failed, 4);
+}
+
+static void a_restarted_receiver_refuses_old_grants(void **state)
+{
+    const struct variant *v = *state;
+    struct pair t;
+    struct transfer m;
+    pair_open(&t, v, BLOCK_BYTES);
+    whole(&t, 3);
+    grant(&t, &m, 4, WAIT_MS);
+    node_kill(t.d);
+    struct node *dead = t.d;
+    t.d = node_spawn(program);
+    struct node_command c = open_command(&t, t.port); /* tcp: the same address; shm: a new name, so the old one is gone */
+    struct node_reply r = ask(t.d, &c);
+    if (r.status) fail_msg("restart: %s", r.msg);
+    poison_all(&t);
+    op(&t, &m, WAIT_MS);
+    submit(&t, &m, 0, 4, true);
+    struct td_xfer_event e = event(t.p);
+    assert_int_equal(e.kind, TD_XFER_OP_FAILED);
+    assert_int_equal(e.status, v->path == TD_XFER_PATH_SHM ? TD_ERR_PEER : TD_ERR_STALE);
+    struct transfer none = {.n = 0};
+    check_pool(&t, &none, false);
+    whole(&t, 5);
+    node_free(dead);
+    pair_close(&t);
+}
+
+/* --- strangers on the port ------------------------------------------------------------------------------------------------------ */
+
+static int dial(uint16_t port)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    struct timeval limit = {.tv_sec = WAIT_MS / 1000};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    assert_int_equal(connect(fd, (struct sockaddr *)&a, sizeof a), 0);
+    return fd;
+}
+
+/* True when the other end closed the connection within WAIT_MS; everything it says before is dropped. */
+static bool is_closed(int fd)
+{
+    uint8_t bytes[4096];
+    for (;;) {
+        ssize_t k = recv(fd, bytes, sizeof bytes, 0);
+        if (k > 0) continue;
+        return k == 0 || errno == ECONNRESET;
+    }
+}
+
+static void send_frame(int fd, struct td_xfer_frame f, const void *payload)
+{
+    uint8_t bytes[64 + TD_XFER_PAYLOAD_MAX];
+    td_xfer_frame_encode(&f, bytes);
+    if (payload) memcpy(bytes + 64, payload, f.length);
+    send(fd, bytes, 64 + (payload ? f.length : 0), MSG_NOSIGNAL);
+}
+
+/* Shakes hands as a well-behaved peer; returns the connection's tag. */
+static uint64_t shake(int fd, const struct td_xfer_grant_blob *g)
+{
+    struct td_xfer_hello hello = {.incarnation = 1, .layout_hash = g->layout_hash, .block_bytes = g->block_bytes, .nonce = 42, .instance = "stranger"};
+    send_frame(fd, (struct td_xfer_frame){.type = TD_XFER_HELLO, .length = sizeof hello}, &hello);
+    uint8_t header[64];
+    assert_int_equal(recv(fd, header, 64, MSG_WAITALL), 64);
+    struct td_xfer_frame f;
+    assert_int_equal(td_xfer_frame_decode(header, &f, NULL), TD_OK);
+    assert_int_equal(f.type, TD_XFER_HELLO_ACK);
+    assert_int_equal(f.status, 0);
+    assert_int_equal(recv(fd, &hello, sizeof hello, MSG_WAITALL), sizeof hello);
+    static const uint8_t none[TD_XFER_KEY_BYTES];
+    assert_memory_equal(hello.proof, none, sizeof none); /* tcp never says the proof */
+    return hello.nonce ^ 42;
+}
+
+static void strangers_are_refused(void **state)
+{
+    struct pair t;
+    struct transfer m;
+    pair_open(&t, *state, BLOCK_BYTES);
+    grant(&t, &m, 4, WAIT_MS);
+    struct td_xfer_grant_blob g;
+    assert_int_equal(td_xfer_grant_decode(m.grant.blob, m.grant.blob_bytes, &g, NULL), TD_OK);
+
+    /* garbage, and a request of another protocol */
+    uint8_t noise[256];
+    for (size_t i = 0; i < sizeof noise; i++) noise[i] = (uint8_t)(i * 37 + 11);
+    int fd = dial(t.port);
+    send(fd, noise, sizeof noise, MSG_NOSIGNAL);
+    assert_true(is_closed(fd));
+    close(fd);
+    fd = dial(t.port);
+    send(fd, "GET / HTTP/1.1\r\nHost: here\r\n\r\n0123456789012345678901234567890123456789", 70, MSG_NOSIGNAL);
+    assert_true(is_closed(fd));
+    close(fd);
+
+    /* a frame out of turn: data without hello, hello twice, data without open, a foreign tag, a length over the bound */
+    fd = dial(t.port);
+    send_frame(fd, (struct td_xfer_frame){.type = TD_XFER_OPEN, .slot = g.slot, .generation = g.generation, .attempt = 1, .handle = 9, .length = 16}, g.key);
+    assert_true(is_closed(fd));
+    close(fd);
+    fd = dial(t.port);
+    uint64_t tag = shake(fd, &g);
+    struct td_xfer_hello again = {.nonce = 1};
+    send_frame(fd, (struct td_xfer_frame){.type = TD_XFER_HELLO, .length = sizeof again, .conn = tag}, &again);
+    assert_true(is_closed(fd));
+    close(fd);
+    fd = dial(t.port);
+    tag = shake(fd, &g);
+    send_frame(fd, (struct td_xfer_frame){.type = TD_XFER_OPEN, .slot = g.slot, .generation = g.generation, .attempt = 1, .handle = 9, .length = 16, .conn = tag + 1}, g.key);
+    assert_true(is_closed(fd));
+    close(fd);
+    fd = dial(t.port);
+    tag = shake(fd, &g);
+    send_frame(fd, (struct td_xfer_frame){.type = TD_XFER_DATA, .slot = g.slot, .generation = g.generation, .attempt = 1, .handle = 9, .length = 0x7fffffff, .conn = tag}, NULL);
+    assert_true(is_closed(fd));
+    close(fd);
+
+    /* data without open is read and dropped: no byte of it lands */
+    fd = dial(t.port);
+    tag = shake(fd, &g);
+    send_frame(fd, (struct td_xfer_frame){.type = TD_XFER_DATA, .slot = g.slot, .generation = g.generation, .attempt = 1, .handle = 9, .length = 256, .conn = tag}, noise);
+    /* a wrong key, one bit off */
+    uint8_t key[TD_XFER_KEY_BYTES];
+    memcpy(key, g.key, sizeof key);
+    key[15] ^= 0x80;
+    send_frame(fd, (struct td_xfer_frame){.type = TD_XFER_OPEN, .slot = g.slot, .generation = g.generation, .attempt = 1, .handle = 9, .length = 16, .conn = tag}, key);
+    assert_true(is_closed(fd));
+    close(fd);
+
+    /* the right key, then data beyond the grant, or twice */
+    for (int twice = 0; twice < 2; twice++) {
+        struct transfer mine;
+        grant(&t, &mine, 4, WAIT_MS);
+        assert_int_equal(td_xfer_grant_decode(mine.grant.blob, mine.grant.blob_bytes, &g, NULL), TD_OK);
+        fd = dial(t.port);
+        tag = shake(fd, &g);
+        struct td_xfer_frame f = {.type = TD_XFER_OPEN, .slot = g.slot, .generation = g.generation, .attempt = 1, .handle = 9, .length = 16, .conn = tag};
+        send_frame(fd, f, g.key);
+        f.type = TD_XFER_DATA;
+        f.length = 256;
+        f.offset = twice ? 0 : 4 * g.block_bytes - 255;
+        send_frame(fd, f, noise);
+        if (twice) send_frame(fd, f, noise);
+        assert_true(is_closed(fd));
+        close(fd);
+        expect(t.d, TD_XFER_SLOT_FAILED, TD_ERR_PEER);
+        give_back(&t, mine.slot);
+        expect(t.d, TD_XFER_SLOT_FREE, TD_ERR_PEER);
+        struct node_command c = {.verb = NODE_FILL, .n = 1};
+        for (int i = 0; i < 4; i++) c.ids[0] = mine.dst[i], c.seed = POISON + (uint64_t)mine.dst[i], ask(t.d, &c);
+    }
+
+    struct td_xfer_stats s = stats(t.d);
+    assert_true(s.n_bad_frames >= 8 && s.n_refused_peers >= 7);
+    struct transfer none = {.n = 0};
+    check_pool(&t, &none, false);
+    op(&t, &m, WAIT_MS); /* the honest sender is served */
+    assert_int_equal(submit(&t, &m, 0, 4, true), TD_OK);
+    expect(t.d, TD_XFER_SLOT_READY, TD_OK);
+    check_pool(&t, &m, true);
+    pair_close(&t);
+}
+
+static void silent_connections_are_bounded(void **state)
+{
+    struct pair t;
+    int fds[200];
+    pair_open(&t, *state, BLOCK_BYTES);
+    for (int i = 0; i < 200; i++) fds[i] = dial(t.port);
+    whole(&t, 6); /* a newcomer pushes the oldest silent one out */
+    assert_true(stats(t.d).n_conns <= 80);
+    assert_true(stats(t.d).n_refused_peers >= 100);
+    for (int i = 0; i < 200; i++) assert_true(is_closed(fds[i])); /* none of them is kept for ever */
+    for (int i = 0; i < 200; i++) close(fds[i]);
+    assert_int_equal(stats(t.d).n_conns, 1);
+    pair_close(&t);
+}
+
+static void paths_are_chosen_openly(void **state)
+{
+    (void)state;
+    struct pair t;
+    pair_open(&t, &(struct variant){TD_XFER_PATH_AUTO, RECEIVER_CHILD}, BLOCK_BYTES);
+    whole(&t, 4); /* checks that the event says shm */
+    assert_true(stats(t.d).bytes_by_path[TD_XFER_PATH_SHM] > 0 && stats(t.d).bytes_by_path[TD_XFER_PATH_TCP] == 0);
+
+    /* The grant's socket is not there (another host), then it is there and not the author's: tcp, and the event says so. */
+    struct pair imposter;
+    pair_open(&imposter, &(struct variant){TD_XFER_PATH_SHM, RECEIVER_CHILD}, BLOCK_BYTES);
+    struct transfer foreign;
+    grant(&imposter, &foreign, 1, WAIT_MS);
+    struct td_xfer_grant_blob theirs;
+    assert_int_equal(td_xfer_grant_decode(foreign.grant.blob, foreign.grant.blob_bytes, &theirs, NULL), TD_OK);
+    for (int squatted = 0; squatted < 2; squatted++) {
+        struct pair fresh; /* no connection yet, so the probe is made */
+        struct transfer m;
+        struct td_xfer_grant_blob g;
+        pair_open(&fresh, &(struct variant){TD_XFER_PATH_AUTO, RECEIVER_CHILD}, BLOCK_BYTES);
+        grant(&fresh, &m, 4, WAIT_MS);
+        assert_int_equal(td_xfer_grant_decode(m.grant.blob, m.grant.blob_bytes, &g, NULL), TD_OK);
+        if (squatted) memcpy(g.shm_name, theirs.shm_name, sizeof g.shm_name);
+        else memset(g.shm_name + 12, 'x', 8);
+        td_xfer_grant_encode(&g, m.grant.blob);
+        op(&fresh, &m, WAIT_MS);
+        assert_int_equal(submit(&fresh, &m, 0, 4, true), TD_OK);
+        struct td_xfer_event e = event(fresh.d);
+        assert_int_equal(e.kind, TD_XFER_SLOT_READY);
+        assert_int_equal(e.path, TD_XFER_PATH_TCP);
+        check_pool(&fresh, &m, true);
+        assert_int_equal(event(fresh.p).path, TD_XFER_PATH_TCP);
+        pair_close(&fresh);
+    }
+    pair_close(&imposter);
+    pair_close(&t);
+
+    /* a side that names shm does not fall back */
+    struct pair shm;
+    struct transfer m;
+    pair_open(&shm, &(struct variant){TD_XFER_PATH_SHM, BOTH_HERE}, BLOCK_BYTES);
+    grant(&shm, &m, 1, WAIT_MS);
+    struct node *tcp = node_local();
+    struct node_command c = open_command(&shm, 0);
+    c.path = TD_XFER_PATH_TCP;
+    assert_int_equal(ask(tcp, &c).status, TD_OK);
+    struct node_command start = {.verb = NODE_OP, .blob_bytes = m.grant.blob_bytes};
+    memcpy(start.blob, m.grant.blob, start.blob_bytes);
+    struct node_reply r = ask(tcp, &start);
+    assert_int_equal(r.status, TD_ERR_UNSUPPORTED);
+    assert_non_null(strstr(r.msg, "only tcp"));
+    node_free(tcp);
+    pair_close(&shm);
+}
+
+/* --- many transfers with everything going wrong now and then -------------------------------------------------------------------- */
+
+static uint64_t rng_state;
+static uint32_t rnd(uint32_t n)
+{
+    rng_state = rng_state * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t)(rng_state >> 33) % n;
+}
+
+#define SOAK_LANES 8
+#define LANE_BLOCKS (N_BLOCKS / SOAK_LANES)
+
+/* One transfer slot of the soak: it owns its own LANE_BLOCKS blocks in both pools, so contents never overlap. */
+struct lane {
+    bool slot_live, op_live, ready;
+    struct transfer m;
+    int32_t n_sent;
+    uint32_t slot_ends, op_ends;
+};
+
+static void random_transfers_with_faults(void **state)
+{
+    const char *seed_text = getenv("SEED"), *n_text = getenv("TANDEM_XFER_SOAK");
+    uint64_t seed = seed_text ? strtoull(seed_text, NULL, 0) : td_random_u64() >> 32;
+    int n_total = n_text ? atoi(n_text) : 1000, n_started = 0, n_ready = 0, n_done = 0, n_failed = 0;
+    print_message("SEED=%llu\n", (unsigned long long)seed);
+    rng_state = seed;
+    struct pair t;
+    pair_open(&t, *state, BLOCK_BYTES);
+    struct lane lanes[SOAK_LANES] = {0};
+    int live = 0;
+    uint64_t stuck = td_now_ns() + 120 * TD_NS_PER_S;
+    while (n_started < n_total || live) {
+        if (td_now_ns() > stuck) fail_msg("stuck: %d started, %d live", n_started, live);
+        struct lane *l = &lanes[rnd(SOAK_LANES)];
+        int lane = (int)(l - lanes);
+        struct node_command c = {0};
+        if (!l->slot_live && !l->op_live) {
+            if (n_started == n_total) goto events;
+            *l = (struct lane){.slot_live = true, .op_live = true, .m = {.n = (int32_t)rnd(LANE_BLOCKS + 1), .seed = t.seed += 1000}};
+            struct transfer *m = &l->m;
+            c = (struct node_command){.verb = NODE_GRANT, .n = m->n, .user = (uint64_t)lane, .deadline_ms = rnd(20) ? WAIT_MS : 1 + rnd(5)};
+            for (int32_t i = 0; i < m->n; i++) {
+                m->dst[i] = c.ids[i] = lane * LANE_BLOCKS + (i * 5 + 1) % LANE_BLOCKS;
+                m->src[i] = lane * LANE_BLOCKS + i;
+            }
+            m->grant = ask(t.d, &c);
+            assert_int_equal(m->grant.status, TD_OK);
+            m->slot = m->grant.id;
+            c = (struct node_command){.verb = NODE_FILL, .seed = m->seed, .n = m->n};
+            memcpy(c.ids, m->src, sizeof m->src);
+            ask(t.p, &c);
+            c = (struct node_command){.verb = NODE_OP, .user = (uint64_t)lane, .deadline_ms = rnd(20) ? WAIT_MS : 1 + rnd(5), .blob_bytes = m->grant.blob_bytes};
+            memcpy(c.blob, m->grant.blob, c.blob_bytes);
+            struct node_reply r = ask(t.p, &c);
+            assert_int_equal(r.status, TD_OK);
+            m->op = r.id;
+            n_started++;
+            live++;
+        } else if (l->op_live && l->n_sent <= l->m.n) {
+            int32_t n = (int32_t)rnd((uint32_t)(l->m.n - l->n_sent) + 1);
+            bool final = l->n_sent + n == l->m.n;
+            c = (struct node_command){.verb = NODE_SUBMIT, .id = l->m.op, .first = l->n_sent, .n = n, .final = final, .note_bytes = final ? 8 : 0};
+            memcpy(c.ids, l->m.src + l->n_sent, (size_t)n * sizeof c.ids[0]);
+            memcpy(c.note, &l->m.seed, 8);
+            td_status status = ask(t.p, &c).status;
+            assert_true(status == TD_OK || status == TD_ERR_DEADLINE || status == TD_ERR_CANCELLED || status == TD_ERR_PEER || status == TD_ERR_STALE);
+            l->n_sent = final ? l->m.n + 1 : l->n_sent + n;
+        }
+        uint32_t fault = rnd(400);
+        if (fault < 8 && l->op_live) cancel(&t, l->m.op);
+        else if (fault < 16 && l->slot_live) give_back(&t, l->m.slot);
+    events:;
+        bool any;
+        struct td_xfer_event e = event_within(t.d, live == SOAK_LANES ? 1 : 0, &any);
+        if (any) {
+            l = &lanes[e.user];
+            assert_true(l->slot_live && e.id == l->m.slot);
+            if (e.kind == TD_XFER_SLOT_READY) {
+                assert_false(l->ready);
+                l->ready = true;
+                n_ready++;
+                assert_memory_equal(e.note, &l->m.seed, 8);
+                c = (struct node_command){.verb = NODE_CHECK, .seed = l->m.seed, .n = l->m.n};
+                memcpy(c.ids, l->m.dst, sizeof l->m.dst);
+                struct node_reply r = ask(t.d, &c);
+                if (!r.ok) fail_msg("lane %d: grant block %d of %d is wrong", (int)e.user, r.n, l->m.n);
+                give_back(&t, l->m.slot);
+            } else if (e.kind == TD_XFER_SLOT_FAILED) {
+                assert_false(l->ready);
+                assert_int_equal(l->slot_ends++, 0);
+                give_back(&t, l->m.slot);
+            } else {
+                assert_int_equal(e.kind, TD_XFER_SLOT_FREE);
+                l->slot_live = false;
+                /* Poison what was granted: a late write would show in the next check of this lane's neighbours or at the end. */
+                for (int32_t i = 0; i < LANE_BLOCKS; i++) {
+                    c = (struct node_command){.verb = NODE_FILL, .n = 1, .ids = {(int32_t)e.user * LANE_BLOCKS + i}};
+                    c.seed = POISON + (uint64_t)c.ids[0];
+                    ask(t.d, &c);
+                }
+                if (!l->op_live) live--;
+            }
+        }
+        e = event_within(t.p, 0, &any);
+        if (any) {
+            l = &lanes[e.user];
+            assert_true(l->op_live && e.id == l->m.op);
+            assert_int_equal(l->op_ends++, 0);
+            l->op_live = false;
+            l->n_sent = l->m.n + 1;
+            if (e.kind == TD_XFER_OP_DONE) n_done++;
+            else n_failed++;
+            c = (struct node_command){.verb = NODE_FILL, .seed = 4242, .n = l->m.n}; /* the source changes at once */
+            memcpy(c.ids, l->m.src, sizeof l->m.src);
+            ask(t.p, &c);
+            if (!l->slot_live) live--;
+        }
+    }
+    print_message("%d transfers: %d ready, %d done, %d failed\n", n_started, n_ready, n_done, n_failed);
+    assert_int_equal(n_done + n_failed, n_total);
+    assert_true(n_done <= n_ready && n_ready > n_total / 2 && n_failed > 0);
+    struct transfer none = {.n = 0};
+    check_pool(&t, &none, false);
+    check_idle(&t);
+    pair_close(&t);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------------- */
+
+static struct variant variants[] = {
+    {TD_XFER_PATH_TCP, BOTH_HERE}, {TD_XFER_PATH_TCP, SENDER_CHILD}, {TD_XFER_PATH_TCP, RECEIVER_CHILD},
+    {TD_XFER_PATH_SHM, BOTH_HERE}, {TD_XFER_PATH_SHM, SENDER_CHILD}, {TD_XFER_PATH_SHM, RECEIVER_CHILD},
+};
+
+/* Names like "kill_at_every_point(shm, sender in a child)". */
+static const char *variant_name(const char *test, const struct variant *v)
+{
+    static const char *const where[] = {"one process", "sender in a child", "receiver in a child"};
+    char *name = malloc(128);
+    assert_non_null(name);
+    snprintf(name, 128, "%s(%s, %s)", test, v->path == TD_XFER_PATH_TCP ? "tcp" : "shm", where[v->where]);
+    return name;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 3 && strcmp(argv[1], "--node") == 0) return node_child_main(atoi(argv[2]));
+    program = argv[0];
+    if (argc == 2) cmocka_set_test_filter(argv[1]);
+    static const struct {
+        const char *name;
+        CMUnitTestFunction function;
+        bool needs_child, tcp_only, receiver_child_only;
+    } suite[] = {
+        {"transfers_arrive_whole", transfers_arrive_whole, false, false, false},
+        {"blocks_larger_than_a_frame_arrive_whole", blocks_larger_than_a_frame_arrive_whole, false, false, false},
+        {"any_order_and_late_final", any_order_and_late_final, false, false, false},
+        {"cancel_at_every_point", cancel_at_every_point, false, false, false},
+        {"revoke_at_every_point", revoke_at_every_point, false, false, false},
+        {"deadlines_end_both_sides", deadlines_end_both_sides, false, false, false},
+        {"an_old_grant_opens_nothing", an_old_grant_opens_nothing, false, false, false},
+        {"bad_grants_are_refused_by_name", bad_grants_are_refused_by_name, false, false, false},
+        {"a_small_transfer_does_not_wait_for_a_large_one", a_small_transfer_does_not_wait_for_a_large_one, false, false, false},
+        {"random_transfers_with_faults", random_transfers_with_faults, false, false, false},
+        {"kill_at_every_point", kill_at_every_point, true, false, false},
+        {"stop_at_every_point", stop_at_every_point, true, false, false},
+        {"stop_in_the_middle_of_bytes", stop_in_the_middle_of_bytes, true, false, false},
+        {"a_restarted_receiver_refuses_old_grants", a_restarted_receiver_refuses_old_grants, true, false, true},
+        {"strangers_are_refused", strangers_are_refused, false, true, false},
+        {"silent_connections_are_bounded", silent_connections_are_bounded, false, true, false},
+    };
+    struct CMUnitTest tests[128];
+    size_t n = 0;
+    for (size_t i = 0; i < sizeof suite / sizeof suite[0]; i++)
+        for (size_t k = 0; k < sizeof variants / sizeof variants[0]; k++) {
+            if (suite[i].needs_child && variants[k].where == BOTH_HERE) continue;
+            if (suite[i].tcp_only && variants[k].path != TD_XFER_PATH_TCP) continue;
+            if (suite[i].receiver_child_only && variants[k].where != RECEIVER_CHILD) continue;
+            tests[n++] = (struct CMUnitTest){.name = variant_name(suite[i].name, &variants[k]), .test_func = suite[i].function, .initial_state = &variants[k]};
+        }
+    tests[n++] = (struct CMUnitTest)cmocka_unit_test(paths_are_chosen_openly);
+    int failed = _cmocka_run_group_tests("xfer", tests, n, NULL, NULL);
+    for (size_t i = 0; i + 1 < n; i++) free((void *)(uintptr_t)tests[i].name);
+    return failed;
+}
