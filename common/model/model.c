@@ -74,6 +74,8 @@ static uint64_t model_hash(const struct td_model *m, uint64_t digest)
     return td_hash64(text, (size_t)n, 0);
 }
 
+const struct td_ops *td_model_ops_by_name(const char *name) { return td_ops_by_name(name); }
+
 td_status td_model_open(const struct td_model_params *params, struct td_model **ret_model, struct td_err *err)
 {
     if (!params->dir == !params->random_config)

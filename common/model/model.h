@@ -28,6 +28,9 @@ struct td_model_params {
     bool quiet;                          /* no progress lines */
 };
 
+/* The kernels of that name ("ref", "avx2", "avx512") for params.ops; NULL when the name is unknown or this CPU lacks them. */
+const struct td_ops *td_model_ops_by_name(const char *name);
+
 td_status td_model_open(const struct td_model_params *params, struct td_model **ret_model, struct td_err *err);
 void td_model_close(struct td_model *model);
 

@@ -14,6 +14,7 @@
 #include "common/model/tokenizer_regex.h"
 
 #include <ctype.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -130,8 +131,9 @@ static td_status escape(struct translation *t, bool in_set)
     default: break;
     }
     if (!now) {
-        char construct[16] = {'\\', c, 0};
-        return refuse(t, in_set ? strcat(construct, " in a set") : construct);
+        char construct[16];
+        snprintf(construct, sizeof construct, "\\%c%s", c, in_set ? " in a set" : "");
+        return refuse(t, construct);
     }
     t->at += 2;
     return put(t, now);

@@ -10,6 +10,7 @@
  * gpr_log goes to td_log, at most LOG_BURST lines per second: peers can cause lines (bad handshakes). */
 #include <grpc/support/log.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -180,7 +181,7 @@ td_status td_rpc_loop_create(const char *name, struct td_rpc_loop **ret_loop, st
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, bridge_start);
     struct td_rpc_loop *loop = td_rpc_alloc(sizeof *loop);
-    strncpy(loop->name, name, sizeof loop->name - 1);
+    snprintf(loop->name, sizeof loop->name, "%s", name);
     pthread_mutex_init(&loop->mu, NULL);
     loop->post_tail = &loop->post_head;
     loop->dirty_tail = &loop->dirty_head;

@@ -15,7 +15,6 @@
 #include "common/base/options.h"
 #include "common/base/pool.h"
 #include "common/base/thread_pool.h"
-#include "kernels/ops.h"
 
 struct td_engine {
     struct td_thread_pool *threads;
@@ -142,7 +141,7 @@ td_status td_engine_open(const struct td_engine_config *c, struct td_engine **re
     pthread_mutex_init(&e->seqs_lock, NULL);
     const struct td_ops *ops = NULL;
     td_status s = TD_OK;
-    if (c->ops && c->ops[0] && !(ops = td_ops_by_name(c->ops)))
+    if (c->ops && c->ops[0] && !(ops = td_model_ops_by_name(c->ops)))
         s = td_fail(err, TD_ERR_UNSUPPORTED, "ops \"%s\" is unknown or this CPU lacks it (ref, avx2, avx512)", c->ops);
     if (!s) s = engine_open_threads(e, c, err);
     if (!s) {
