@@ -3,3 +3,5 @@ td_test(golden_test SOURCES ${CMAKE_SOURCE_DIR}/tests/golden/golden_test.c DEPS 
 td_test(config_test SOURCES ${CMAKE_SOURCE_DIR}/tests/unit/config_test.c DEPS td_model)
 td_test(safetensors_test SOURCES ${CMAKE_SOURCE_DIR}/tests/unit/safetensors_test.c DEPS td_model)
 td_test(forward_test SOURCES ${CMAKE_SOURCE_DIR}/tests/unit/forward_test.c DEPS td_model)
+td_fuzzer(config_fuzz SOURCES ${CMAKE_SOURCE_DIR}/tests/fuzz/config_fuzz.c DEPS td_model)
+td_fuzzer(safetensors_fuzz SOURCES ${CMAKE_SOURCE_DIR}/tests/fuzz/safetensors_fuzz.c DEPS td_model)
