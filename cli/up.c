@@ -149,7 +149,7 @@ static td_status spawn_worker(struct cluster *c, const char *role, int i, struct
     arg_str(&a, "--kv-memory", g->kv_memory);
     arg_str(&a, "--transfer", g->transfer);
     arg_str(&a, "--log-level", g->log_level);
-    arg_str(&a, "--prefix-cache", g->prefix_cache ? "true" : "false");
+    a.argv[a.n++] = (char *)(uintptr_t)(g->prefix_cache ? "--prefix-cache=true" : "--prefix-cache=false");
     arg_int(&a, "--threads", g->threads);
     arg_int(&a, "--block-size", g->block_size);
     arg_int(&a, "--max-step-tokens", g->max_step_tokens);
