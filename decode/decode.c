@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "common/base/clock.h"
+#include "common/base/fault.h"
 #include "common/base/log.h"
 
 #define OFF(f) offsetof(struct decode_config, f)
@@ -109,6 +110,7 @@ static td_status admit_import(struct td_worker *w, struct td_req *r)
     }
     r->xfer_live = true;
     r->granted_ns = now;
+    td_fault_point("decode_armed");
     r->state = TD_REQ_IMPORT;
     Tandem__V1__Ticket t = TANDEM__V1__TICKET__INIT;
     Tandem__V1__DecodeEvent ev = TANDEM__V1__DECODE_EVENT__INIT;
@@ -120,6 +122,7 @@ static td_status admit_import(struct td_worker *w, struct td_req *r)
     ev.event_case = TANDEM__V1__DECODE_EVENT__EVENT_TICKET;
     ev.ticket = &t;
     send_event(r, &ev);
+    td_fault_point("ticket_sent");
     return TD_OK;
 }
 
@@ -142,6 +145,7 @@ static void slot_ready(struct td_worker *w, struct td_req *r, const struct td_xf
         td_worker_end(w, r, TD_ERR_PEER, "the prefill worker's note does not hold the first token of this sequence");
         return;
     }
+    td_fault_point("slot_ready");
     r->ready_ns = td_now_ns();
     r->xfer_us = ev->elapsed_ns / TD_NS_PER_US;
     r->xfer_bytes = ev->bytes;
@@ -191,7 +195,9 @@ static void decode_stepped(struct td_worker *w, struct td_req *r, const struct t
     }
     struct td_token_out out;
     td_token_out_fill(&out, seq, &item->out);
+    if (seq->finish) td_fault_point("decode_last");
     send_token(r, &out.msg);
+    td_fault_point("decode_token");
     if (seq->finish) finish(w, r);
 }
 
@@ -200,6 +206,7 @@ static void decode_stepped(struct td_worker *w, struct td_req *r, const struct t
 static void on_decode(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
 {
     const Tandem__V1__DecodeRequest *in = (const Tandem__V1__DecodeRequest *)msg;
+    td_fault_point("decode_accepted");
     td_worker_accept(ctx, call, in->seq, in->local_prefill, NULL, 0);
 }
 

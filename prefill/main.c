@@ -1,6 +1,7 @@
 /* tandem-prefill: the prefill worker's life. */
 #include "prefill/prefill.h"
 
+#include "common/base/fault.h"
 #include "common/base/log.h"
 
 int main(int argc, char **argv)
@@ -13,6 +14,7 @@ int main(int argc, char **argv)
     enum td_log_level level = TD_LOG_INFO;
     td_log_level_parse(d.cfg.worker.log_level, &level);
     td_log_start("prefill", level);
+    if (td_fault_init(&e)) return td_die("tandem-prefill", &e);
     if (td_worker_open(&d.worker, &prefill_role, &d.cfg.worker, &e)) { /* weights, pools, transfer, server, registration */
         td_worker_close(&d.worker);
         return td_die("tandem-prefill", &e);

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "common/base/clock.h"
+#include "common/base/fault.h"
 #include "common/base/log.h"
 
 #define OFF(f) offsetof(struct prefill_config, f)
@@ -59,6 +60,7 @@ static td_status prefill_admit(struct td_worker *w, struct td_req *r)
     }
     free(r->grant.data);
     r->grant.data = NULL;
+    td_fault_point("prefill_started");
     td_worker_set_running(w, r);
     return TD_OK;
 }
@@ -86,6 +88,7 @@ static void prefill_stepped(struct td_worker *w, struct td_req *r, const struct 
     struct td_seq *seq = r->seq;
     if (!item->sampled) {
         submit(w, r, seq->n_computed / (int32_t)w->cfg.block_size, false, NULL, 0);
+        td_fault_point("chunk_submitted");
         return;
     }
     td_worker_unset_running(w, r);
@@ -105,6 +108,7 @@ static void prefill_stepped(struct td_worker *w, struct td_req *r, const struct 
     ev.event_case = TANDEM__V1__PREFILL_EVENT__EVENT_FIRST;
     ev.first = &first;
     send_event(r, &ev);
+    td_fault_point("first_token_sent");
     if (seq->finish) {
         td_worker_finish_ok(w, r); /* cancels the op: nothing to decode */
         return;
@@ -114,6 +118,7 @@ static void prefill_stepped(struct td_worker *w, struct td_req *r, const struct 
     TD_ASSERT(note_bytes <= sizeof note);
     tandem__v1__token_out__pack(&out.msg, note);
     submit(w, r, seq->n_blocks, true, note, note_bytes);
+    td_fault_point("final_submitted");
 }
 
 /* ---- transfer -------------------------------------------------------------------------------------------------------------------------- */
@@ -121,6 +126,7 @@ static void prefill_stepped(struct td_worker *w, struct td_req *r, const struct 
 static void prefill_xfer_event(struct td_worker *w, struct td_req *r, const struct td_xfer_event *ev)
 {
     if (ev->kind == TD_XFER_OP_DONE && r->state == TD_REQ_SENDING) {
+        td_fault_point("push_done");
         Tandem__V1__PrefillDone done = TANDEM__V1__PREFILL_DONE__INIT;
         Tandem__V1__PrefillEvent out = TANDEM__V1__PREFILL_EVENT__INIT;
         done.transfer_us = ev->elapsed_ns / TD_NS_PER_US;
@@ -161,6 +167,7 @@ static void on_prefill(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
         snprintf(why, sizeof why, "skip_tokens is %u, must be a multiple of the block size %u below the %zu tokens", in->skip_tokens, block_size,
                  in->seq ? in->seq->n_tokens : 0);
     } else {
+        td_fault_point("prefill_accepted");
         td_worker_accept(w, call, in->seq, false, &in->grant, in->skip_tokens / block_size);
         return;
     }

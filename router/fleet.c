@@ -37,7 +37,8 @@ void worker_conn_release(struct worker_conn *w)
 static void conn_gone(struct worker_conn *w, const char *why)
 {
     struct router *r = w->router;
-    td_warn("worker_gone", "worker=%s role=%s why=\"%s\" legs=%u", w->name, w->role_name, why, w->n_legs);
+    td_log(w->draining ? TD_LOG_INFO : TD_LOG_WARN, "worker_gone", "worker=%s role=%s why=\"%s\" legs=%u", w->name, w->role_name,
+           w->draining ? "it drained" : why, w->n_legs);
     if (w->call) {
         td_rpc_call_set_user(w->call, NULL);
         td_rpc_call_unref(w->call);
@@ -172,6 +173,7 @@ static void on_worker_message(struct td_rpc_call *call, const ProtobufCMessage *
     case TANDEM__V1__WORKER_MESSAGE__MESSAGE_DRAIN:
         if (!w) break;
         td_info("worker_draining", "worker=%s timeout_ms=%llu", w->name, (unsigned long long)m->drain->timeout_ms);
+        w->draining = true;
         router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_DRAIN, .worker = w->index});
         break;
     default: break; /* a newer worker's message: tolerated */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/base/clock.h"
+#include "common/base/fault.h"
 #include "common/base/hash.h"
 #include "common/base/log.h"
 #include "common/base/metrics.h"
@@ -262,6 +263,7 @@ static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     q->call = call;
     td_rpc_call_ref(call);
     td_rpc_call_set_user(call, q);
+    td_fault_point("router_request");
     router_event(r, (struct td_core_event){.kind = TD_EV_REQUEST, .slot = q->slot, .id = q->id, .a = q->n_prompt, .b = q->max_tokens});
 }
 

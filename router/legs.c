@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/base/clock.h"
+#include "common/base/fault.h"
 #include "common/base/log.h"
 #include "router/router.h"
 
@@ -91,6 +92,7 @@ static void take_ticket(struct leg *l, const Tandem__V1__Ticket *t)
     q->grant_bytes = t->grant.len;
     q->ticket_cached = t->cached_tokens;
     q->ticket_ns = td_now_ns();
+    td_fault_point("router_ticket");
     struct td_core_event e = leg_event(l, TD_EV_TICKET);
     e.a = t->cached_tokens;
     router_event(l->router, e);
@@ -107,6 +109,7 @@ static void decode_tokens(struct leg *l, const Tandem__V1__Tokens *t)
         leg_broken(l, "a token contradicts the stream");
         return;
     }
+    td_fault_point("router_token");
     struct td_core_event e = leg_event(l, TD_EV_TOKEN);
     e.a = q->n_tokens;
     bool stopped_here = q->output_done && !done_before && !l->finished_seen;
@@ -199,6 +202,7 @@ static void take_first(struct leg *l, Tandem__V1__FirstToken *f)
         return;
     }
     q->prefill_first_ns = td_now_ns();
+    td_fault_point("router_first_token");
     if (f->times) take_prefill_times(q, f->times);
     bool done_before = q->output_done;
     if (output_take(l->router, q, &f->out, 1)) {

@@ -1,6 +1,7 @@
 /* tandem-router: the router's life. */
 #include "router/router.h"
 
+#include "common/base/fault.h"
 #include "common/base/log.h"
 
 int main(int argc, char **argv)
@@ -14,6 +15,7 @@ int main(int argc, char **argv)
     enum td_log_level level = TD_LOG_INFO;
     td_log_level_parse(cfg.log_level, &level);
     td_log_start("router", level);
+    if (td_fault_init(&e)) return td_die("tandem-router", &e);
     if (router_open(&r, &cfg, &e)) {
         router_close(&r);
         return td_die("tandem-router", &e);

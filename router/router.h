@@ -91,7 +91,7 @@ struct request_state {
 
 struct worker_conn {
     struct router *router;
-    bool used, gone;
+    bool used, gone, draining;
     uint32_t index, n_legs;
     struct td_rpc_call *call;              /* its registry stream */
     struct td_rpc_channel *channel;

@@ -20,6 +20,7 @@
 #define MAX_SILENCE_MS 200
 #define BACKOFF_MIN_MS 100
 #define BACKOFF_MAX_MS 2000
+#define LEAVE_MS 1000   /* at the end: the router answers our half-close within this, or the stream is cancelled */
 #define STUCK_MS 10000 /* engine loop without a turn for so long = not healthy */
 
 struct td_registry {
@@ -28,7 +29,7 @@ struct td_registry {
     struct td_rpc_timer *timer;
     struct td_rpc_call *call;
     bool welcomed, told_drain, stopping, unhealthy;
-    uint64_t next_try_ns, backoff_ms, sent_ns, seq;
+    uint64_t next_try_ns, backoff_ms, sent_ns, seq, leave_ns;
     Tandem__V1__Snapshot last;
     char model[256];
     pthread_mutex_t lock; /* stopped: destroy waits for it */
@@ -106,24 +107,28 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
     }
 }
 
+static void stop_done(struct td_registry *r)
+{
+    td_rpc_timer_cancel(r->timer);
+    pthread_mutex_lock(&r->lock);
+    r->stopped = true;
+    pthread_cond_signal(&r->cond);
+    pthread_mutex_unlock(&r->lock);
+}
+
 static void on_done(struct td_rpc_call *call, const struct td_rpc_result *result, void *user)
 {
     (void)call;
     struct td_registry *r = user;
     char q[600];
-    if (r->welcomed || r->backoff_ms == BACKOFF_MIN_MS)
+    if (!r->stopping && (r->welcomed || r->backoff_ms == BACKOFF_MIN_MS))
         td_warn("router_lost", "router=%s code=%d msg=%s retry_ms=%llu", r->w->cfg.router, (int)result->code,
                 td_log_quote(q, sizeof q, result->details), (unsigned long long)r->backoff_ms);
     r->call = NULL;
     r->welcomed = r->told_drain = false;
     r->next_try_ns = td_deadline_after_ms(td_now_ns(), r->backoff_ms);
     r->backoff_ms = r->backoff_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : r->backoff_ms * 2;
-    if (r->stopping) {
-        pthread_mutex_lock(&r->lock);
-        r->stopped = true;
-        pthread_cond_signal(&r->cond);
-        pthread_mutex_unlock(&r->lock);
-    }
+    if (r->stopping) stop_done(r);
 }
 
 static const struct td_rpc_client_method join_method = {"/tandem.v1.Registry/Join", &tandem__v1__router_message__descriptor, true};
@@ -147,8 +152,12 @@ static void on_tick(void *arg)
     struct td_registry *r = arg;
     uint64_t now = td_now_ns();
     check_progress(r, now);
+    if (r->stopping) {
+        if (now > r->leave_ns) td_rpc_call_cancel(r->call);
+        return;
+    }
     if (!r->call) {
-        if (r->stopping || now < r->next_try_ns) return;
+        if (now < r->next_try_ns) return;
         r->call = td_rpc_call_start(r->channel, &join_method, NULL, 0, false, NULL, 0, &join_handler, r);
         r->sent_ns = 0;
         send_hello(r);
@@ -196,15 +205,13 @@ static void stop_on_loop(void *arg)
 {
     struct td_registry *r = arg;
     r->stopping = true;
-    td_rpc_timer_cancel(r->timer);
-    if (r->call) {
-        td_rpc_call_cancel(r->call);
+    r->leave_ns = td_deadline_after_ms(td_now_ns(), LEAVE_MS);
+    if (!r->call) {
+        stop_done(r);
         return;
     }
-    pthread_mutex_lock(&r->lock);
-    r->stopped = true;
-    pthread_cond_signal(&r->cond);
-    pthread_mutex_unlock(&r->lock);
+    if (!r->told_drain) send_drain(r);
+    td_rpc_call_close_send(r->call);
 }
 
 void td_registry_destroy(struct td_registry *r)
