@@ -18,12 +18,12 @@ static const struct td_option options[] = {
 
 static json_t *worker_json(const Tandem__V1__WorkerStatus *w)
 {
-    return json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:I, s:I, s:I, s:I, s:I}", "name", w->name, "role", w->role, "address",
+    return json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:I, s:I, s:I, s:I, s:I, s:I}", "name", w->name, "role", w->role, "address",
                      w->address, "state", w->state, "kv_blocks", (json_int_t)w->kv_blocks, "kv_blocks_held", (json_int_t)w->kv_blocks_held,
                      "kv_blocks_cached", (json_int_t)w->kv_blocks_cached, "block_size", (json_int_t)w->block_size, "running", (json_int_t)w->running,
                      "waiting", (json_int_t)w->waiting, "prefill_tokens_per_s", w->prefill_tokens_per_s, "decode_tokens_per_s", w->decode_tokens_per_s,
                      "snapshot_age_ms", (json_int_t)w->snapshot_age_ms, "assigned", (json_int_t)w->assigned, "kv_bytes_sent",
-                     (json_int_t)w->kv_bytes_sent, "kv_bytes_received", (json_int_t)w->kv_bytes_received, "pid", (json_int_t)w->pid);
+                     (json_int_t)w->kv_bytes_sent, "kv_bytes_received", (json_int_t)w->kv_bytes_received, "pid", (json_int_t)w->pid, "transfers", (json_int_t)w->transfers);
 }
 
 static void print_json(const Tandem__V1__StatusResponse *s)

@@ -235,6 +235,7 @@ void fleet_status(struct router *r, Tandem__V1__StatusResponse *out, Tandem__V1_
         s->kv_bytes_sent = w->snap.kv_bytes_sent;
         s->kv_bytes_received = w->snap.kv_bytes_received;
         s->pid = w->pid;
+        s->transfers = w->snap.slots_used;
         ptrs[out->n_workers++] = s;
     }
 }

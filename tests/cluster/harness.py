@@ -1,0 +1,307 @@
+"""Real daemons on loopback, driven by plain grpcio: what the cluster tests stand on.
+
+    with Cluster(prefill=2, decode=2) as c:
+        r = c.generate(prompt="Once upon a time", max_tokens=16, temperature=0)
+        assert r.code == grpc.StatusCode.OK
+
+Every wait has a deadline. On exit each daemon still running is drained by SIGTERM and must exit 0; sanitizer reports in a log fail the test."""
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import grpc
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BIN = os.environ.get("TANDEM_BIN", os.path.join(ROOT, "build", "release", "bin"))
+POCKET = os.path.join(ROOT, "models", "pocket")
+DATA = os.environ.get("TANDEM_DATA", os.path.join(ROOT, "..", "shared", "data"))
+SHORT = os.environ.get("TANDEM_TEST_SHORT") == "1"
+# Sanitizer builds on a shared core are many times slower: deadlines that catch hangs are stretched, none that a test asserts on.
+SLOW = 6 if SHORT else 1
+START_S = 30 * SLOW
+sys.path.insert(0, os.environ.get("TANDEM_PYTHON_STUBS", os.path.join(os.path.dirname(BIN), "python")))
+
+from tandem.v1 import inference_pb2 as pb  # noqa: E402
+from tandem.v1 import worker_pb2 as wpb  # noqa: E402
+
+SANITIZER = re.compile(r"ERROR: (Address|Leak|Thread|UndefinedBehavior)Sanitizer|WARNING: ThreadSanitizer|runtime error:")
+
+
+@dataclasses.dataclass
+class Result:
+    code: grpc.StatusCode
+    details: str
+    tokens: list
+    text: str
+    logprobs: list
+    finish: int
+    usage: object
+    ledger: object
+    seed: int
+    stop_reason: str
+    trailing: dict
+    n_messages: int
+
+
+class Daemon:
+    """One process; its stderr goes to a file that assertion messages quote."""
+
+    def __init__(self, name, program, args, log_dir, env=None):
+        self.name, self.log_path = name, os.path.join(log_dir, f"{name}-{time.monotonic_ns()}.log")
+        full_env = dict(os.environ)
+        full_env.setdefault("TSAN_OPTIONS", "ignore_noninstrumented_modules=1")
+        full_env.update(env or {})
+        with open(self.log_path, "wb") as log:
+            self.process = subprocess.Popen([os.path.join(BIN, program), *map(str, args)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=full_env)
+        self.stopped = False
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def log(self):
+        with open(self.log_path, encoding="utf-8", errors="replace") as f:
+            return f.read()
+
+    def wait_log(self, pattern, timeout=None):
+        """First match of the pattern in the log; fails when the process ends or time runs out first."""
+        deadline = time.monotonic() + (timeout or START_S)
+        while True:
+            m = re.search(pattern, self.log())
+            if m:
+                return m
+            assert self.process.poll() is None, f"{self.name} ended with {self.process.returncode}:\n{self.log()[-4000:]}"
+            assert time.monotonic() < deadline, f"{self.name}: no {pattern!r} in time:\n{self.log()[-4000:]}"
+            time.sleep(0.01)
+
+    def signal(self, sig):
+        self.process.send_signal(sig)
+        if sig == signal.SIGSTOP:
+            self.stopped = True
+        if sig == signal.SIGCONT:
+            self.stopped = False
+
+    def wait_exit(self, timeout):
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"{self.name} did not exit within {timeout} s:\n{self.log()[-4000:]}") from None
+
+    def alive(self):
+        return self.process.poll() is None
+
+    def check_sanitizers(self):
+        m = SANITIZER.search(self.log())
+        assert not m, f"{self.name}: sanitizer report:\n{self.log()[max(0, m.start() - 200):][:6000]}"
+
+
+class Cluster:
+    def __init__(self, prefill=1, decode=1, model=POCKET, mode="pd", router_args=(), worker_args=(), envs=None, kv_memory="16MiB", dtype="f32",
+                 worker_timeout_ms=None, tls=None):
+        self.model, self.mode, self.kv_memory, self.dtype = model, mode, kv_memory, dtype
+        self.router_args, self.worker_args, self.envs, self.tls = list(router_args), list(worker_args), envs or {}, tls
+        self.n = {"prefill": prefill, "decode": decode}
+        self.worker_timeout_ms = worker_timeout_ms or 1000 * SLOW
+        self.dir = tempfile.TemporaryDirectory(prefix="tandem-test-")
+        self.all, self.workers, self.router, self.channel = [], {}, None, None
+        self.next_index = {"prefill": 0, "decode": 0}
+
+    # --- life ---------------------------------------------------------------------------------------------------------------------------
+
+    def __enter__(self):
+        try:
+            self.start_router()
+            for role, n in self.n.items():
+                for _ in range(n):
+                    self.start_worker(role, wait=False)
+            self.wait_workers(sum(self.n.values()))
+        except BaseException:
+            self._kill_all()
+            raise
+        return self
+
+    def __exit__(self, exc_type, exc, tb):
+        if self.channel:
+            self.channel.close()
+        if exc_type:
+            for d in self.all:
+                sys.stderr.write(f"--- {d.name} (exit {d.process.poll()})\n{d.log()[-3000:]}\n")
+            self._kill_all()
+        else:
+            self.stop()
+        self.dir.cleanup()
+
+    def _kill_all(self):
+        for d in self.all:
+            if d.alive():
+                d.process.kill()
+                d.process.wait()
+
+    def stop(self):
+        """SIGTERM: workers, then the router; each exits 0 and no log holds a sanitizer report."""
+        try:
+            workers = [d for d in self.workers.values() if d.alive()]
+            for d in workers:
+                if d.stopped:
+                    d.signal(signal.SIGCONT)
+                d.signal(signal.SIGTERM)
+            for d in workers:
+                assert d.wait_exit(20 * SLOW) == 0, f"{d.name} exit {d.process.returncode}:\n{d.log()[-4000:]}"
+            if self.router.alive():
+                self.router.signal(signal.SIGTERM)
+                assert self.router.wait_exit(20 * SLOW) == 0, f"router exit {self.router.process.returncode}:\n{self.router.log()[-4000:]}"
+            for d in self.all:
+                d.check_sanitizers()
+        finally:
+            self._kill_all()
+
+    def start_router(self, listen="127.0.0.1:0", env=None):
+        args = ["--model", self.model, "--listen", listen, "--mode", self.mode, "--worker-timeout-ms", self.worker_timeout_ms,
+                "--drain-timeout-ms", 5000 * SLOW, *self.router_args]
+        self.router = Daemon("router", "tandem-router", args, self.dir.name, env or self.envs.get("router"))
+        self.all.append(self.router)
+        self.port = int(self.router.wait_log(r"ev=ready .*port=(\d+)").group(1))
+        self.connect()
+
+    def connect(self):
+        if self.channel:
+            self.channel.close()
+        options = [("grpc.max_receive_message_length", 256 << 20), ("grpc.max_send_message_length", 256 << 20), ("grpc.use_local_subchannel_pool", 1)]
+        target = f"127.0.0.1:{self.port}"
+        self.channel = grpc.secure_channel(target, self.tls, options) if self.tls else grpc.insecure_channel(target, options)
+
+    def start_worker(self, role, wait=True, env=None, args=()):
+        i = self.next_index[role]
+        self.next_index[role] += 1
+        name = f"{role}-{i}"
+        full = ["--name", name, "--model", self.model, "--router", f"127.0.0.1:{self.port}", "--dtype", self.dtype, "--threads", 1, "--kv-memory",
+                self.kv_memory, "--drain-timeout-ms", 5000 * SLOW, "--peer-timeout-ms", 1000 * SLOW, *self.worker_args, *args]
+        d = Daemon(name, f"tandem-{role}", full, self.dir.name, env or self.envs.get(name))
+        self.all.append(d)
+        self.workers[name] = d
+        if wait:
+            self.wait_for(lambda: any(w.name == name and w.state == "ready" for w in self.status().workers), f"{name} to join", START_S)
+        return d
+
+    def wait_workers(self, n):
+        def joined():
+            for d in self.workers.values():
+                assert d.alive(), f"{d.name} ended with {d.process.returncode}:\n{d.log()[-4000:]}"
+            return sum(w.state == "ready" for w in self.status().workers) == n
+
+        self.wait_for(joined, f"{n} workers", START_S)
+
+    # --- state --------------------------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def wait_for(condition, what, timeout):
+        deadline = time.monotonic() + timeout
+        last = None
+        while True:
+            try:
+                if condition():
+                    return
+                last = None
+            except grpc.RpcError as e:
+                last = e
+            assert time.monotonic() < deadline, f"no {what} within {timeout} s ({last})"
+            time.sleep(0.01)
+
+    def status(self):
+        return self.unary("/tandem.v1.Inference/Status", pb.StatusRequest(), pb.StatusResponse, timeout=10 * SLOW)
+
+    def wait_idle(self, timeout=None):
+        """All pools empty: nothing live or queued at the router, no KV block held, no transfer unretired, on any worker that answers."""
+
+        def idle():
+            s = self.status()
+            busy = [w for w in s.workers if w.state in ("ready", "draining")
+                    and (w.kv_blocks_held or w.running or w.waiting or w.assigned or w.transfers or w.snapshot_age_ms > 1000 * SLOW)]
+            return s.live == 0 and s.queued == 0 and not busy
+
+        try:
+            self.wait_for(idle, "idle cluster", (timeout or 5) * SLOW)
+        except AssertionError as e:
+            raise AssertionError(f"{e}\n{self.status()}") from None
+
+    # --- calls --------------------------------------------------------------------------------------------------------------------------
+
+    def unary(self, path, request, response_type, timeout=30):
+        call = self.channel.unary_unary(path, request_serializer=type(request).SerializeToString, response_deserializer=response_type.FromString)
+        return call(request, timeout=timeout)
+
+    @staticmethod
+    def request(prompt=None, ids=None, chat=None, max_tokens=16, temperature=None, seed=None, top_k=None, top_p=None, min_p=None,
+                repetition_penalty=None, logprobs=None, presence_penalty=0.0, frequency_penalty=0.0, stop=(), stop_token_ids=(), ignore_eos=False,
+                logit_bias=(), model="", n=0, **rest):
+        r = pb.GenerateRequest(model=model, return_token_ids=True, **rest)
+        if prompt is not None:
+            r.prompt = prompt
+        if ids is not None:
+            r.token_ids.ids.extend(ids)
+            r.token_ids.SetInParent()
+        if chat is not None:
+            for role, content in chat:
+                r.chat.messages.add(role=role, content=content)
+            r.chat.SetInParent()
+        s = r.sampling
+        for name, value in (("temperature", temperature), ("seed", seed), ("top_k", top_k), ("top_p", top_p), ("min_p", min_p),
+                            ("repetition_penalty", repetition_penalty), ("logprobs", logprobs)):
+            if value is not None:
+                setattr(s, name, value)
+        s.presence_penalty, s.frequency_penalty, s.n = presence_penalty, frequency_penalty, n
+        for token, bias in logit_bias:
+            s.logit_bias.add(token=token, bias=bias)
+        if max_tokens is not None:
+            r.stop.max_tokens = max_tokens
+        r.stop.stop.extend(stop)
+        r.stop.stop_token_ids.extend(stop_token_ids)
+        r.stop.ignore_eos = ignore_eos
+        return r
+
+    def stream(self, request, timeout=None, wait_for_ready=False):
+        call = self.channel.unary_stream("/tandem.v1.Inference/Generate", request_serializer=pb.GenerateRequest.SerializeToString,
+                                         response_deserializer=pb.GenerateResponse.FromString)
+        return call(request, timeout=timeout or 60 * SLOW, wait_for_ready=wait_for_ready)
+
+    def generate(self, request=None, timeout=None, **kwargs):
+        """Runs one request to its terminal status; never raises for a gRPC error."""
+        stream = self.stream(request or self.request(**kwargs), timeout)
+        r = Result(None, "", [], "", [], 0, None, None, 0, "", {}, 0)
+        try:
+            for m in stream:
+                r.n_messages += 1
+                r.tokens += m.token_ids
+                r.text += m.text
+                r.logprobs += [(lp.logprob, [(t.token, t.logprob) for t in lp.top]) for lp in m.logprobs]
+                if m.finish_reason:
+                    r.finish, r.usage, r.ledger, r.seed, r.stop_reason = m.finish_reason, m.usage, m.ledger, m.seed, m.stop_reason
+        except grpc.RpcError:
+            pass
+        r.code, r.details = stream.code(), stream.details() or ""
+        r.trailing = {k: v for k, v in stream.trailing_metadata() or ()}
+        return r
+
+    def generate_many(self, requests, stagger_s=0.0, timeout=None):
+        """All at once, a thread each; results in order."""
+        results = [None] * len(requests)
+
+        def run(i):
+            results[i] = self.generate(requests[i], timeout)
+
+        threads = [threading.Thread(target=run, args=(i,)) for i in range(len(requests))]
+        for t in threads:
+            t.start()
+            if stagger_s:
+                time.sleep(stagger_s)
+        for t in threads:
+            t.join()
+        return results

@@ -1,0 +1,114 @@
+"""One prefill worker, one decode worker: a prompt becomes streamed tokens, and every promise about the stream holds."""
+import grpc
+import pytest
+
+from harness import Cluster, pb
+
+OK = grpc.StatusCode.OK
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with Cluster() as c:
+        yield c
+
+
+def test_first_tokens(cluster):
+    r = cluster.generate(prompt="Once upon a time", max_tokens=24, temperature=0)
+    assert (r.code, r.details) == (OK, "")
+    assert r.finish == pb.FINISH_LENGTH and len(r.tokens) == 24 and r.usage.output_tokens == 24
+    again = cluster.generate(prompt="Once upon a time", max_tokens=24, temperature=0)
+    assert again.tokens == r.tokens and again.text == r.text
+    cluster.wait_idle()
+
+
+def test_ledger_adds_up(cluster):
+    r = cluster.generate(prompt="The old boat", max_tokens=8, temperature=0)
+    led = r.ledger
+    assert led.router_queue_us + led.reserve_us + led.prefill_queue_us + led.prefill_us + led.rpc_us == led.ttft_us > 0
+    assert led.ttft_us <= led.e2e_us
+    assert led.transfer_bytes > 0 and led.transfer_path in ("shm", "tcp")
+    assert led.prefill_worker == "prefill-0" and led.decode_worker == "decode-0" and led.mode == "pd"
+    trailing = dict(item.split("=") for item in r.trailing["tandem-ledger"].split(";"))
+    assert int(trailing["ttft_us"]) == led.ttft_us and int(trailing["rpc_us"]) == led.rpc_us
+
+
+def test_long_prompt_in_chunks(cluster):
+    words = " ".join(f"word{i}" for i in range(400))
+    a = cluster.generate(prompt=words, max_tokens=8, temperature=0)
+    b = cluster.generate(prompt=words, max_tokens=8, temperature=0)  # prefix hit on both sides
+    assert a.code == b.code == OK and a.tokens == b.tokens
+    assert a.usage.cached_tokens == 0 and b.usage.cached_tokens > 0
+    assert b.ledger.transfer_bytes < a.ledger.transfer_bytes  # only the missing blocks were sent
+    cluster.wait_idle()
+
+
+def test_one_token(cluster):
+    r = cluster.generate(prompt="One", max_tokens=1, temperature=0)
+    assert r.code == OK and len(r.tokens) == 1 and r.finish == pb.FINISH_LENGTH
+    cluster.wait_idle()
+
+
+def test_stop_string_and_token(cluster):
+    free = cluster.generate(prompt="Once upon a time", max_tokens=40, temperature=0)
+    stop = free.text[10:14]
+    r = cluster.generate(prompt="Once upon a time", max_tokens=40, temperature=0, stop=[stop])
+    assert r.code == OK and r.finish == pb.FINISH_STOP and r.stop_reason == stop
+    assert r.text == free.text[: free.text.index(stop)]
+    token = free.tokens[5]
+    first = free.tokens.index(token)
+    r = cluster.generate(prompt="Once upon a time", max_tokens=40, temperature=0, stop_token_ids=[token])
+    assert r.code == OK and r.finish == pb.FINISH_STOP and r.tokens == free.tokens[: first + 1] and r.stop_reason == f"token {token}"
+    cluster.wait_idle()
+
+
+def test_seed_reproduces_and_differs(cluster):
+    a = cluster.generate(prompt="A dog", max_tokens=24, temperature=1.0)
+    b = cluster.generate(prompt="A dog", max_tokens=24, temperature=1.0, seed=a.seed)
+    c = cluster.generate(prompt="A dog", max_tokens=24, temperature=1.0, seed=a.seed + 1)
+    assert a.tokens == b.tokens and a.tokens != c.tokens
+
+
+def test_logprobs(cluster):
+    r = cluster.generate(prompt="A dog", max_tokens=6, temperature=0, logprobs=3)
+    assert len(r.logprobs) == 6
+    for token, (lp, top) in zip(r.tokens, r.logprobs):
+        assert len(top) == 3 and top[0] == (token, lp) and top[0][1] >= top[1][1] >= top[2][1] and lp <= 0
+
+
+def test_tokenize_and_models(cluster):
+    t = cluster.unary("/tandem.v1.Inference/Tokenize", pb.TokenizeRequest(prompt="A dog"), pb.TokenizeResponse)
+    assert len(t.ids) > 0
+    by_ids = cluster.generate(ids=list(t.ids), max_tokens=8, temperature=0)
+    by_text = cluster.generate(prompt="A dog", max_tokens=8, temperature=0)
+    assert by_ids.tokens == by_text.tokens
+    m = cluster.unary("/tandem.v1.Inference/Models", pb.ModelsRequest(), pb.ModelsResponse)
+    assert [x.id for x in m.models] == ["pocket"] and m.models[0].chat_template == "chatml"
+
+
+def test_chat(cluster):
+    r = cluster.generate(chat=[("user", "Tell me about a fox.")], max_tokens=16, temperature=0)
+    assert r.code == OK and len(r.tokens) > 0
+
+
+def test_client_cancel_frees_both_legs(cluster):
+    stream = cluster.stream(cluster.request(prompt="Once upon a time", max_tokens=1500, temperature=0, ignore_eos=True))
+    next(stream)
+    stream.cancel()
+    cluster.wait_idle(2)
+
+
+def test_deadline_frees_both_legs(cluster):
+    r = cluster.generate(prompt="Once upon a time", max_tokens=1500, temperature=0, ignore_eos=True, timeout=0.15)
+    assert r.code == grpc.StatusCode.DEADLINE_EXCEEDED
+    cluster.wait_idle(2)
+
+
+def test_many_at_once(cluster):
+    requests = [cluster.request(prompt=f"Number {i % 7} is", max_tokens=4 + i % 13, temperature=0) for i in range(48)]
+    alone = {i: cluster.generate(requests[i]) for i in range(13)}
+    together = cluster.generate_many(requests)
+    assert [r.code for r in together] == [OK] * 48, [r.details for r in together]
+    for i in alone:
+        assert together[i].tokens == alone[i].tokens
+    cluster.wait_idle()
