@@ -133,8 +133,9 @@ static td_status parse_model(struct td_bpe *b, const json_t *model, struct td_er
     if (s) return s;
     b->unk_id = unk ? td_vocab_find(&b->vocab, &b->vocab.model, unk, strlen(unk)) : -1;
     if (unk && b->unk_id < 0) return td_fail(err, TD_ERR_CORRUPT, "model: unk_token \"%.60s\" is not in the vocabulary", unk);
-    td_bpe_index_characters(b);
-    return parse_merges(b, json_object_get(model, "merges"), err);
+    s = parse_merges(b, json_object_get(model, "merges"), err);
+    if (!s) td_bpe_index(b);
+    return s;
 }
 
 static td_status parse_added(struct td_tokenizer *t, const json_t *list, struct td_err *err)

@@ -3,6 +3,9 @@
  * Every adjacent pair that has a merge is a candidate (rank, position). The smallest is popped; if the pair at that position still makes that
  * token, the two symbols become one in the list and the two new neighbours' pairs are pushed. A word of n symbols pushes at most n + 2(n - 1)
  * candidates, so the cost is O(n log n) whatever the text (a word may be a megabyte of one letter).
+ * A word is first cut where no merge can ever join: a merge of L and R there would need a token L that ends, and a token R that begins, with
+ * the two initial symbols beside the cut. The pairs (last of L, first of R) of all merges are known at load, so a SentencePiece text, which is
+ * one word however long, falls into words again and the heap stays small.
  * Invariants: (1) symbols[i].id == DEAD when i was merged into its left neighbour; (2) prev and next of live symbols name live symbols or -1;
  * (3) a stale candidate is recognised by the token it would make: the texts of two pairs at one position differ in length. */
 #include "common/model/tokenizer_bpe.h"
@@ -145,17 +148,58 @@ const struct td_bpe_merge *td_bpe_find_merge(const struct td_bpe *b, int32_t lef
     return slot->new_id < 0 ? NULL : slot;
 }
 
-void td_bpe_index_characters(struct td_bpe *b)
+static size_t joint_bit(const struct td_bpe *b, int32_t left, int32_t right)
+{
+    return merge_hash((uint64_t)(uint32_t)left << 32 | (uint32_t)right, b->vocab.seed) & (TD_BPE_JOINT_BITS - 1);
+}
+
+static int32_t char_id(const struct td_bpe *b, const char *text, size_t n)
+{
+    return td_vocab_find(&b->vocab, &b->vocab.model, text, n);
+}
+
+/* Of each merge, the initial symbols that would meet. They are characters; a merge of a byte token or of unk, which are initial symbols with
+ * longer texts, would meet as itself: no real file has one, and then every pair is taken for a joint. */
+static void index_joints(struct td_bpe *b)
+{
+    bool *odd = calloc((size_t)b->vocab.n_ids, sizeof *odd);
+    bool any_odd = !odd;
+    if (odd && b->unk_id >= 0) odd[b->unk_id] = true;
+    for (int i = 0; odd && i < 256; i++) {
+        if (b->byte_ids[i] >= 0) odd[b->byte_ids[i]] = true;
+    }
+    for (size_t i = 0; i <= b->merges_mask && !any_odd; i++) {
+        const struct td_bpe_merge *m = &b->merges[i];
+        if (m->new_id < 0) continue;
+        size_t n_left = 0, n_right = 0;
+        uint32_t cp;
+        int32_t left = (int32_t)(m->key >> 32), right = (int32_t)(m->key & UINT32_MAX);
+        const char *l = td_vocab_text(&b->vocab, left, &n_left), *r = td_vocab_text(&b->vocab, right, &n_right);
+        any_odd = odd[left] || odd[right] || !n_left || !n_right;
+        if (any_odd) break;
+        size_t last = td_utf8_before(l, n_left, &cp);
+        int n_first = td_utf8_next(r, n_right, &cp);
+        int32_t left_char = char_id(b, l + last, n_left - last), right_char = char_id(b, r, n_first > 0 ? (size_t)n_first : 1);
+        if (left_char < 0 || right_char < 0) continue; /* such tokens cannot come about */
+        size_t bit = joint_bit(b, left_char, right_char);
+        b->joints[bit / 64] |= (uint64_t)1 << bit % 64;
+    }
+    if (any_odd) memset(b->joints, 0xFF, sizeof b->joints);
+    free(odd);
+}
+
+void td_bpe_index(struct td_bpe *b)
 {
     for (uint32_t cp = 0; cp < 0x180; cp++) {
         char utf8[4];
-        b->cp_ids[cp] = td_vocab_find(&b->vocab, &b->vocab.model, utf8, (size_t)td_utf8_put(cp, utf8));
+        b->cp_ids[cp] = char_id(b, utf8, (size_t)td_utf8_put(cp, utf8));
     }
     for (int i = 0; i < 256; i++) {
         static const char hex[] = "0123456789ABCDEF";
         char name[6] = {'<', '0', 'x', hex[i >> 4], hex[i & 15], '>'};
-        b->byte_ids[i] = td_vocab_find(&b->vocab, &b->vocab.model, name, sizeof name);
+        b->byte_ids[i] = char_id(b, name, sizeof name);
     }
+    index_joints(b);
 }
 
 void td_bpe_free(struct td_bpe *b)
@@ -263,14 +307,15 @@ static void symbols_of(const struct td_bpe *b, struct td_bpe_scratch *s, const c
         i += (size_t)len;
     }
     if (unk_pending) add_symbol(s, b->unk_id);
-    if (s->n_symbols) s->symbols[s->n_symbols - 1].next = -1;
 }
 
-static void merge_all(const struct td_bpe *b, struct td_bpe_scratch *s)
+/* Merges the symbols [from, to), which nothing outside can join. */
+static void merge_all(const struct td_bpe *b, struct td_bpe_scratch *s, size_t from, size_t to)
 {
     struct td_bpe_symbol *symbols = s->symbols;
+    symbols[from].prev = symbols[to - 1].next = -1;
     s->n_heap = 0;
-    for (size_t i = 0; i + 1 < s->n_symbols; i++) push(b, s, (int32_t)i, symbols[i].id, symbols[i + 1].id);
+    for (size_t i = from; i + 1 < to; i++) push(b, s, (int32_t)i, symbols[i].id, symbols[i + 1].id);
     while (s->n_heap) {
         struct td_bpe_candidate c = pop(s);
         int32_t at = (int32_t)(c.order & UINT32_MAX), right = symbols[at].next;
@@ -296,9 +341,15 @@ td_status td_bpe_encode_word(const struct td_bpe *b, struct td_bpe_scratch *s, c
     td_status status = reserve(s, n);
     if (status) return status;
     symbols_of(b, s, word, n);
-    merge_all(b, s);
-    for (int32_t i = s->n_symbols ? 0 : -1; i >= 0 && !status; i = s->symbols[i].next) {
-        status = list->n < max_tokens ? td_token_list_add(list, s->symbols[i].id) : TD_ERR_LIMIT;
+    for (size_t from = 0, to; from < s->n_symbols && !status; from = to) {
+        for (to = from + 1; to < s->n_symbols; to++) {
+            size_t bit = joint_bit(b, s->symbols[to - 1].id, s->symbols[to].id);
+            if (!(b->joints[bit / 64] >> bit % 64 & 1)) break;
+        }
+        merge_all(b, s, from, to);
+        for (int32_t i = (int32_t)from; i >= 0 && !status; i = s->symbols[i].next) {
+            status = list->n < max_tokens ? td_token_list_add(list, s->symbols[i].id) : TD_ERR_LIMIT;
+        }
     }
     return status;
 }

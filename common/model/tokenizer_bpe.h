@@ -34,11 +34,14 @@ td_status td_vocab_add(struct td_vocab *v, struct td_vocab_index *index, const c
 int32_t td_vocab_find(const struct td_vocab *v, const struct td_vocab_index *index, const char *text, size_t n); /* -1 when absent */
 const char *td_vocab_text(const struct td_vocab *v, int32_t id, size_t *ret_n);                                 /* NULL when absent */
 
+#define TD_BPE_JOINT_BITS (1 << 18)
+
 struct td_bpe_merge { uint64_t key; uint32_t rank; int32_t new_id; }; /* key: left id << 32 | right id; new_id < 0: empty */
 struct td_bpe {
     struct td_vocab vocab;
     struct td_bpe_merge *merges; /* open addressing, at most half full */
     size_t merges_mask, n_merges;
+    uint64_t joints[TD_BPE_JOINT_BITS / 64]; /* hashed pairs of initial symbols that some merge can join; false positives are harmless */
     int32_t cp_ids[0x180];       /* ids of one-character tokens below U+0180: all characters of byte-level text are */
     int32_t byte_ids[256];       /* <0x00>..<0xFF>; -1 absent */
     int32_t unk_id;              /* -1: none */
@@ -49,7 +52,7 @@ td_status td_bpe_reserve_merges(struct td_bpe *b, size_t n_merges);
 /* A later merge of the same pair replaces the earlier one. */
 void td_bpe_add_merge(struct td_bpe *b, int32_t left, int32_t right, uint32_t rank, int32_t new_id);
 const struct td_bpe_merge *td_bpe_find_merge(const struct td_bpe *b, int32_t left, int32_t right);
-void td_bpe_index_characters(struct td_bpe *b); /* fills cp_ids and byte_ids once the vocabulary is whole */
+void td_bpe_index(struct td_bpe *b); /* fills cp_ids, byte_ids and joints, once vocabulary, merges and unk_id are there */
 void td_bpe_free(struct td_bpe *b);
 
 /* One thread's working memory; zeroed = ready. n_steps counts heap operations and initial symbols: the cost, for tests. */

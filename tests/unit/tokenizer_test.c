@@ -569,7 +569,7 @@ static void test_components(void **state)
             json_t *row = json_array_get(texts, k), *text = json_array_get(row, 0);
             struct td_token_list want = ids_of(json_array_get(row, 1)), again = ids_of(json_array_get(row, 2));
             struct td_token_list got = encode(t, json_string_value(text), json_string_length(text), true);
-            char what[40];
+            char what[64];
             snprintf(what, sizeof what, "cases[%zu].texts[%zu]", i, k);
             check_ids(&got, want.ids, want.n, what);
             for (size_t special = 0; special < 2; special++) {
@@ -800,7 +800,7 @@ static void random_bpe(struct td_bpe *b, size_t n_merges)
         memcpy(joined + n_left, r, n_right);
         td_bpe_add_merge(b, left, right, random_below(1000) * 64 + (uint32_t)i, add_token(b, joined, n_left + n_right));
     }
-    td_bpe_index_characters(b);
+    td_bpe_index(b);
 }
 
 static void test_bpe_is_plain_bpe(void **state)
@@ -845,7 +845,7 @@ static void test_long_words_are_cheap(void **state)
     assert_int_equal(td_bpe_reserve_merges(&b, 6), TD_OK);
     add_token(&b, token, 1);
     for (uint32_t i = 0; i < 6; i++) td_bpe_add_merge(&b, (int32_t)i, (int32_t)i, i, add_token(&b, token, (size_t)2 << i));
-    td_bpe_index_characters(&b);
+    td_bpe_index(&b);
     size_t n = (size_t)1 << 20;
     char *word = malloc(n);
     memset(word, 'a', n);
