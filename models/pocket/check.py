@@ -53,6 +53,9 @@ def check_weights(path, config, say):
         if a != end or b - a != 2 * n:
             say(f"tensor {name} lies at {a}..{b}, expected {end}..{end + 2 * n}")
         end = b
+        if 8 + n_header + b > n_file or b - a != 2 * n:
+            say(f"tensor {name} ends at byte {8 + n_header + b} of {n_file}")
+            continue
         # BF16 with all exponent bits set is an infinity or a NaN; a tensor of one repeated value was never trained
         words = struct.unpack(f"<{n}H", data[8 + n_header + a:8 + n_header + a + 2 * n])
         n_bad = sum(1 for w in words if w & 0x7F80 == 0x7F80)

@@ -16,11 +16,11 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 CANDIDATES = [
-    "Once upon a time", "One cold winter morning, a little fox named", "Anna had a red kite. One windy day,", "The sun is", "Dear Grandma Rose,",
-    ["What is the capital of France?"], ["Tell me a story about a rabbit named Poppy."], ["How do I make tea?"], ["What is 3 plus 4?"],
-    "There was a small robot", "Tom was afraid of the dark.", "In a busy town by the sea lived", ["What do owls eat?"], "Today was a good day.",
-    ["I am sad today."], "Mia wanted to learn to swim.", "A lighthouse is", "\"Where is my hat?\" asked", ["Write a poem, please."],
-    "It was raining, and", "The old clock stopped.",
+    "Once upon a time", "One cold winter morning, a little fox named", "Anna had a red kite. One windy day,", "The sun is",
+    "Dear Grandma Rose,", ["What is the capital of France?"], ["Tell me a story about a rabbit named Poppy."], ["How do I make tea?"],
+    ["What is 3 plus 4?"], "There was a small robot", "Tom was afraid of the dark.", "In a busy town by the sea lived",
+    ["What do owls eat?"], "Today was a good day.", ["I am sad today."], "Mia wanted to learn to swim.", "A lighthouse is",
+    "\"Where is my hat?\" asked", ["Write a poem, please."], "It was raining, and", "The old clock stopped.",
 ]
 
 
@@ -60,8 +60,8 @@ def main():
     if args.samples:
         for prompt in CANDIDATES[:9]:
             text, ids = ids_of(tok, prompt)
-            out = model.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), max_new_tokens=220, do_sample=True, temperature=0.7,
-                                 top_p=0.95, top_k=0)
+            out = model.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), max_new_tokens=220, do_sample=True,
+                                 temperature=0.7, top_p=0.95, top_k=0)
             print(f"--- {text!r}\n{tok.decode(out[0, len(ids):], skip_special_tokens=True)}\n")
     cases = []
     for prompt in CANDIDATES:
@@ -73,8 +73,8 @@ def main():
                           "ends_with_eos": out[-1] in eos, "smallest_gap": min(gaps), "gaps": gaps})
     lines = ",\n".join("    " + json.dumps(c) for c in cases)
     with open(os.path.join(args.model, "reference_greedy.json"), "w", encoding="utf-8") as f:
-        f.write(f'{{\n  "origin": "transformers {transformers.__version__}, torch {torch.__version__.split("+")[0]}, CPU, f32 arithmetic on the BF16 '
-                f'weights, no KV cache",\n  "cases": [\n{lines}\n  ]\n}}\n')
+        f.write(f'{{\n  "origin": "transformers {transformers.__version__}, torch {torch.__version__.split("+")[0]}, CPU, f32 arithmetic '
+                f'on the BF16 weights, no KV cache",\n  "cases": [\n{lines}\n  ]\n}}\n')
 
 
 if __name__ == "__main__":
