@@ -19,7 +19,7 @@ import grpc
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BIN = os.environ.get("TANDEM_BIN", os.path.join(ROOT, "build", "release", "bin"))
-POCKET = os.path.join(ROOT, "models", "pocket")
+POCKET = os.environ.get("TANDEM_TEST_MODEL", os.path.join(ROOT, "models", "pocket"))
 DATA = os.environ.get("TANDEM_DATA", os.path.join(ROOT, "..", "shared", "data"))
 SHORT = os.environ.get("TANDEM_TEST_SHORT") == "1"
 # Sanitizer builds on a shared core are many times slower: deadlines that catch hangs are stretched, none that a test asserts on.
