@@ -221,19 +221,21 @@ __attribute__((target("avx2,fma"))) static void widen_fma_256(void *ctx, int par
 #undef SUM
 }
 
-/* Each part sums its contiguous share of the arena. */
+/* Each part reads its contiguous share of the arena, as four streams: one leaves a tenth of the bandwidth unused. */
 __attribute__((target("avx2"))) static void read_all(void *ctx, int part, int n_parts)
 {
     (void)ctx;
-    size_t n = arena.bytes / 4096, lo = n * (size_t)part / (size_t)n_parts * 4096,
-           hi = n * (size_t)(part + 1) / (size_t)n_parts * 4096;
+    size_t stream = arena.bytes / 4096 / (size_t)n_parts / 4 * 4096;
     __m256i s[8];
     for (int i = 0; i < 8; i++) s[i] = _mm256_setzero_si256();
-    for (const char *p = (const char *)arena.base + lo, *end = (const char *)arena.base + hi; p < end; p += 256) {
-        _mm_prefetch(p + 2048, _MM_HINT_T0), _mm_prefetch(p + 2112, _MM_HINT_T0);
-        _mm_prefetch(p + 2176, _MM_HINT_T0), _mm_prefetch(p + 2240, _MM_HINT_T0);
-        for (int i = 0; i < 8; i++) s[i] = _mm256_xor_si256(s[i], _mm256_load_si256((const __m256i *)(p + 32 * i)));
-    }
+    const char *p = (const char *)arena.base + 4 * stream * (size_t)part;
+    for (size_t at = 0; at < stream; at += 64)
+        for (int i = 0; i < 4; i++) {
+            const char *line = p + (size_t)i * stream + at;
+            _mm_prefetch(line + 4096, _MM_HINT_T0);
+            s[2 * i] = _mm256_xor_si256(s[2 * i], _mm256_load_si256((const __m256i *)line));
+            s[2 * i + 1] = _mm256_xor_si256(s[2 * i + 1], _mm256_load_si256((const __m256i *)line + 1));
+        }
     for (int i = 1; i < 8; i++) s[0] = _mm256_xor_si256(s[0], s[i]);
     sink = (float)_mm256_extract_epi32(s[0], 0);
 }

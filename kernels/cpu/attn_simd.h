@@ -28,8 +28,8 @@ enum {
     QUERIES = 16 * TILE_ROWS, /* per unit, so that widening a tile of K and V is a few percent of using it */
 };
 
-TD_TILES(tile_scores, LINE_F32, 0, KT, TILE_ROWS, 1);
-TD_TILES(tile_values, LINE_F32, 0, PW, 1, KT);
+TD_TILES(tile_scores, LINE_F32, false, KT, TILE_ROWS, 1);
+TD_TILES(tile_values, LINE_F32, false, PW, 1, KT);
 
 struct attn_buf {
     float *kt, *v, *q, *s, *o, *max, *sum;
@@ -215,7 +215,7 @@ TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const stru
             const float *q = b->q + (ptrdiff_t)(i / TILE_ROWS) * TILE_ROWS * dim + i % TILE_ROWS;
             for (int h = 0; h < KT / PW; h++)
                 if (t0 + h * PW < key_hi)
-                    tile_scores[n](s + h * PW, q, 0, (const uint8_t *)(b->kt + (ptrdiff_t)h * dim * PW), dim, true);
+                    tile_scores[n](s + h * PW, q, 0, (const uint8_t *)(b->kt + (ptrdiff_t)h * dim * PW), dim, true, NULL, 0);
             bool scaled = false;
             int n_keys = 0;
             for (int j = 0; j < n; j++) {
@@ -235,14 +235,14 @@ TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const stru
                     }
                 const float *v = b->v + (ptrdiff_t)p * KT * PW;
                 if (finite) {
-                    tile_values[n](o, s, 0, (const uint8_t *)v, n_keys, false);
+                    tile_values[n](o, s, 0, (const uint8_t *)v, n_keys, false, NULL, 0);
                     continue;
                 }
                 for (int j = 0; j < n; j++) {
                     int32_t pos = u->pos + (i + j) / group, lo = first_key(a, pos) - t0, hi = pos + 1 - t0;
                     lo = lo < 0 ? 0 : lo, hi = hi > KT ? KT : hi;
                     tile_values[1](o + j * PW, s + (ptrdiff_t)j * KT + lo, 0, (const uint8_t *)(v + (ptrdiff_t)lo * PW), hi - lo,
-                                   false);
+                                   false, NULL, 0);
                 }
             }
         }

@@ -5,7 +5,7 @@
  * [tile][n_in][ld], f32 (already rounded for bf16 weights): one line per k as well.
  *
  * Three ways through the same chains of multiply-adds:
- *   one row            ROW_PANELS panels at once, so that enough independent chains are in flight
+ *   few rows           several panels at once, so that enough independent chains and streams are in flight
  *   few tiles          widen in registers while multiplying: memory is the limit, the widening hides behind it
  *   many tiles         widen a block of KB lines once into L1 and use it for every tile of up to ROW_TILES tiles; the accumulators
  * of PANEL_GROUP panels wait in `sums` while the next KB lines are taken, so that x is walked in blocks that fit L2 Parts take
@@ -24,13 +24,13 @@ enum {
     PANEL_GROUP = 4,
     ROW_TILES = 24,
     WIDEN_FROM_TILES = 3, /* fewer tiles widen in registers */
-    AHEAD_BYTES = 2048,
+    AHEAD_BYTES = 4096,   /* how far few rows prefetch into L1, per panel */
 };
 
-TD_TILES(tile_f32, LINE_F32, 0, PW, ld, 1);
-TD_TILES(tile_mem_f32, LINE_F32, AHEAD_BYTES, PW, ld, 1);
-TD_TILES(tile_mem_f16, LINE_F16, AHEAD_BYTES, PW, ld, 1);
-TD_TILES(tile_mem_bf16, LINE_BF16, AHEAD_BYTES, PW, ld, 1);
+TD_TILES(tile_f32, LINE_F32, false, PW, ld, 1);
+TD_TILES(tile_mem_f32, LINE_F32, true, PW, ld, 1);
+TD_TILES(tile_mem_f16, LINE_F16, true, PW, ld, 1);
+TD_TILES(tile_mem_bf16, LINE_BF16, true, PW, ld, 1);
 
 /* How n_rows are cut into tiles: as equal as can be, so that 13 rows are 7 + 6 and not 12 + 1. */
 struct row_tiles {
@@ -150,58 +150,69 @@ static void finish(const struct td_gemm_args *a, int32_t panel, int32_t row, int
     }
 }
 
-/* n panels of one row at once. */
-TD_INLINE void one_row(enum line_kind kind, int n, const float *a, const uint8_t *b, ptrdiff_t panel_bytes, int32_t n_in,
-                       float (*sums)[PW])
+/* n_rows <= FEW_ROWS rows through n_panels panels at once. */
+TD_INLINE void few_rows(enum line_kind kind, int n_rows, int n_panels, const float *a, ptrdiff_t ld, const uint8_t *b,
+                        ptrdiff_t panel_bytes, int32_t n_in, float (*sums)[FEW_ROWS][PW])
 {
-    vec acc[ROW_PANELS][2];
+    vec acc[4][FEW_ROWS][2];
     TD_UNROLL
-    for (int p = 0; p < n; p++) acc[p][0] = acc[p][1] = v_zero();
+    for (int p = 0; p < n_panels; p++) TD_UNROLL
+    for (int r = 0; r < n_rows; r++) acc[p][r][0] = acc[p][r][1] = v_zero();
     for (int32_t k = 0; k < n_in; k++) {
-        vec ak = v_set1(a[k]);
+        vec ak[FEW_ROWS];
         TD_UNROLL
-        for (int p = 0; p < n; p++) {
+        for (int r = 0; r < n_rows; r++) ak[r] = v_set1(a[r]);
+        TD_UNROLL
+        for (int p = 0; p < n_panels; p++) {
             vec b0, b1;
             const uint8_t *line = b + p * panel_bytes;
             _mm_prefetch((const char *)line + AHEAD_BYTES, _MM_HINT_T0);
             if (line_bytes(kind) > 64) _mm_prefetch((const char *)line + AHEAD_BYTES + 64, _MM_HINT_T0);
             line_load(kind, line, &b0, &b1);
-            acc[p][0] = v_fma(ak, b0, acc[p][0]);
-            acc[p][1] = v_fma(ak, b1, acc[p][1]);
+            TD_UNROLL
+            for (int r = 0; r < n_rows; r++) {
+                acc[p][r][0] = v_fma(ak[r], b0, acc[p][r][0]);
+                acc[p][r][1] = v_fma(ak[r], b1, acc[p][r][1]);
+            }
         }
+        a += ld;
         b += line_bytes(kind);
     }
     TD_UNROLL
-    for (int p = 0; p < n; p++) v_store(sums[p], acc[p][0]), v_store(sums[p] + VW, acc[p][1]);
+    for (int p = 0; p < n_panels; p++) TD_UNROLL
+    for (int r = 0; r < n_rows; r++) v_store(sums[p][r], acc[p][r][0]), v_store(sums[p][r] + VW, acc[p][r][1]);
 }
 
-TD_INLINE void gemm_one_row(enum line_kind kind, const struct td_gemm_args *a, int32_t p0, int32_t p1)
+TD_INLINE void gemm_few_rows(enum line_kind kind, int n_rows, int n_panels, const struct td_gemm_args *a, const struct row_tiles *t,
+                             int32_t p0, int32_t p1)
 {
     ptrdiff_t panel_bytes = a->w->n_in * line_bytes(kind);
-    const uint8_t *b = (const uint8_t *)a->w->data;
-    alignas(64) float sums[ROW_PANELS][PW];
-    int32_t p = p0;
-    for (; p + ROW_PANELS <= p1; p += ROW_PANELS) {
-        one_row(kind, ROW_PANELS, a->scratch, b + p * panel_bytes, panel_bytes, a->w->n_in, sums);
-        for (int i = 0; i < ROW_PANELS; i++) finish(a, p + i, 0, 1, sums[i]);
-    }
-    for (; p < p1; p++) {
-        one_row(kind, 1, a->scratch, b + p * panel_bytes, panel_bytes, a->w->n_in, sums);
-        finish(a, p, 0, 1, sums[0]);
+    alignas(64) float sums[4][FEW_ROWS][PW];
+    for (int32_t p = p0, n; p < p1; p += n) {
+        const uint8_t *b = (const uint8_t *)a->w->data + p * panel_bytes;
+        n = p1 - p >= n_panels ? n_panels : 1;
+        if (n > 1)
+            few_rows(kind, n_rows, n_panels, a->scratch, t->ld, b, panel_bytes, a->w->n_in, sums);
+        else
+            few_rows(kind, n_rows, 1, a->scratch, t->ld, b, panel_bytes, a->w->n_in, sums);
+        for (int i = 0; i < n; i++) finish(a, p + i, 0, n_rows, sums[i][0]);
     }
 }
 
+/* Each of the T passes over a panel prefetches 1/T of the next panel into L2, so that memory works all the time and not in the
+ * first pass alone. */
 TD_INLINE void gemm_few_tiles(enum line_kind kind, const tile_fn *tile, const struct td_gemm_args *a, const struct row_tiles *t,
                               int32_t p0, int32_t p1, int32_t t0, int32_t t1)
 {
     int32_t n_in = a->w->n_in;
-    ptrdiff_t panel_bytes = n_in * line_bytes(kind);
+    ptrdiff_t panel_bytes = n_in * line_bytes(kind), step = line_bytes(kind) / (t1 - t0);
     alignas(64) float sums[TILE_ROWS][PW];
     for (int32_t p = p0; p < p1; p++)
         for (int32_t i = t0; i < t1; i++) {
             int32_t n_rows = tile_rows(t, i);
             const float *x = (const float *)a->scratch + (int64_t)i * t->ld * n_in;
-            tile[n_rows](sums[0], x, t->ld, (const uint8_t *)a->w->data + p * panel_bytes, n_in, true);
+            const uint8_t *b = (const uint8_t *)a->w->data + p * panel_bytes;
+            tile[n_rows](sums[0], x, t->ld, b, n_in, true, b + panel_bytes + (i - t0) * n_in * step, step);
             finish(a, p, tile_first(t, i), n_rows, sums[0]);
         }
 }
@@ -236,7 +247,7 @@ TD_INLINE void gemm_many_tiles(enum line_kind kind, const struct td_gemm_args *a
                         for (int64_t o = from; o < to; o += 64) _mm_prefetch((const char *)next + o, _MM_HINT_T1);
                         const float *x = (const float *)a->scratch + (int64_t)i * t->ld * n_in + (int64_t)k0 * t->ld;
                         tile_f32[tile_rows(t, i)](sums[p - pg][tile_first(t, i) - row0], x, t->ld,
-                                                  kind == LINE_F32 ? b : (const uint8_t *)wide, n_k, k0 == 0);
+                                                  kind == LINE_F32 ? b : (const uint8_t *)wide, n_k, k0 == 0, NULL, 0);
                     }
                 }
             }
@@ -254,9 +265,28 @@ TD_INLINE void gemm_kind(enum line_kind kind, const tile_fn *tile, const struct 
         td_part_range(n_panels, 1, part, n_parts, &p0, &p1);
     else
         td_part_range(t.n_tiles, 1, part, n_parts, &t0, &t1);
-    if (a->n_rows == 1)
-        gemm_one_row(kind, a, (int32_t)p0, (int32_t)p1);
-    else if (t1 - t0 < WIDEN_FROM_TILES)
+    if (p0 >= p1 || t0 >= t1) return;
+    if (a->n_rows <= FEW_ROWS) {
+        switch (a->n_rows) { /* 8 or more chains in flight, as many as the registers hold */
+        case 1:
+            gemm_few_rows(kind, 1, FEW_PANELS_1, a, &t, (int32_t)p0, (int32_t)p1);
+            break;
+        case 2:
+            gemm_few_rows(kind, 2, FEW_PANELS_2, a, &t, (int32_t)p0, (int32_t)p1);
+            break;
+#if FEW_ROWS > 2
+        case 3:
+            gemm_few_rows(kind, 3, FEW_PANELS_3, a, &t, (int32_t)p0, (int32_t)p1);
+            break;
+        case 4:
+            gemm_few_rows(kind, 4, FEW_PANELS_4, a, &t, (int32_t)p0, (int32_t)p1);
+            break;
+        case 5:
+            gemm_few_rows(kind, 5, FEW_PANELS_5, a, &t, (int32_t)p0, (int32_t)p1);
+            break;
+#endif
+        }
+    } else if (t1 - t0 < WIDEN_FROM_TILES)
         gemm_few_tiles(kind, tile, a, &t, (int32_t)p0, (int32_t)p1, (int32_t)t0, (int32_t)t1);
     else
         gemm_many_tiles(kind, a, &t, (int32_t)p0, (int32_t)p1, (int32_t)t0, (int32_t)t1);

@@ -18,7 +18,7 @@
 /* A line of a packed panel: PW weights of one k. BF16: 32-bit lane i holds column i low and column VW + i high, so that widening is
  * a shift and a mask. F16 and F32: the columns in order. */
 enum line_kind { LINE_F32, LINE_F16, LINE_BF16 };
-enum { PW = 2 * VW };
+enum { PW = 2 * VW, NEAR_BYTES = 2048 };
 
 TD_INLINE ptrdiff_t line_bytes(enum line_kind kind)
 {
@@ -40,9 +40,10 @@ TD_INLINE void line_load(enum line_kind kind, const uint8_t *b, vec *b0, vec *b1
     }
 }
 
-/* ahead_bytes > 0: prefetch that far in front of b, for panels that come from memory. */
-TD_INLINE void tile_body(enum line_kind kind, int n_rows, int ahead_bytes, float *c, ptrdiff_t c_stride, const float *a,
-                         ptrdiff_t a_k, ptrdiff_t a_r, const uint8_t *b, int n_k, bool from_zero)
+/* b comes from memory when fetch: line k then asks for the memory at ahead + k * ahead_step, far enough in front that the next call
+ * finds it in L2. */
+TD_INLINE void tile_body(enum line_kind kind, int n_rows, bool fetch, float *c, ptrdiff_t c_stride, const float *a, ptrdiff_t a_k,
+                         ptrdiff_t a_r, const uint8_t *b, int n_k, bool from_zero, const uint8_t *ahead, ptrdiff_t ahead_step)
 {
     vec acc[TILE_ROWS][2];
     TD_UNROLL
@@ -52,9 +53,11 @@ TD_INLINE void tile_body(enum line_kind kind, int n_rows, int ahead_bytes, float
     }
     for (int k = 0; k < n_k; k++) {
         vec b0, b1;
-        if (ahead_bytes) {
-            _mm_prefetch((const char *)b + ahead_bytes, _MM_HINT_T0);
-            if (line_bytes(kind) > 64) _mm_prefetch((const char *)b + ahead_bytes + 64, _MM_HINT_T0);
+        if (fetch) {
+            _mm_prefetch((const char *)ahead, _MM_HINT_T1);
+            if (line_bytes(kind) > 64) _mm_prefetch((const char *)ahead + 64, _MM_HINT_T1);
+            _mm_prefetch((const char *)b + NEAR_BYTES, _MM_HINT_T0);
+            ahead += ahead_step;
         }
         line_load(kind, b, &b0, &b1);
         TD_UNROLL
@@ -74,39 +77,40 @@ TD_INLINE void tile_body(enum line_kind kind, int n_rows, int ahead_bytes, float
 }
 
 /* One function per number of rows, so that the accumulators are registers; the switch is outside every loop over k. */
-#define TD_TILE_ROW(name, n, kind, ahead, c_stride, a_k, a_r)                                                                      \
+#define TD_TILE_ROW(name, n, kind, fetch, c_stride, a_k, a_r)                                                                      \
     static __attribute__((noinline)) void name##_##n(float *c, const float *a, ptrdiff_t ld, const uint8_t *b, int n_k,            \
-                                                     bool from_zero)                                                               \
+                                                     bool from_zero, const uint8_t *ahead, ptrdiff_t ahead_step)                   \
     {                                                                                                                              \
         (void)ld;                                                                                                                  \
-        tile_body(kind, n, ahead, c, c_stride, a, a_k, a_r, b, n_k, from_zero);                                                    \
+        tile_body(kind, n, fetch, c, c_stride, a, a_k, a_r, b, n_k, from_zero, ahead, ahead_step);                                 \
     }
-#define TD_TILE_ROWS_6(name, kind, ahead, c_stride, a_k, a_r)                                                                      \
-    TD_TILE_ROW(name, 1, kind, ahead, c_stride, a_k, a_r)                                                                          \
-    TD_TILE_ROW(name, 2, kind, ahead, c_stride, a_k, a_r)                                                                          \
-    TD_TILE_ROW(name, 3, kind, ahead, c_stride, a_k, a_r)                                                                          \
-    TD_TILE_ROW(name, 4, kind, ahead, c_stride, a_k, a_r)                                                                          \
-    TD_TILE_ROW(name, 5, kind, ahead, c_stride, a_k, a_r)                                                                          \
-    TD_TILE_ROW(name, 6, kind, ahead, c_stride, a_k, a_r)
-#define TD_TILE_ROWS_12(name, kind, ahead, c_stride, a_k, a_r)                                                                     \
-    TD_TILE_ROWS_6(name, kind, ahead, c_stride, a_k, a_r)                                                                          \
-    TD_TILE_ROW(name, 7, kind, ahead, c_stride, a_k, a_r)                                                                          \
-    TD_TILE_ROW(name, 8, kind, ahead, c_stride, a_k, a_r)                                                                          \
-    TD_TILE_ROW(name, 9, kind, ahead, c_stride, a_k, a_r)                                                                          \
-    TD_TILE_ROW(name, 10, kind, ahead, c_stride, a_k, a_r)                                                                         \
-    TD_TILE_ROW(name, 11, kind, ahead, c_stride, a_k, a_r)                                                                         \
-    TD_TILE_ROW(name, 12, kind, ahead, c_stride, a_k, a_r)
+#define TD_TILE_ROWS_6(name, kind, fetch, c_stride, a_k, a_r)                                                                      \
+    TD_TILE_ROW(name, 1, kind, fetch, c_stride, a_k, a_r)                                                                          \
+    TD_TILE_ROW(name, 2, kind, fetch, c_stride, a_k, a_r)                                                                          \
+    TD_TILE_ROW(name, 3, kind, fetch, c_stride, a_k, a_r)                                                                          \
+    TD_TILE_ROW(name, 4, kind, fetch, c_stride, a_k, a_r)                                                                          \
+    TD_TILE_ROW(name, 5, kind, fetch, c_stride, a_k, a_r)                                                                          \
+    TD_TILE_ROW(name, 6, kind, fetch, c_stride, a_k, a_r)
+#define TD_TILE_ROWS_12(name, kind, fetch, c_stride, a_k, a_r)                                                                     \
+    TD_TILE_ROWS_6(name, kind, fetch, c_stride, a_k, a_r)                                                                          \
+    TD_TILE_ROW(name, 7, kind, fetch, c_stride, a_k, a_r)                                                                          \
+    TD_TILE_ROW(name, 8, kind, fetch, c_stride, a_k, a_r)                                                                          \
+    TD_TILE_ROW(name, 9, kind, fetch, c_stride, a_k, a_r)                                                                          \
+    TD_TILE_ROW(name, 10, kind, fetch, c_stride, a_k, a_r)                                                                         \
+    TD_TILE_ROW(name, 11, kind, fetch, c_stride, a_k, a_r)                                                                         \
+    TD_TILE_ROW(name, 12, kind, fetch, c_stride, a_k, a_r)
 #ifdef __AVX512F__
-#define TD_TILES(name, kind, ahead, c_stride, a_k, a_r)                                                                            \
-    TD_TILE_ROWS_12(name, kind, ahead, c_stride, a_k, a_r)                                                                         \
+#define TD_TILES(name, kind, fetch, c_stride, a_k, a_r)                                                                            \
+    TD_TILE_ROWS_12(name, kind, fetch, c_stride, a_k, a_r)                                                                         \
     static const tile_fn name[TILE_ROWS + 1] = {NULL,     name##_1, name##_2, name##_3,  name##_4,  name##_5, name##_6,            \
                                                 name##_7, name##_8, name##_9, name##_10, name##_11, name##_12}
 #else
-#define TD_TILES(name, kind, ahead, c_stride, a_k, a_r)                                                                            \
-    TD_TILE_ROWS_6(name, kind, ahead, c_stride, a_k, a_r)                                                                          \
+#define TD_TILES(name, kind, fetch, c_stride, a_k, a_r)                                                                            \
+    TD_TILE_ROWS_6(name, kind, fetch, c_stride, a_k, a_r)                                                                          \
     static const tile_fn name[TILE_ROWS + 1] = {NULL, name##_1, name##_2, name##_3, name##_4, name##_5, name##_6}
 #endif
-typedef void (*tile_fn)(float *c, const float *a, ptrdiff_t ld, const uint8_t *b, int n_k, bool from_zero);
+typedef void (*tile_fn)(float *c, const float *a, ptrdiff_t ld, const uint8_t *b, int n_k, bool from_zero, const uint8_t *ahead,
+                        ptrdiff_t ahead_step);
 
 /* Rows of activations as a tile reads them: dst[k * ld + r] = rows[r][k], rounded to bf16 when asked, for k in [k0, k1). ld >=
  * n_rows. */

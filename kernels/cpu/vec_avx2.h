@@ -14,8 +14,10 @@
 enum {
     VW = 8,
     TILE_ROWS = 6, /* x 2 vectors: 12 accumulators + 2 of B + 1 broadcast of the 16 registers */
-    ROW_PANELS = 4,
 };
+
+#define FEW_ROWS 2
+enum { FEW_PANELS_1 = 4, FEW_PANELS_2 = 2 };
 
 TD_INLINE __m256i v_first(int n)
 {

@@ -14,8 +14,11 @@
 enum {
     VW = 16,        /* lanes */
     TILE_ROWS = 12, /* x 2 vectors: 24 accumulators + 2 of B + 1 broadcast of the 32 registers */
-    ROW_PANELS = 4, /* panels in flight when there is one row */
 };
+
+/* Up to FEW_ROWS rows take several panels at once: FEW_PANELS_n with n rows. */
+#define FEW_ROWS 5
+enum { FEW_PANELS_1 = 4, FEW_PANELS_2 = 4, FEW_PANELS_3 = 2, FEW_PANELS_4 = 2, FEW_PANELS_5 = 2 };
 
 TD_INLINE __mmask16 v_first(int n)
 {
