@@ -1,0 +1,43 @@
+/* chat_template_fuzz.c - any bytes as a template, rendered for a few chats. Nothing may crash, leak, or run long; text has its stated length. */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/model/chat_template.h"
+#include "common/model/jinja.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
+
+static const struct td_chat_message messages[] = {{"system", "be\xc2\xa0 brief ", 11},
+                                                  {"user", " Hello\n", 7},
+                                                  {"assistant", "<think>\nhm\n</think>\n\nHi \xf0\x9f\x98\x80", 28},
+                                                  {"user", "a\0b\xff\xe3\x80", 6}};
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
+{
+    struct td_chat_template *t = NULL;
+    struct td_jinja *jinja = NULL;
+    struct td_err err = {0};
+    char *text = NULL;
+    size_t n = 0;
+
+    if (td_chat_template_parse((const char *)data, n_bytes, "<s>", n_bytes % 2 ? "</s>" : NULL, &t, &err) == TD_OK) {
+        for (size_t k = 1; k <= 4; k++) {
+            if (td_chat_template_render(t, messages + (k == 3), k - (k == 3), k % 2, &text, &n, &err) == TD_OK) {
+                TD_ASSERT(text[n] == 0);
+                free(text);
+            } else {
+                TD_ASSERT(err.code != TD_OK && err.msg[0] != 0);
+            }
+        }
+        td_chat_template_free(t);
+    }
+    /* past the families' gate */
+    if (td_jinja_parse((const char *)data, n_bytes, &jinja, &err) == TD_OK) {
+        struct td_jinja_input input = {.messages = messages, .n_messages = 4, .add_generation_prompt = true, .bos_token = "<s>"};
+        if (td_jinja_render(jinja, &input, &text, &n, &err) == TD_OK)
+            free(text);
+        td_jinja_free(jinja);
+    }
+    return 0;
+}

@@ -1,0 +1,709 @@
+/* chat_template_test.c - chat templates against published renderings, against the real Jinja, by hand, and what must be refused. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <dirent.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "common/base/mem.h"
+#include "common/model/chat_template.h"
+
+#define LEN(a) ((int)(sizeof(a) / sizeof *(a)))
+#define MAX_MESSAGES 16
+
+/* ---- helpers --------------------------------------------------------------------------------------------------------------------------- */
+
+static const char *data_path(const char *name)
+{
+    static char path[4096];
+    const char *data = getenv("TANDEM_DATA");
+    snprintf(path, sizeof path, "%s/%s", data != NULL ? data : "../shared/data", name);
+    return path;
+}
+
+/* NULL when the file is not there. Caller frees. */
+static char *read_data(const char *name, size_t *ret_bytes)
+{
+    char *text = NULL;
+    struct td_err err = {0};
+    if (access(data_path(name), R_OK) != 0)
+        return NULL;
+    if (td_file_read(data_path(name), (size_t)64 << 20, &text, ret_bytes, &err) != TD_OK)
+        fail_msg("%s", err.msg);
+    return text;
+}
+
+static json_t *read_json(const char *name)
+{
+    return json_load_file(data_path(name), 0, NULL);
+}
+
+static int to_messages(const json_t *list, struct td_chat_message *out)
+{
+    int n = (int)json_array_size(list);
+    assert_true(n <= MAX_MESSAGES);
+    for (int i = 0; i < n; i++) {
+        const json_t *m = json_array_get(list, (size_t)i);
+        out[i] = (struct td_chat_message){json_string_value(json_object_get(m, "role")), json_string_value(json_object_get(m, "content")),
+                                          json_string_length(json_object_get(m, "content"))};
+    }
+    return n;
+}
+
+static struct td_chat_template *parse(const char *jinja, const char *bos, const char *eos)
+{
+    struct td_chat_template *t = NULL;
+    struct td_err err = {0};
+    if (td_chat_template_parse(jinja, strlen(jinja), bos, eos, &t, &err) != TD_OK)
+        fail_msg("%s", err.msg);
+    return t;
+}
+
+/* ---- published renderings ---------------------------------------------------------------------------------------------------------------- */
+
+static void expected_renderings(void **state)
+{
+    (void)state;
+    json_t *root = read_json("chat-templates/expected_renderings.json");
+    if (root == NULL) {
+        printf("no %s\n", data_path("chat-templates/expected_renderings.json"));
+        skip();
+    }
+    json_t *cases = json_object_get(root, "cases");
+    int n_exact = 0, n_raised = 0, n_refused = 0;
+
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        const json_t *k = json_array_get(cases, i);
+        const char *name = json_string_value(json_object_get(k, "name"));
+        const json_t *want = json_object_get(k, "expected_output_jinja");
+        if (json_string_length(want) == 0)
+            want = json_object_get(k, "expected_output");
+        json_t *conversation = json_copy(json_object_get(root, "conversation"));
+        json_array_extend(conversation, json_object_get(k, "extra_conversation"));
+        struct td_chat_message m[MAX_MESSAGES];
+        int n = to_messages(conversation, m);
+
+        struct td_chat_template *t = parse(json_string_value(json_object_get(k, "template_str")),
+                                           json_string_value(json_object_get(k, "bos_token")), json_string_value(json_object_get(k, "eos_token")));
+        char *text = NULL;
+        size_t bytes = 0;
+        struct td_err err = {0};
+        td_status st = td_chat_template_render(t, m, (size_t)n, json_is_true(json_object_get(root, "add_generation_prompt")), &text, &bytes, &err);
+        if (st == TD_OK) {
+            if (bytes != json_string_length(want) || memcmp(text, json_string_value(want), bytes) != 0)
+                fail_msg("%s (%s) renders\n%s\nexpected\n%s", name, td_chat_template_family(t), text, json_string_value(want));
+            n_exact++;
+            printf("  exact    %-18s %.70s\n", td_chat_template_family(t), name);
+        } else {
+            /* INVALID is the template's own raise_exception, which the real Jinja meets too (see against_jinja) */
+            assert_true(st == TD_ERR_UNSUPPORTED || st == TD_ERR_INVALID);
+            *(st == TD_ERR_INVALID ? &n_raised : &n_refused) += 1;
+            printf("  %-8s %-18s %.70s: %s\n", st == TD_ERR_INVALID ? "raises" : "refused", td_chat_template_family(t), name, err.msg);
+        }
+        free(text);
+        td_chat_template_free(t);
+        json_decref(conversation);
+    }
+    printf("  %zu cases: %d exact, %d raise, %d refused\n", json_array_size(cases), n_exact, n_raised, n_refused);
+    assert_int_equal(n_exact + n_raised + n_refused, json_array_size(cases));
+    assert_true(n_exact >= 23);
+    json_decref(root);
+}
+
+/* The v1 and v3 templates against mistral-common's own prompts, whose text is made of pieces with U+2581 for blanks. */
+static void mistral_prompts(void **state)
+{
+    (void)state;
+    static const struct { const char *mark, *text; } rows[] = {{"'v1' template", "mistral-chat-vectors/no_tools/text_v1.txt"},
+                                                               {"Mistral-Large-Instruct-2411", NULL},
+                                                               {"Mistral-Large-Instruct-2407", "mistral-chat-vectors/no_tools/text_v3.txt"}};
+    json_t *root = read_json("chat-templates/expected_renderings.json");
+    json_t *sample = read_json("mistral-chat-vectors/no_tools/sample.json");
+    int n_checked = 0;
+    if (root == NULL || sample == NULL) {
+        printf("no mistral-chat-vectors or chat-templates\n");
+        skip();
+    }
+    struct td_chat_message m[MAX_MESSAGES];
+    int n = to_messages(json_object_get(sample, "messages"), m);
+    json_t *cases = json_object_get(root, "cases");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        const json_t *k = json_array_get(cases, i);
+        for (int r = 0; r < LEN(rows); r++) {
+            if (strstr(json_string_value(json_object_get(k, "name")), rows[r].mark) == NULL || rows[r].text == NULL)
+                continue;
+            size_t n_pieces = 0, n_text = 0;
+            char *pieces = read_data(rows[r].text, &n_pieces);
+            assert_non_null(pieces);
+            for (size_t at = 0; at < n_pieces;) {
+                bool blank = memcmp(pieces + at, "\xe2\x96\x81", 3) == 0;
+                pieces[n_text++] = blank ? ' ' : pieces[at];
+                at += blank ? 3 : 1;
+            }
+            pieces[n_text] = 0;
+            struct td_chat_template *t = parse(json_string_value(json_object_get(k, "template_str")), "<s>", "</s>");
+            char *text = NULL;
+            size_t bytes = 0;
+            struct td_err err = {0};
+            if (td_chat_template_render(t, m, (size_t)n, true, &text, &bytes, &err) != TD_OK)
+                fail_msg("%s: %s", rows[r].mark, err.msg);
+            assert_string_equal(text, pieces);
+            n_checked++;
+            free(text);
+            free(pieces);
+            td_chat_template_free(t);
+        }
+    }
+    assert_int_equal(n_checked, 2);
+    json_decref(root);
+    json_decref(sample);
+}
+
+/* ---- families ------------------------------------------------------------------------------------------------------------------------------ */
+
+static void families(void **state)
+{
+    (void)state;
+    static const struct { const char *file, *family; } rows[] = {
+        {"chat-templates/Qwen-Qwen2.5-7B-Instruct.jinja", "qwen2.5"},
+        {"chat-templates/Qwen-Qwen3-0.6B.jinja", "qwen3"},
+        {"chat-templates/Qwen-QwQ-32B.jinja", "qwen3"},
+        {"chat-templates/meta-llama-Llama-3.1-8B-Instruct.jinja", "llama-3"},
+        {"chat-templates/meta-llama-Llama-3.2-3B-Instruct.jinja", "llama-3"},
+        {"chat-templates/meta-llama-Llama-3.3-70B-Instruct.jinja", "llama-3"},
+        {"chat-templates/mistralai-Mistral-Nemo-Instruct-2407.jinja", "mistral-v3-tekken"},
+        {"chat-templates/Mistral-Small-3.2-24B-Instruct-2506.jinja", "mistral-v7"},
+        {"chat-templates/google-gemma-2-2b-it.jinja", "gemma"},
+        {"chat-templates/microsoft-Phi-3.5-mini-instruct.jinja", "phi-3"},
+        {"chat-templates/deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja", "deepseek-r1"},
+        {"chat-templates/deepseek-ai-DeepSeek-R1-Distill-Qwen-32B.jinja", "deepseek-r1"},
+    };
+    static const struct { const char *name, *family; } cases[] = {
+        {"teknium/OpenHermes-2.5-Mistral-7B", "chatml"},
+        {"mistralai/Mistral-7B-Instruct-v0.2 (NOTE: Old pre-v1 without a system prompt)", "mistral-v1"},
+        {"mistralai/Mistral-7B-Instruct-v0.2 (mistralai 'v1' template with a system prompt)", "mistral-v1"},
+        {"Mistral-Large-Instruct-2407 (mistralai 'v3' template; modified to have system prompt at start)", "mistral-v3"},
+        {"Mistral-Nemo-Instruct-2407 (mistralai 'v3-tekken' template; modified to have system prompt at start)", "mistral-v3-tekken"},
+        {"mistralai/Mistral-Large-Instruct-2411 (mistralai 'v7' template)", "mistral-v7"},
+        {"bofenghuang/vigogne-2-70b-chat", "llama-2"},
+        {"TheBloke/FusionNet_34Bx2_MoE-AWQ", "llama-2"},
+        {"Llama-3", "llama-3"},
+        {"Phi-3-mini", "phi-3"},
+        {"phi-4", "phi-4"},
+        {"google/gemma-7b-it", "gemma"},
+        {"mlabonne/AlphaMonarch-7B", "monarch"},
+    };
+    static const struct { const char *dir, *family; } dirs[] = {{"tokenizers-hf/config-only/qwen2.5", "qwen2.5"},
+                                                                {"tokenizers-hf/config-only/qwen3", "qwen3"},
+                                                                {"tokenizers-hf/phi-3-mini", "phi-3"},
+                                                                {"tokenizers-hf/phi-2", "none"},
+                                                                {"tinystories-656k", "none"}};
+    json_t *root = read_json("chat-templates/expected_renderings.json");
+    if (root == NULL) {
+        printf("no %s\n", data_path("chat-templates"));
+        skip();
+    }
+    const struct td_chat_message hello = {"user", "Hello", 5};
+    for (int i = 0; i < LEN(rows); i++) {
+        size_t n = 0;
+        char *source = read_data(rows[i].file, &n);
+        assert_non_null(source);
+        struct td_chat_template *t = parse(source, "<s>", "</s>");
+        char *text = NULL;
+        struct td_err err = {0};
+        assert_string_equal(td_chat_template_family(t), rows[i].family);
+        if (td_chat_template_render(t, &hello, 1, true, &text, &n, &err) != TD_OK)
+            fail_msg("%s: %s", rows[i].file, err.msg);
+        free(text);
+        free(source);
+        td_chat_template_free(t);
+    }
+    json_t *list = json_object_get(root, "cases");
+    for (int i = 0; i < LEN(cases); i++) {
+        bool found = false;
+        for (size_t k = 0; k < json_array_size(list); k++) {
+            const json_t *item = json_array_get(list, k);
+            if (strcmp(json_string_value(json_object_get(item, "name")), cases[i].name) != 0)
+                continue;
+            struct td_chat_template *t = parse(json_string_value(json_object_get(item, "template_str")), "", "");
+            assert_string_equal(td_chat_template_family(t), cases[i].family);
+            td_chat_template_free(t);
+            found = true;
+        }
+        if (!found)
+            fail_msg("no case %s", cases[i].name);
+    }
+    for (int i = 0; i < LEN(dirs); i++) {
+        struct td_chat_template *t = NULL;
+        struct td_err err = {0};
+        if (td_chat_template_load(data_path(dirs[i].dir), &t, &err) != TD_OK)
+            fail_msg("%s: %s", dirs[i].dir, err.msg);
+        assert_string_equal(td_chat_template_family(t), dirs[i].family);
+        td_chat_template_free(t);
+    }
+    json_decref(root);
+}
+
+/* ---- by hand ----------------------------------------------------------------------------------------------------------------------------- */
+
+/* A mark makes each of these a ChatML template; it prints nothing. */
+#define MARK "{#<|im_start|><|im_end|>#}"
+
+static const struct { const char *jinja, *want; } snippets[] = {
+    {MARK "a\n", "a"},                                                     /* the last newline goes, one only */
+    {MARK "a\n\n", "a\n"},
+    {MARK "a {%- if true %} b {% endif -%} c", "a b c"},
+    {MARK "a\n  {% if true %}\n  b\n  {% endif %}\nc", "a\n  b\nc"},         /* trim_blocks, lstrip_blocks */
+    {MARK "a\n  {%+ if true +%}\n b{% endif %}", "a\n  \n b"},
+    {MARK "a\n  {{ 'x' }}\nb", "a\n  x\nb"},                                 /* not around {{ }} */
+    {MARK "a  {{- 'x' -}}  b", "axb"},
+    {MARK "a\n {# note #}\nb{#- n -#}  c", "a\nbc"},
+    {MARK "{{ 'a\\n\\t\\'\\u00e9\\x41\\q' \"b\" }}", "a\n\t'\xc3\xa9" "A\\qb"},
+    {MARK "{{ 1 + 2 * 3 - 7 // 2 }} {{ -7 // 2 }} {{ -7 % 3 }} {{ 7 % -3 }}", "4 -4 2 -2"},
+    {MARK "{{ 1 ~ 2 + 3 }}", "15"},                                        /* + is looser than ~ in Jinja: 12 + 3 is a type error in Python */
+    {MARK "{{ none }}{{ true }}{{ nothing }}{{ 5 }}", "NoneTrue5"},
+    {MARK "{{ 'yes' if messages else 'no' }}{{ 'x' if false }}", "yes"},
+    {MARK "{{ not nothing is defined }} {{ 1 in [1, 2] and 3 not in [1] }} {{ 'el' in 'hello' }}", "True True True"},
+    {MARK "{{ 1 < 2 < 3 }} {{ 1 < 2 > 3 }} {{ true == 1 }} {{ 'a' < 'b' }}", "True False True True"},
+    {MARK "{% for i in [1, 2, 3] %}{{ loop.index }}{{ loop.first }}{{ loop.last }}{{ loop.previtem }}|{% endfor %}",
+     "1TrueFalse|2FalseFalse1|3FalseTrue2|"},
+    {MARK "{% for i in [] %}x{% else %}empty{% endfor %}", "empty"},
+    {MARK "{% for i in range(6) if i % 2 %}{{ i }}{{ loop.length }} {% endfor %}", "13 33 53 "},
+    {MARK "{% for i in range(5) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}", "02"},
+    {MARK "{% for k, v in {'a': 1, 'b': 2}.items() %}{{ k }}{{ v }}{% endfor %}", "a1b2"},
+    {MARK "{% set x = 1 %}{% for i in [1, 2] %}{{ x }}{% set x = 2 %}{{ x }}{% endfor %}{{ x }}", "12121"},
+    {MARK "{% set ns = namespace(n=0) %}{% for i in [1, 2] %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}", "3"},
+    {MARK "{% if true %}{% set x = 'in' %}{% endif %}{{ x }}", "in"},
+    {MARK "{% set x %}a{{ 1 }}b{% endset %}[{{ x }}]", "[a1b]"},
+    {MARK "{% macro m(a, b='z') %}{{ a }}{{ b }};{% endmacro %}{{ m('x') }}{{ m('x', b='y') }}", "xz;xy;"},
+    {MARK "{{ 'abcdef'[1:4] }}{{ 'abc'[::-1] }}{{ 'abc'[-1] }}{{ [1, 2, 3][1:][0] }}{{ 'h\xc3\xa9llo'[:2] }}", "bcdcbac2h\xc3\xa9"},
+    {MARK "{{ 'a,b,,c'.split(',') | length }}{{ ' a  b '.split() | join('-') }}{{ 'a=b=c'.split('=', 1)[1] }}", "4a-bb=c"},
+    {MARK "{{ 'xxaxx'.strip('x') }}{{ 'xxaxx'.lstrip('x') }}{{ '  a ' | trim }}{{ '\xc2\xa0 a\xe3\x80\x80'.strip() }}", "aaxxaa"},
+    {MARK "{{ 'hello wORLD'.title() }} {{ 'aBC' | upper }} {{ 'aBC' | capitalize }}", "Hello World ABC Abc"},
+    {MARK "{{ 'abcabc'.replace('b', 'X') }}{{ 'aXb' | replace('X', '') }}", "aXcaXcab"},
+    {MARK "{{ {'a': [1, none, true, 'x\"\\n\xc3\xa9']} | tojson }}", "{\"a\": [1, null, true, \"x\\\"\\n\xc3\xa9\"]}"},
+    {MARK "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}{{ messages | map(attribute='role') | join(',') }}", "1user"},
+    {MARK "{{ nothing | default('d') }}{{ '' | default('e', true) }}{{ messages[0].nope is undefined }}", "deTrue"},
+    {MARK "{{ 'a\xf0\x9f\x98\x80z' | length }}{{ [1, 2] | last }}{{ 'xyz' | first }}", "32x"},
+    {MARK "{{ strftime_now('%d %b %Y') }}", "26 Jul 2024"},
+    {MARK "{{ messages[0]['content'] + messages[-1].content }}", "HelloHello"},
+    {MARK "{{ {'a': {'b': 'c'}}.a.b }}{{ (1, 2)[1] }}{{ ({})|length }}", "c20"},
+    {MARK "{{ raise_exception is defined }}{{ 1 is odd }}{{ 'x' is string }}{{ none is none }}{{ messages is iterable }}", "TrueTrueTrueTrueTrue"},
+};
+
+static void language_by_hand(void **state)
+{
+    (void)state;
+    const struct td_chat_message hello = {"user", "Hello", 5};
+    for (int i = 0; i < LEN(snippets); i++) {
+        char source[1024], want[1024];
+        /* the message must stand in the result; as a comment would not, it is appended */
+        snprintf(source, sizeof source, "{%% if true %%}%s{%% endif %%}", snippets[i].jinja);
+        if (i < 2)     /* these are about the end of the source */
+            snprintf(source, sizeof source, "{{ 'Hello' }}%s", snippets[i].jinja);
+        else
+            snprintf(source, sizeof source, "%s{{ 'Hello' }}", snippets[i].jinja);
+        snprintf(want, sizeof want, i < 2 ? "Hello%s" : "%sHello", snippets[i].want);
+        struct td_chat_template *t = parse(source, "<s>", "</s>");
+        char *text = NULL;
+        size_t bytes = 0;
+        struct td_err err = {0};
+        if (strstr(source, "~ 2 + 3") != NULL) {
+            assert_int_equal(td_chat_template_render(t, &hello, 1, true, &text, &bytes, &err), TD_ERR_UNSUPPORTED);
+        } else {
+            if (td_chat_template_render(t, &hello, 1, true, &text, &bytes, &err) != TD_OK)
+                fail_msg("%s: %s", source, err.msg);
+            if (strcmp(text, want) != 0)
+                fail_msg("%s renders \"%s\", must be \"%s\"", source, text, want);
+        }
+        free(text);
+        td_chat_template_free(t);
+    }
+}
+
+static void qwen3_thinking(void **state)
+{
+    (void)state;
+    size_t n = 0;
+    char *source = read_data("chat-templates/Qwen-Qwen3-0.6B.jinja", &n);
+    if (source == NULL) {
+        printf("no %s\n", data_path("chat-templates"));
+        skip();
+    }
+    const struct td_chat_message m[] = {{"user", "a", 1},
+                                        {"assistant", "<think>\nwhy\n</think>\n\nbecause", 29},     /* history: the thoughts go */
+                                        {"user", "b", 1}};
+    struct td_chat_template *t = parse(source, NULL, "<|im_end|>");
+    char *text = NULL;
+    struct td_err err = {0};
+    assert_int_equal(td_chat_template_render(t, m, 3, true, &text, &n, &err), TD_OK);
+    assert_string_equal(text, "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nbecause<|im_end|>\n<|im_start|>user\nb<|im_end|>\n"
+                              "<|im_start|>assistant\n");
+    free(text);
+    assert_int_equal(td_chat_template_render(t, m, 2, false, &text, &n, &err), TD_OK);      /* the last turn keeps them */
+    assert_string_equal(text, "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>\nwhy\n</think>\n\nbecause<|im_end|>\n");
+    free(text);
+    free(source);
+    td_chat_template_free(t);
+}
+
+static void dates(void **state)
+{
+    (void)state;
+    const struct td_chat_message hello = {"user", "Hello", 5};
+    struct td_chat_template *t = parse(MARK "{{ messages[0].content }}{{ strftime_now('%A %d %B %Y %H:%M:%S %y-%m %a %%') }}", NULL, NULL);
+    char *text = NULL;
+    size_t n = 0;
+    struct td_err err = {0};
+    td_chat_template_set_date(t, 951782399);
+    assert_int_equal(td_chat_template_render(t, &hello, 1, true, &text, &n, &err), TD_OK);
+    assert_string_equal(text, "HelloMonday 28 February 2000 23:59:59 00-02 Mon %");
+    free(text);
+    td_chat_template_free(t);
+}
+
+/* ---- refusals ------------------------------------------------------------------------------------------------------------------------------ */
+
+static void refuses_by_name(void **state)
+{
+    (void)state;
+    static const char chatml[] = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}";
+    static const struct { const char *jinja; td_status st; const char *says; } rows[] = {
+        {NULL, TD_ERR_UNSUPPORTED, "no chat template"},
+        {"{% for m in messages %}{{ m.content }}{% endfor %}", TD_ERR_UNSUPPORTED, "no family that is known"},
+        {MARK "{% include 'x' %}", TD_ERR_UNSUPPORTED, "line 1: the statement \"include\""},
+        {MARK "\n{% call x() %}{% endcall %}", TD_ERR_UNSUPPORTED, "line 2: the statement \"call\""},
+        {MARK "{{ 1.5 }}", TD_ERR_UNSUPPORTED, "no plain integer"},
+        {MARK "{{ 4 / 2 }}", TD_ERR_UNSUPPORTED, "operator /"},
+        {MARK "{% if true %}", TD_ERR_UNSUPPORTED, "does not end"},
+        {MARK "{% endif %}", TD_ERR_UNSUPPORTED, "closes no block"},
+        {MARK "{{ 'a }}", TD_ERR_UNSUPPORTED, "string does not end"},
+        {MARK "{{ messages }}", TD_ERR_UNSUPPORTED, "as text"},
+        {MARK "{{ messages | wordwrap }}", TD_ERR_UNSUPPORTED, "\"wordwrap\""},
+        {MARK "{{ 'a'.center(5) }}", TD_ERR_UNSUPPORTED, "center"},
+        {MARK "{{ nothing.x }}", TD_ERR_UNSUPPORTED, "undefined"},
+        {MARK "{{ nothing() }}", TD_ERR_UNSUPPORTED, "\"nothing\""},
+        {MARK "{{ none + 'a' }}", TD_ERR_UNSUPPORTED, "none and a string"},
+        {MARK "{{ '\xc3\xa9' | upper }}", TD_ERR_UNSUPPORTED, "not ASCII"},
+        {MARK "{{ raise_exception('roles must alternate') }}", TD_ERR_INVALID, "roles must alternate"},
+        {MARK "no content", TD_ERR_UNSUPPORTED, "leaves out this user message"},
+        {MARK "{% for i in range(100000) %}{% for j in 'ab' %}{% if i in [1, 2, 3] %}{% endif %}{% endfor %}{% endfor %}", TD_ERR_LIMIT, "too many steps"},
+        {MARK "{% set n = namespace(s='aaaaaaaa') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}", TD_ERR_LIMIT, "bytes"},
+        {MARK "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", TD_ERR_LIMIT, "macros nest"},
+        {MARK "{{ range(100001) | length }}", TD_ERR_LIMIT, "100000"},
+        {MARK "{% set n = namespace(a=[], b=[]) %}{% for i in range(70) %}{% set n.a = [n.a] %}{% set n.b = [n.b] %}{% endfor %}{{ n.a == n.b }}",
+         TD_ERR_LIMIT, "nest too deep"},
+        {MARK "{% set n = namespace(a=[], b=[]) %}{% for i in range(60) %}{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% endfor %}"
+              "{{ n.a == n.b }}", TD_ERR_LIMIT, "too many steps"},
+    };
+    const struct td_chat_message hello = {"user", "Hello", 5}, tool = {"tool", "Hello", 5};
+    char *text = NULL;
+    size_t n = 0;
+
+    for (int i = 0; i < LEN(rows); i++) {
+        struct td_chat_template *t = NULL;
+        struct td_err err = {0};
+        assert_int_equal(td_chat_template_parse(rows[i].jinja, rows[i].jinja == NULL ? 0 : strlen(rows[i].jinja), "<s>", "</s>", &t, &err), TD_OK);
+        td_status st = td_chat_template_render(t, &hello, 1, true, &text, &n, &err);
+        if (st != rows[i].st || strstr(err.msg, rows[i].says) == NULL)
+            fail_msg("%s: %s, \"%s\"", rows[i].jinja, td_status_name(st), err.msg);
+        assert_null(text);
+        td_chat_template_free(t);
+    }
+    struct td_chat_template *t = parse(chatml, NULL, NULL);
+    struct td_err err = {0};
+    assert_int_equal(td_chat_template_render(t, &hello, 0, true, &text, &n, &err), TD_ERR_INVALID);
+    assert_non_null(strstr(err.msg, "messages"));
+    assert_int_equal(td_chat_template_render(t, &tool, 1, true, &text, &n, &err), TD_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.msg, "messages[0].role is \"tool\""));
+    assert_int_equal(td_chat_template_render(t, &hello, 65537, true, &text, &n, &err), TD_ERR_LIMIT);
+    assert_null(text);
+    const struct td_chat_message with_nul = {"user", "a\0b", 3};
+    assert_int_equal(td_chat_template_render(t, &with_nul, 1, true, &text, &n, &err), TD_OK);
+    assert_int_equal(n, strlen("<|im_start|>user\n") + 3 + strlen("<|im_end|>"));
+    assert_memory_equal(text + strlen("<|im_start|>user\n"), "a\0b", 3);
+    free(text);
+    td_chat_template_free(t);
+    td_chat_template_free(NULL);
+
+    /* deep and long sources */
+    static const char *const deep[] = {"(", "[", "not ", "-", "a if "};
+    for (int k = 0; k < LEN(deep); k++) {
+        const size_t room = 300000;
+        char *source = malloc(room);
+        size_t n_source = (size_t)snprintf(source, room, MARK "{{ ");
+        for (int i = 0; i < 40000; i++)
+            n_source += (size_t)snprintf(source + n_source, room - n_source, "%s", deep[k]);
+        struct td_chat_template *d = NULL;
+        assert_int_equal(td_chat_template_parse(source, n_source, NULL, NULL, &d, &err), TD_OK);
+        text = NULL;
+        assert_int_equal(td_chat_template_render(d, &hello, 1, true, &text, &n, &err), TD_ERR_LIMIT);
+        td_chat_template_free(d);
+        free(source);
+    }
+}
+
+/* ---- directories ---------------------------------------------------------------------------------------------------------------------------- */
+
+static void write_file(const char *dir, const char *name, const char *text)
+{
+    char path[256];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_int_equal(fputs(text, f) >= 0, 1);
+    assert_int_equal(fclose(f), 0);
+}
+
+static void loads_directories(void **state)
+{
+    (void)state;
+    static const struct { const char *config, *jinja; td_status st; const char *family, *want; } rows[] = {
+        {NULL, NULL, TD_OK, "none", NULL},
+        {"{}", NULL, TD_OK, "none", NULL},
+        {"{\"chat_template\": null}", NULL, TD_OK, "none", NULL},
+        {"{\"bos_token\": \"<b>\", \"eos_token\": {\"content\": \"<e>\"}, \"chat_template\": \"{{bos_token}}<|im_start|>{{messages[0].content}}"
+         "<|im_end|>{{eos_token}}\"}", NULL, TD_OK, "chatml", "<b><|im_start|>Hello<|im_end|><e>"},
+        {"{\"chat_template\": [{\"name\": \"tool_use\", \"template\": \"x\"}, {\"name\": \"default\", \"template\": \"<|im_start|>"
+         "{{messages[0].content}}<|im_end|>\"}]}", NULL, TD_OK, "chatml", "<|im_start|>Hello<|im_end|>"},
+        {"{\"chat_template\": [{\"name\": \"tool_use\", \"template\": \"x\"}]}", NULL, TD_OK, "none", NULL},
+        {"{\"bos_token\": null, \"chat_template\": \"<|im_start|>1<|im_end|>\"}", "<|im_start|>{{bos_token}}{{messages[0].content}}<|im_end|>\n", TD_OK,
+         "chatml", "<|im_start|>Hello<|im_end|>"},                         /* the file wins */
+        {NULL, "<|im_start|>{{messages[0].content}}<|im_end|>", TD_OK, "chatml", "<|im_start|>Hello<|im_end|>"},
+        {"{\"chat_template\": 5}", NULL, TD_ERR_INVALID, NULL, "chat_template"},
+        {"{\"bos_token\": 5}", NULL, TD_ERR_INVALID, NULL, "bos_token"},
+        {"{\"chat_template\": [5]}", NULL, TD_ERR_INVALID, NULL, "chat_template[0]"},
+        {"[]", NULL, TD_ERR_INVALID, NULL, "no JSON object"},
+        {"{", NULL, TD_ERR_INVALID, NULL, "tokenizer_config.json"},
+    };
+    const struct td_chat_message hello = {"user", "Hello", 5};
+    for (int i = 0; i < LEN(rows); i++) {
+        char dir[] = "/tmp/chat_template_test_XXXXXX", path[256];
+        assert_non_null(mkdtemp(dir));
+        if (rows[i].config != NULL)
+            write_file(dir, "tokenizer_config.json", rows[i].config);
+        if (rows[i].jinja != NULL)
+            write_file(dir, "chat_template.jinja", rows[i].jinja);
+        struct td_chat_template *t = NULL;
+        struct td_err err = {0};
+        td_status st = td_chat_template_load(dir, &t, &err);
+        if ((st == TD_OK) != (rows[i].st == TD_OK))
+            fail_msg("row %d: %s, %s", i, td_status_name(st), err.msg);
+        if (st == TD_OK) {
+            char *text = NULL;
+            size_t n = 0;
+            assert_string_equal(td_chat_template_family(t), rows[i].family);
+            if (rows[i].want == NULL) {
+                assert_int_equal(td_chat_template_render(t, &hello, 1, true, &text, &n, &err), TD_ERR_UNSUPPORTED);
+            } else {
+                assert_int_equal(td_chat_template_render(t, &hello, 1, true, &text, &n, &err), TD_OK);
+                assert_string_equal(text, rows[i].want);
+            }
+            free(text);
+        } else {
+            assert_non_null(strstr(err.msg, rows[i].want));
+            assert_null(t);
+        }
+        td_chat_template_free(t);
+        snprintf(path, sizeof path, "%s/tokenizer_config.json", dir);
+        unlink(path);
+        snprintf(path, sizeof path, "%s/chat_template.jinja", dir);
+        unlink(path);
+        assert_int_equal(rmdir(dir), 0);
+    }
+}
+
+/* ---- against the real Jinja ------------------------------------------------------------------------------------------------------------------ */
+
+static uint64_t rng_state = 7;
+
+static int below(int n)
+{
+    uint64_t z = (rng_state += 0x9e3779b97f4a7c15ull);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return (int)((z ^ (z >> 31)) % (uint64_t)n);
+}
+
+static json_t *random_content(void)
+{
+    static const char *const pieces[] = {"Hello", " ", "  ", "\n", "\n\n", "\t", "world", "h\xc3\xa9llo", "\xe6\x97\xa5\xe6\x9c\xac", "\xf0\x9f\x98\x80",
+                                         "\xc2\xa0", "\xe3\x80\x80", "\x1c", "<think>", "</think>", "<think>\nhm\n</think>\n\nso", "<|im_end|>", "[/INST]",
+                                         "<<SYS>>", "</s>", "<s>", "'", "\"", "\\n", "{{ x }}", "{% if %}", "<tool_response>", "</tool_response>", "a=b",
+                                         "123", "\r\n", "e\xcc\x81", "\xe2\x80\x8b", "\xc2\x85"};
+    char text[512] = "";
+    size_t n = 0;
+    for (int i = below(7); i > 0; i--)
+        n += (size_t)snprintf(text + n, sizeof text - n, "%s", pieces[below(LEN(pieces))]);
+    return json_string(text);
+}
+
+static json_t *random_messages(void)
+{
+    static const char *const roles[] = {"system", "user", "assistant"};
+    json_t *list = json_array();
+    bool wild = below(5) == 0;
+    int n = 1 + below(7), system = !wild && below(2);
+    for (int i = 0; i < n + system; i++) {
+        const char *role = wild ? roles[below(3)] : i < system ? "system" : (i - system) % 2 == 0 ? "user" : "assistant";
+        json_array_append_new(list, json_pack("{s:s, s:o}", "role", role, "content", random_content()));
+    }
+    return list;
+}
+
+struct tally { char name[100]; const char *family; int n_same, n_fail, n_left_out, n_refused; char why[TD_ERR_MSG_MAX]; };
+
+static void add_template(json_t *templates, struct tally *tally, const char *name, const char *source)
+{
+    json_array_append_new(templates, json_string(source));
+    snprintf(tally[json_array_size(templates) - 1].name, sizeof tally->name, "%s", name);
+}
+
+static void against_jinja(void **state)
+{
+    (void)state;
+    enum { MAX_TEMPLATES = 200, CHATS_EACH = 60 };
+    static struct tally tally[MAX_TEMPLATES];
+    json_t *templates = json_array(), *chats = json_array();
+
+    for (int i = 0; i < LEN(snippets); i++) {
+        char name[32];
+        snprintf(name, sizeof name, "snippet %d", i);
+        add_template(templates, tally, name, snippets[i].jinja);
+    }
+    DIR *dir = opendir(data_path("chat-templates"));
+    for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL;) {
+        char name[300];
+        size_t n = 0;
+        if (strstr(e->d_name, ".jinja") == NULL)
+            continue;
+        snprintf(name, sizeof name, "chat-templates/%s", e->d_name);
+        char *source = read_data(name, &n);
+        add_template(templates, tally, e->d_name, source);
+        free(source);
+    }
+    if (dir != NULL)
+        closedir(dir);
+    else
+        printf("  no %s: only our own snippets\n", data_path("chat-templates"));
+    json_t *root = read_json("chat-templates/expected_renderings.json"), *cases = json_object_get(root, "cases");
+    for (size_t i = 0; i < json_array_size(cases); i++)
+        add_template(templates, tally, json_string_value(json_object_get(json_array_get(cases, i), "name")),
+                     json_string_value(json_object_get(json_array_get(cases, i), "template_str")));
+    static const char *const configs[] = {"qwen2.5", "qwen3", "phi-4-mini"};
+    for (int i = 0; i < LEN(configs); i++) {
+        char name[100];
+        snprintf(name, sizeof name, "tokenizers-hf/config-only/%s/tokenizer_config.json", configs[i]);
+        json_t *config = read_json(name);
+        if (json_is_string(json_object_get(config, "chat_template")))
+            add_template(templates, tally, configs[i], json_string_value(json_object_get(config, "chat_template")));
+        json_decref(config);
+    }
+    size_t n_templates = json_array_size(templates);
+    assert_true(n_templates <= MAX_TEMPLATES);
+    for (size_t i = 0; i < n_templates; i++)
+        for (int k = 0; k < CHATS_EACH; k++)
+            json_array_append_new(chats, json_pack("{s:i, s:o, s:b, s:s?, s:s?}", "template", (int)i, "messages", random_messages(),
+                                                   "add_generation_prompt", below(2), "bos_token", below(4) ? "<s>" : below(2) ? "" : NULL, "eos_token",
+                                                   below(4) ? "</s>" : NULL));
+    char path[] = "/tmp/chat_template_test_XXXXXX", command[128];
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    close(fd);
+    json_t *work = json_pack("{s:O, s:O}", "templates", templates, "chats", chats);
+    assert_int_equal(json_dump_file(work, path, 0), 0);
+    snprintf(command, sizeof command, "/usr/bin/python3 tests/tools/render_chat.py %s", path);
+    FILE *pipe = popen(command, "r");
+    assert_non_null(pipe);
+    json_t *answers = json_loadf(pipe, JSON_ALLOW_NUL, NULL);
+    int status = pclose(pipe);
+    unlink(path);
+    if (WIFEXITED(status) && (WEXITSTATUS(status) == 77 || WEXITSTATUS(status) == 127)) {
+        printf("no jinja2 for /usr/bin/python3\n");
+        json_decref(root);
+        json_decref(work);
+        json_decref(templates);
+        json_decref(chats);
+        skip();
+    }
+    assert_int_equal(status, 0);
+    assert_int_equal(json_array_size(answers), json_array_size(chats));
+
+    for (size_t i = 0; i < json_array_size(chats); i++) {
+        const json_t *chat = json_array_get(chats, i), *answer = json_array_get(answers, i), *want = json_object_get(answer, "text");
+        size_t index = (size_t)json_integer_value(json_object_get(chat, "template"));
+        struct tally *y = &tally[index];
+        struct td_chat_message m[MAX_MESSAGES];
+        int n = to_messages(json_object_get(chat, "messages"), m);
+        struct td_chat_template *t = parse(json_string_value(json_array_get(templates, index)), json_string_value(json_object_get(chat, "bos_token")),
+                                           json_string_value(json_object_get(chat, "eos_token")));
+        char *text = NULL;
+        size_t bytes = 0;
+        struct td_err err = {0};
+        td_status st = td_chat_template_render(t, m, (size_t)n, json_is_true(json_object_get(chat, "add_generation_prompt")), &text, &bytes, &err);
+        char *chat_text = json_dumps(chat, 0);
+        y->family = td_chat_template_family(t);     /* static storage */
+        if (st == TD_OK && want == NULL)
+            fail_msg("%s: %s\nrenders\n%s\nJinja says %s", y->name, chat_text, text, json_string_value(json_object_get(answer, "error")));
+        if (st == TD_OK && (bytes != json_string_length(want) || memcmp(text, json_string_value(want), bytes) != 0))
+            fail_msg("%s: %s\nrenders\n%s\nJinja renders\n%s", y->name, chat_text, text, json_string_value(want));
+        if (st == TD_ERR_INVALID && want != NULL)
+            fail_msg("%s: %s\n%s, but Jinja renders\n%s", y->name, chat_text, err.msg, json_string_value(want));
+        if (st == TD_OK) {
+            y->n_same++;
+        } else if (want == NULL) {
+            y->n_fail++;
+        } else if (strstr(err.msg, "leaves out this") != NULL) {
+            y->n_left_out++;
+        } else {
+            assert_int_equal(st, TD_ERR_UNSUPPORTED);
+            y->n_refused++;
+            memcpy(y->why, err.msg, sizeof y->why);
+        }
+        free(chat_text);
+        free(text);
+        td_chat_template_free(t);
+    }
+
+    int n_same = 0, n_fail = 0, n_left_out = 0, n_refused = 0, n_whole = 0;
+    for (size_t i = 0; i < n_templates; i++) {
+        const struct tally *y = &tally[i];
+        n_same += y->n_same;
+        n_fail += y->n_fail;
+        n_left_out += y->n_left_out;
+        n_refused += y->n_refused;
+        n_whole += y->n_refused == 0 && y->n_same > 0;
+        if (strncmp(y->name, "snippet", 7) != 0)
+            printf("  %-18s %2d same, %2d fail in both, %2d leave out, %2d refused  %.60s  %s\n", y->family, y->n_same, y->n_fail, y->n_left_out,
+                   y->n_refused, y->name, y->why);
+        else
+            assert_int_equal(y->n_refused, 0);
+    }
+    printf("  %zu templates, %zu chats: %d the same, %d fail in both, %d left out, %d refused; %d templates without a refusal\n", n_templates,
+           json_array_size(chats), n_same, n_fail, n_left_out, n_refused, n_whole);
+    json_decref(answers);
+    json_decref(work);
+    json_decref(templates);
+    json_decref(chats);
+    json_decref(root);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(expected_renderings), cmocka_unit_test(mistral_prompts), cmocka_unit_test(families),
+        cmocka_unit_test(language_by_hand),    cmocka_unit_test(qwen3_thinking),  cmocka_unit_test(dates),
+        cmocka_unit_test(refuses_by_name),     cmocka_unit_test(loads_directories), cmocka_unit_test(against_jinja),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
