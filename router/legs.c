@@ -37,8 +37,9 @@ void leg_cancel(struct leg **leg)
 static void leg_done(struct leg *l)
 {
     if (l->request) {
-        if (l->kind == LEG_DECODE) l->request->decode = NULL;
-        else l->request->prefill = NULL;
+        struct leg **at = l->kind == LEG_DECODE ? &l->request->decode : &l->request->prefill;
+        TD_ASSERT(*at == l); /* a detached leg has no request */
+        *at = NULL;
     }
     worker_conn_release(l->worker);
     free(l);

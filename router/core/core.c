@@ -238,6 +238,7 @@ static void worker_lost(struct td_core *c, uint32_t worker, const char *reason)
         if (r->phase == FREE || r->phase == QUEUED) continue;
         bool on_decode = r->decode == worker, on_prefill = r->prefill == worker;
         if (on_prefill && r->decode_flows) { /* its work is done */
+            emit(c, TD_ACT_CANCEL_PREFILL, r);
             leg_close(c, &r->prefill, &r->prefill_tokens);
             on_prefill = false;
         }

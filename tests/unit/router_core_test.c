@@ -1,0 +1,404 @@
+/* router/core: every request ends exactly once, the ledger returns to zero, stale events change nothing, and a recorded log replays to the same
+ * actions (I5). The random test plays workers and clients against the core and checks the invariants after every event. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "router/core/core.h"
+#include "router/core/policy.h"
+
+#define MS 1000000ull
+static struct td_core_action actions[TD_CORE_MAX_ACTIONS_PER_EVENT];
+
+static struct td_core *core_of(enum td_core_mode mode, const char *policy)
+{
+    struct td_core_config c = {.mode = mode, .policy = policy, .max_requests = 64, .max_queued = 32, .hybrid_local_tokens = 10, .worker_timeout_ms = 1000,
+                               .queue_timeout_ms = 5000, .stall_ms = 20000, .max_failovers = 3};
+    struct td_core *core = NULL;
+    struct td_err err;
+    assert_int_equal(td_core_create(&c, &core, &err), TD_OK);
+    return core;
+}
+
+static size_t step(struct td_core *c, struct td_core_event e) { return td_core_step(c, &e, actions); }
+static size_t join(struct td_core *c, uint64_t now, uint32_t worker, enum td_core_role role)
+{
+    return step(c, (struct td_core_event){.kind = TD_EV_WORKER_JOIN, .now_ns = now, .worker = worker, .role = role, .a = 10000, .b = 8});
+}
+static size_t arrive(struct td_core *c, uint64_t now, uint32_t slot, uint64_t id, uint64_t n)
+{
+    return step(c, (struct td_core_event){.kind = TD_EV_REQUEST, .now_ns = now, .slot = slot, .id = id, .a = n, .b = 16});
+}
+static size_t leg(struct td_core *c, enum td_core_event_kind kind, uint64_t now, uint32_t slot, uint64_t id, uint32_t attempt, uint64_t a)
+{
+    return step(c, (struct td_core_event){.kind = kind, .now_ns = now, .slot = slot, .id = id, .attempt = attempt, .a = a, .b = a});
+}
+
+static void test_life_pd(void **state)
+{
+    (void)state;
+    struct td_core *c = core_of(TD_MODE_PD, "least_token");
+    assert_int_equal(join(c, 1, 0, TD_ROLE_PREFILL), 0);
+    assert_int_equal(arrive(c, 2, 5, 100, 40), 0); /* nobody to decode: queued */
+    assert_int_equal(join(c, 3, 1, TD_ROLE_DECODE), 1);
+    assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
+    assert_int_equal(actions[0].worker, 1);
+    assert_false(actions[0].local);
+    assert_int_equal(leg(c, TD_EV_TICKET, 4, 5, 100, 0, 16), 1);
+    assert_int_equal(actions[0].kind, TD_ACT_START_PREFILL);
+    assert_int_equal(actions[0].worker, 0);
+    assert_int_equal(leg(c, TD_EV_FIRST_TOKEN, 5, 5, 100, 0, 0), 0);
+    assert_int_equal(leg(c, TD_EV_TOKEN, 6, 5, 100, 0, 41), 0);
+    assert_int_equal(leg(c, TD_EV_PREFILL_END, 7, 5, 100, 0, 0), 0);
+    assert_int_equal(leg(c, TD_EV_DECODE_END, 8, 5, 100, 0, 0), 1);
+    assert_int_equal(actions[0].kind, TD_ACT_COMPLETE);
+    assert_int_equal(leg(c, TD_EV_DECODE_END, 9, 5, 100, 0, 0), 0); /* it is gone */
+    struct td_core_worker_view v;
+    for (uint32_t w = 0; w < 2; w++) {
+        td_core_worker_view(c, w, &v);
+        assert_int_equal(v.assigned, 0);
+        assert_int_equal(v.assigned_tokens, 0);
+    }
+    td_core_destroy(c);
+}
+
+static void test_failover_keeps_place_and_ignores_the_past(void **state)
+{
+    (void)state;
+    struct td_core *c = core_of(TD_MODE_PD, "round_robin");
+    join(c, 1, 0, TD_ROLE_PREFILL);
+    join(c, 1, 1, TD_ROLE_DECODE);
+    assert_int_equal(arrive(c, 2, 0, 1, 40), 1);
+    leg(c, TD_EV_TICKET, 3, 0, 1, 0, 0);
+    leg(c, TD_EV_FIRST_TOKEN, 4, 0, 1, 0, 0);
+    /* the decode worker dies: the prefill leg is cancelled and attempt 1 waits */
+    assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 5, .worker = 1}), 2);
+    assert_int_equal(actions[0].kind, TD_ACT_CANCEL_PREFILL);
+    assert_int_equal(actions[1].kind, TD_ACT_CANCEL_DECODE);
+    assert_int_equal(leg(c, TD_EV_TOKEN, 6, 0, 1, 0, 42), 0); /* attempt 0 speaks of the past */
+    assert_int_equal(leg(c, TD_EV_DECODE_END, 6, 0, 1, 0, 14), 0);
+    assert_int_equal(arrive(c, 7, 1, 2, 10), 0);
+    assert_int_equal(join(c, 8, 2, TD_ROLE_DECODE), 2); /* both placed, in arrival order */
+    assert_int_equal(actions[0].slot, 0);
+    assert_int_equal(actions[0].attempt, 1);
+    assert_int_equal(actions[1].slot, 1);
+    assert_int_equal(td_core_failovers(c, 0), 1);
+    td_core_destroy(c);
+}
+
+static void test_prefill_death_after_handover_is_harmless(void **state)
+{
+    (void)state;
+    struct td_core *c = core_of(TD_MODE_PD, "least_token");
+    join(c, 1, 0, TD_ROLE_PREFILL);
+    join(c, 1, 1, TD_ROLE_DECODE);
+    arrive(c, 2, 0, 1, 40);
+    leg(c, TD_EV_TICKET, 3, 0, 1, 0, 0);
+    leg(c, TD_EV_FIRST_TOKEN, 4, 0, 1, 0, 0);
+    leg(c, TD_EV_TOKEN, 5, 0, 1, 0, 42);
+    assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 6, .worker = 0}), 1);
+    assert_int_equal(actions[0].kind, TD_ACT_CANCEL_PREFILL);
+    assert_int_equal(leg(c, TD_EV_PREFILL_END, 6, 0, 1, 0, 14), 0);
+    assert_int_equal(leg(c, TD_EV_DECODE_END, 7, 0, 1, 0, 0), 1);
+    assert_int_equal(actions[0].kind, TD_ACT_COMPLETE);
+    td_core_destroy(c);
+}
+
+static void test_statuses(void **state)
+{
+    (void)state;
+    struct td_core *c = core_of(TD_MODE_PD, "least_token");
+    join(c, 1, 0, TD_ROLE_PREFILL);
+    join(c, 1, 1, TD_ROLE_DECODE);
+    /* the client's fault is told at once */
+    arrive(c, 2, 0, 1, 40);
+    assert_int_equal(leg(c, TD_EV_DECODE_END, 3, 0, 1, 0, 3), 1);
+    assert_int_equal(actions[0].kind, TD_ACT_FAIL);
+    assert_int_equal(actions[0].code, 3);
+    /* a full worker is not asked again before its next snapshot, and nobody's failovers are used up */
+    arrive(c, 4, 0, 2, 40);
+    assert_int_equal(leg(c, TD_EV_DECODE_END, 5, 0, 2, 0, 8), 0);
+    assert_int_equal(td_core_failovers(c, 0), 0);
+    assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 6, .worker = 1, .a = 1}), 1);
+    assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
+    assert_int_equal(actions[0].attempt, 1);
+    /* failovers are bounded */
+    for (uint32_t i = 0; i < 3; i++) assert_true(leg(c, TD_EV_DECODE_END, 7 + i, 0, 2, 1 + i, 14) == 1 && actions[0].kind == TD_ACT_START_DECODE);
+    assert_int_equal(leg(c, TD_EV_DECODE_END, 20, 0, 2, 4, 14), 1);
+    assert_int_equal(actions[0].kind, TD_ACT_FAIL);
+    assert_int_equal(actions[0].code, 14);
+    td_core_destroy(c);
+}
+
+static void test_silence_and_time(void **state)
+{
+    (void)state;
+    struct td_core *c = core_of(TD_MODE_PD, "least_token");
+    join(c, 0, 0, TD_ROLE_PREFILL);
+    join(c, 0, 1, TD_ROLE_DECODE);
+    join(c, 0, 2, TD_ROLE_DECODE);
+    arrive(c, 1, 0, 1, 40);
+    uint32_t first = actions[0].worker, other = 3 - first;
+    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 900 * MS, .worker = 0, .a = 1});
+    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 900 * MS, .worker = other, .a = 1});
+    assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 1001 * MS}), 2); /* `first` has been silent for 1001 ms */
+    assert_int_equal(actions[0].kind, TD_ACT_CANCEL_DECODE);
+    assert_int_equal(actions[1].kind, TD_ACT_START_DECODE);
+    assert_int_equal(actions[1].worker, other);
+    struct td_core_worker_view v;
+    td_core_worker_view(c, first, &v);
+    assert_int_equal(v.state, TD_WORKER_SUSPECT);
+    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 1100 * MS, .worker = first, .a = 1});
+    td_core_worker_view(c, first, &v);
+    assert_int_equal(v.state, TD_WORKER_READY);
+    td_core_destroy(c);
+
+    /* nobody ever comes: UNAVAILABLE after the queue time, not before */
+    c = core_of(TD_MODE_PD, "least_token");
+    arrive(c, 0, 0, 1, 40);
+    assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 5000 * MS}), 0);
+    assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 5001 * MS}), 1);
+    assert_int_equal(actions[0].code, 14);
+    /* the queue is bounded */
+    for (uint32_t i = 0; i < 32; i++) assert_int_equal(arrive(c, 6000 * MS, i, 10 + i, 1), 0);
+    assert_int_equal(arrive(c, 6000 * MS, 40, 50, 1), 1);
+    assert_int_equal(actions[0].code, 8);
+    assert_int_equal(actions[0].retry_ms, 1000);
+    td_core_destroy(c);
+}
+
+static void test_modes(void **state)
+{
+    (void)state;
+    struct td_core *c = core_of(TD_MODE_COLOCATED, "round_robin");
+    join(c, 0, 0, TD_ROLE_DECODE);
+    join(c, 0, 1, TD_ROLE_DECODE);
+    for (uint32_t i = 0; i < 4; i++) {
+        assert_int_equal(arrive(c, 1, i, i + 1, 50), 1);
+        assert_true(actions[0].local);
+        assert_int_equal(actions[0].worker, i % 2);
+    }
+    td_core_destroy(c);
+    c = core_of(TD_MODE_HYBRID, "least_token");
+    join(c, 0, 0, TD_ROLE_DECODE);
+    join(c, 0, 1, TD_ROLE_PREFILL);
+    arrive(c, 1, 0, 1, 9);
+    assert_true(actions[0].local);
+    arrive(c, 1, 1, 2, 10);
+    assert_false(actions[0].local);
+    td_core_destroy(c);
+    struct td_core_config bad = {.policy = "best", .max_requests = 1};
+    struct td_err err;
+    assert_int_equal(td_core_create(&bad, &c, &err), TD_ERR_INVALID);
+    assert_string_equal(err.msg, "policy is \"best\", must be one of round_robin|least_token");
+}
+
+/* ---- random play --------------------------------------------------------------------------------------------------------------------------- */
+
+enum { SLOTS = 64, WORKERS = 6, EVENTS = 60000 };
+struct model_request { bool live; uint64_t id; uint32_t attempt, stage; bool decode_open, prefill_open; uint64_t tokens; };
+
+static uint64_t rng_state;
+static uint32_t rnd(uint32_t n)
+{
+    rng_state = rng_state * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t)(rng_state >> 33) % n;
+}
+
+static void apply(struct model_request *q, const struct td_core_action *a)
+{
+    assert_true(q->live && q->id == a->id);
+    switch (a->kind) {
+    case TD_ACT_START_DECODE:
+        assert_false(q->decode_open || q->prefill_open); /* (3) */
+        q->decode_open = true;
+        q->attempt = a->attempt;
+        q->stage = a->local ? 3 : 1;
+        break;
+    case TD_ACT_START_PREFILL:
+        assert_true(q->decode_open && !q->prefill_open && q->stage == 1 && q->attempt == a->attempt);
+        q->prefill_open = true;
+        q->stage = 2;
+        break;
+    case TD_ACT_CANCEL_DECODE:
+        assert_true(q->decode_open);
+        q->decode_open = false;
+        break;
+    case TD_ACT_CANCEL_PREFILL:
+        assert_true(q->prefill_open);
+        q->prefill_open = false;
+        break;
+    case TD_ACT_COMPLETE:
+    case TD_ACT_FAIL: q->live = false; break; /* a second end would find it dead (1) */
+    }
+}
+
+static size_t write_line(char *log, size_t at, int n)
+{
+    assert_true(n > 0 && n < TD_CORE_LINE_MAX);
+    (void)log;
+    return at + (size_t)n;
+}
+
+static void random_play(uint64_t seed, enum td_core_mode mode)
+{
+    rng_state = seed;
+    print_message("seed %llu mode %d\n", (unsigned long long)seed, (int)mode);
+    struct td_core_config cfg = {.mode = mode, .policy = seed % 2 ? "least_token" : "round_robin", .max_requests = SLOTS, .max_queued = 40,
+                                 .hybrid_local_tokens = 50, .worker_timeout_ms = 300, .queue_timeout_ms = 2000, .stall_ms = 1500, .max_failovers = 4};
+    struct td_core *c = NULL, *replay = NULL;
+    struct td_err err;
+    assert_int_equal(td_core_create(&cfg, &c, &err), TD_OK);
+    size_t capacity = (size_t)EVENTS * 8 * TD_CORE_LINE_MAX / 4, at = 0;
+    char *log = malloc(capacity);
+    assert_non_null(log);
+    at = write_line(log, at, td_core_config_format(&cfg, log + at, TD_CORE_LINE_MAX));
+    static struct model_request q[SLOTS];
+    memset(q, 0, sizeof q);
+    bool joined[WORKERS] = {false};
+    uint64_t now = 0, next_id = 0, snap_seq = 0, ended = 0, started = 0;
+    for (int i = 0; i < EVENTS; i++) {
+        now += rnd(4) * MS;
+        struct td_core_event e = {.now_ns = now};
+        uint32_t s = rnd(SLOTS), w = rnd(WORKERS);
+        switch (rnd(16)) {
+        case 0: e.kind = TD_EV_TICK; break;
+        case 1:
+            e.kind = joined[w] ? (rnd(20) ? TD_EV_WORKER_SNAPSHOT : rnd(2) ? TD_EV_WORKER_DRAIN : TD_EV_WORKER_GONE) : TD_EV_WORKER_JOIN;
+            e.worker = w;
+            e.role = w % 2 ? TD_ROLE_DECODE : TD_ROLE_PREFILL;
+            e.a = e.kind == TD_EV_WORKER_JOIN ? 5000 : ++snap_seq;
+            e.b = 6;
+            joined[w] = e.kind != TD_EV_WORKER_GONE && (joined[w] || e.kind == TD_EV_WORKER_JOIN);
+            break;
+        case 2:
+        case 3:
+        case 4:
+            if (q[s].live) continue;
+            q[s] = (struct model_request){.live = true, .id = ++next_id, .tokens = 1 + rnd(100)};
+            started++;
+            e = (struct td_core_event){.kind = TD_EV_REQUEST, .now_ns = now, .slot = s, .id = next_id, .a = q[s].tokens, .b = 50};
+            break;
+        case 5:
+            if (!q[s].live || rnd(4)) continue;
+            e.kind = rnd(2) ? TD_EV_CANCEL : TD_EV_STOP;
+            e.slot = s;
+            e.id = q[s].id;
+            break;
+        default: /* a leg speaks: usually the current attempt, sometimes an old one */
+            e.slot = s;
+            e.id = q[s].id - (rnd(30) == 0);
+            e.attempt = q[s].attempt - (rnd(20) == 0);
+            e.kind = (enum td_core_event_kind)(TD_EV_TICKET + rnd(5));
+            bool current = q[s].live && e.id == q[s].id && e.attempt == q[s].attempt;
+            if (current) { /* a real leg does not speak after its end, nor out of order */
+                if (e.kind == TD_EV_TICKET && (!q[s].decode_open || q[s].stage != 1)) continue;
+                if ((e.kind == TD_EV_TOKEN || e.kind == TD_EV_DECODE_END) && !q[s].decode_open) continue;
+                if ((e.kind == TD_EV_FIRST_TOKEN || e.kind == TD_EV_PREFILL_END) && !q[s].prefill_open) continue;
+                if (e.kind == TD_EV_TOKEN && q[s].stage == 1) continue;
+            }
+            static const uint64_t codes[] = {0, 0, 14, 8, 13, 3, 1};
+            e.a = e.kind == TD_EV_PREFILL_END || e.kind == TD_EV_DECODE_END ? codes[rnd(7)] : e.kind == TD_EV_FIRST_TOKEN ? rnd(8) == 0 : q[s].tokens + rnd(3);
+            e.b = q[s].tokens + 1;
+            if (current && e.kind == TD_EV_DECODE_END) q[s].decode_open = false;
+            if (current && e.kind == TD_EV_PREFILL_END) q[s].prefill_open = false;
+            break;
+        }
+        size_t n = td_core_step(c, &e, actions);
+        assert_true(at + (n + 1) * TD_CORE_LINE_MAX < capacity);
+        at = write_line(log, at, td_core_event_format(&e, log + at, TD_CORE_LINE_MAX));
+        for (size_t k = 0; k < n; k++) {
+            at = write_line(log, at, td_core_action_format(&actions[k], log + at, TD_CORE_LINE_MAX));
+            struct model_request *r = &q[actions[k].slot];
+            if (e.kind == TD_EV_CANCEL && e.slot == actions[k].slot && actions[k].kind >= TD_ACT_COMPLETE) fail_msg("a cancelled request was answered");
+            apply(r, &actions[k]);
+            ended += actions[k].kind >= TD_ACT_COMPLETE;
+        }
+        if (e.kind == TD_EV_CANCEL && q[e.slot].live) {
+            q[e.slot].live = false;
+            ended++;
+        }
+        struct td_core_stats st;
+        td_core_stats(c, &st);
+        assert_int_equal(st.live, started - ended);
+    }
+    /* time passes, nobody speaks: everything ends */
+    for (int i = 0; i < 200; i++) {
+        now += 100 * MS;
+        struct td_core_event e = {.kind = TD_EV_TICK, .now_ns = now};
+        size_t n = td_core_step(c, &e, actions);
+        for (size_t k = 0; k < n; k++) {
+            apply(&q[actions[k].slot], &actions[k]);
+            ended += actions[k].kind >= TD_ACT_COMPLETE;
+        }
+    }
+    assert_int_equal(ended, started);
+    assert_true(started > 1000);
+    for (uint32_t w = 0; w < WORKERS; w++) { /* (2) */
+        struct td_core_worker_view v;
+        td_core_worker_view(c, w, &v);
+        assert_int_equal(v.assigned, 0);
+        assert_int_equal(v.assigned_tokens, 0);
+    }
+    /* replay: the same events give the same actions, to the character */
+    char policy[32];
+    struct td_core_config parsed;
+    assert_int_equal(td_core_config_parse(log, &parsed, policy, &err), TD_OK);
+    assert_int_equal(td_core_create(&parsed, &replay, &err), TD_OK);
+    const char *p = strchr(log, '\n') + 1, *end = log + at;
+    while (p < end) {
+        struct td_core_event e;
+        assert_int_equal(td_core_event_parse(p, &e, &err), TD_OK);
+        p = strchr(p, '\n') + 1;
+        size_t n = td_core_step(replay, &e, actions);
+        for (size_t k = 0; k < n; k++) {
+            char line[TD_CORE_LINE_MAX];
+            int bytes = td_core_action_format(&actions[k], line, sizeof line);
+            assert_memory_equal(p, line, (size_t)bytes);
+            p += bytes;
+        }
+        assert_true(p == end || *p == 'e');
+    }
+    free(log);
+    td_core_destroy(c);
+    td_core_destroy(replay);
+}
+
+static void test_random_play(void **state)
+{
+    (void)state;
+    const char *env = getenv("SEED");
+    uint64_t seed = env ? strtoull(env, NULL, 10) : 1;
+    for (uint64_t i = 0; i < 6; i++) random_play(seed + i, (enum td_core_mode)(i % 3));
+}
+
+static void test_log_refuses_nonsense(void **state)
+{
+    (void)state;
+    struct td_core_event e;
+    struct td_core_config c;
+    struct td_err err;
+    char policy[32];
+    static const char *const bad[] = {"", "e", "e kind=99 now=1 worker=0 slot=0 attempt=0 role=0 id=1 a=0 b=0 c=0 d=0", "a kind=1", "e kind=1 now=x"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) assert_int_equal(td_core_event_parse(bad[i], &e, &err), TD_ERR_CORRUPT);
+    assert_int_equal(td_core_config_parse("c version=1 mode=7", &c, policy, &err), TD_ERR_CORRUPT);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_life_pd),
+        cmocka_unit_test(test_failover_keeps_place_and_ignores_the_past),
+        cmocka_unit_test(test_prefill_death_after_handover_is_harmless),
+        cmocka_unit_test(test_statuses),
+        cmocka_unit_test(test_silence_and_time),
+        cmocka_unit_test(test_modes),
+        cmocka_unit_test(test_random_play),
+        cmocka_unit_test(test_log_refuses_nonsense),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
