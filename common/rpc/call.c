@@ -475,7 +475,6 @@ void td_rpc_call_check_end(struct td_rpc_call *call)
     struct td_rpc_server *server = call->server;
     struct td_rpc_channel *channel = call->channel;
     struct td_rpc_loop *loop = call->loop;
-    bool counted = call->counted;
     pthread_mutex_lock(&loop->mu);
     struct td_rpc_out *dropped = call->out_head;
     call->out_head = NULL;
@@ -498,6 +497,6 @@ void td_rpc_call_check_end(struct td_rpc_call *call)
     td_rpc_metadata_free(call->initial, call->n_initial);
     atomic_fetch_sub(&loop->n_objects, 1);
     td_rpc_call_unref(call);
-    if (server) td_rpc_server_release(server, counted);
+    if (server) td_rpc_server_release(server);
     if (channel) td_rpc_channel_unref(channel);
 }

@@ -91,7 +91,8 @@ int td_rpc_server_port(const struct td_rpc_server *server);
 /* [any] Health of service "" and of every service name in the tables (Watch streams are told). */
 void td_rpc_server_set_serving(struct td_rpc_server *server, bool serving);
 uint32_t td_rpc_server_live_calls(const struct td_rpc_server *server);      /* [any] */
-/* [any but the loop thread] Stops listening, waits up to drain_ms for live calls, cancels the rest, destroys. */
+/* [any but the loop thread] Health off, new calls refused with UNAVAILABLE; waits up to drain_ms for live calls, lets their last bytes leave
+ * (0.1 s), cancels the rest, stops listening, destroys. drain_ms 0 = cancel all at once. */
 void td_rpc_server_stop(struct td_rpc_server *server, uint32_t drain_ms);
 
 /* ---- calls, both sides --------------------------------------------------------------------------------------------------------------- */

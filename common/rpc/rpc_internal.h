@@ -46,6 +46,7 @@ enum {
     TD_RPC_HANDSHAKE_MS = 10000,
     TD_RPC_SERVER_KEEPALIVE_MS = 10000,
     TD_RPC_STOP_BUILTIN_MS = 500,            /* how long a stopping server waits for watchers to hear of it */
+    TD_RPC_STOP_FLUSH_MS = 100,              /* ... and, after the last call's end, for its bytes to leave the kernel */
     TD_RPC_CHANNEL_KEEPALIVE_MS = 1000,
 };
 
@@ -198,13 +199,15 @@ struct td_rpc_server {
     grpc_metadata_array new_metadata;
     struct td_rpc_call *live;
     struct td_rpc_timer *stall_timer;
-    bool serving, stopping;
+    bool serving;
+    int stopping;
     struct td_rpc_watcher *watchers;
 
     atomic_uint n_live;                      /* calls of the services */
     atomic_uint n_builtin;                   /* calls of health and reflection */
+    atomic_uint_least64_t last_end_ns;       /* when the last call ended */
     uint32_t n_calls;                        /* mu_stop: every call, the posted slot included */
-    bool accepting, shut_down, gone;                    /* mu_stop */
+    bool draining, shut_down, gone;                    /* mu_stop */
     pthread_mutex_t mu_stop;
     pthread_cond_t cond_stop;
 };
@@ -212,7 +215,7 @@ struct td_rpc_server {
 void td_rpc_server_message(struct td_rpc_call *call, const ProtobufCMessage *msg);
 void td_rpc_server_bad_message(struct td_rpc_call *call, const struct td_err *err);
 void td_rpc_server_end(struct td_rpc_call *call);
-void td_rpc_server_release(struct td_rpc_server *server, bool counted);   /* one call less; the last lets stop go on */
+void td_rpc_server_release(struct td_rpc_server *server);      /* one call less; the last lets stop go on */
 
 /* health.c, reflection.c: method tables whose ctx is the server */
 extern const struct td_rpc_method td_rpc_health_methods[];

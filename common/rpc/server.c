@@ -4,9 +4,12 @@
  * once, which tells its end, and RECV_MESSAGE when the handler is to see a message.
  *
  * Stop, from a thread that is not the loop's:
- *   post: health off, watches ended, shutdown_and_notify (stops listening; the slot comes back)
- *   wait: the slot is back and n_live == 0, or the drain time is over; the same, shortly, for the watches
- *   post: cancel_all_calls (closes idle connections too: their peers may be frozen)
+ *   post: drain_begin - health off and told, new calls are refused
+ *   wait: n_live == 0 or the drain time is over
+ *   post: builtin_end - watches end; wait, shortly, for them
+ *   wait, shortly: the last statuses leave the kernel. Core closes a connection at once when its last stream ends after GOAWAY, and a close
+ *         with the peer's frames unread makes TCP reset it: what still waits in the send queue would be lost (seen: 4 of 600 drains)
+ *   post: shutdown_and_notify (stops listening; the slot comes back), cancel_all_calls (closes idle connections: their peers may be frozen)
  *   wait: shutdown event and n_calls == 0; post: timer off; then destroy. */
 #include <errno.h>
 #include <fcntl.h>
@@ -19,13 +22,15 @@
 #include "common/base/clock.h"
 #include "common/rpc/rpc_internal.h"
 
+/* server->stopping: each step refuses more. */
+enum { STOP_NOT, STOP_DRAIN, STOP_BUILTIN, STOP_SHUTDOWN };
+
 static void on_close(struct td_rpc_event *event, bool ok);
 
 static void post_slot(struct td_rpc_server *server)
 {
     pthread_mutex_lock(&server->mu_stop);
     server->n_calls++;
-    server->accepting = true;
     pthread_mutex_unlock(&server->mu_stop);
     grpc_call_details_init(&server->new_details);
     grpc_metadata_array_init(&server->new_metadata);
@@ -35,19 +40,10 @@ static void post_slot(struct td_rpc_server *server)
     TD_ASSERT(e == GRPC_CALL_OK);
 }
 
-void td_rpc_server_release(struct td_rpc_server *server, bool counted)
+void td_rpc_server_release(struct td_rpc_server *server)
 {
     pthread_mutex_lock(&server->mu_stop);
     server->n_calls--;
-    if (counted) atomic_fetch_sub(&server->n_live, 1);
-    pthread_cond_signal(&server->cond_stop);
-    pthread_mutex_unlock(&server->mu_stop);
-}
-
-static void slot_gone(struct td_rpc_server *server)
-{
-    pthread_mutex_lock(&server->mu_stop);
-    server->accepting = false;
     pthread_cond_signal(&server->cond_stop);
     pthread_mutex_unlock(&server->mu_stop);
 }
@@ -72,14 +68,12 @@ static void on_new(struct td_rpc_event *event, bool ok)
     if (!ok) {                               /* shutting down */
         grpc_call_details_destroy(&details);
         grpc_metadata_array_destroy(&metadata);
-        slot_gone(server);
-        td_rpc_server_release(server, false);
+        td_rpc_server_release(server);
         return;
     }
     /* The slot's count goes over to the call. */
     server->new_call = NULL;
-    bool last = server->stopping;
-    if (!last) post_slot(server);
+    if (server->stopping < STOP_SHUTDOWN) post_slot(server);
 
     struct td_rpc_call *call = td_rpc_call_new(server->loop, true, server->limits.max_queued_bytes);
     call->server = server;
@@ -109,6 +103,8 @@ static void on_new(struct td_rpc_event *event, bool ok)
         snprintf(why, sizeof why, "unknown method %.200s", path);
         free(path);
         td_rpc_call_finish(call, GRPC_STATUS_UNIMPLEMENTED, why, NULL, 0);
+    } else if (server->stopping > (route->builtin ? STOP_DRAIN : STOP_NOT)) {
+        td_rpc_call_finish(call, GRPC_STATUS_UNAVAILABLE, "the server is stopping", NULL, 0);
     } else if (route->builtin ? atomic_load(&server->n_builtin) >= TD_RPC_MAX_BUILTIN_CALLS
                               : atomic_load(&server->n_live) >= server->limits.max_live_calls) {
         snprintf(why, sizeof why, "too many live calls: the limit is %u",
@@ -131,7 +127,6 @@ static void on_new(struct td_rpc_event *event, bool ok)
         td_rpc_call_read(call);
     }
     grpc_call_details_destroy(&details);
-    if (last) slot_gone(server);             /* after the call was counted: stop waits for both */
 }
 
 static bool is_ending(struct td_rpc_call *call)
@@ -177,6 +172,8 @@ void td_rpc_server_end(struct td_rpc_call *call)
     *call->prev_live = call->next_live;
     if (call->next_live) call->next_live->prev_live = call->prev_live;
     if (call->builtin) atomic_fetch_sub(&call->server->n_builtin, 1);
+    atomic_store(&call->server->last_end_ns, td_now_ns());
+    if (call->counted) atomic_fetch_sub(&call->server->n_live, 1);    /* before on_end, which may look */
     if (call->opened) call->method->on_end(call, call->peer_cancelled, call->ctx);
     for (size_t i = 0; call->metadata && i < call->request_metadata.count; i++) {
         free((char *)call->metadata[i].key);
@@ -401,22 +398,34 @@ static void on_shutdown(struct td_rpc_event *event, bool ok)
     pthread_mutex_unlock(&server->mu_stop);
 }
 
-static void stop_begin(void *arg)
+static void drain_begin(void *arg)
 {
     struct td_rpc_server *server = arg;
     server->serving = false;
-    server->stopping = true;
+    server->stopping = STOP_DRAIN;
     td_rpc_health_changed(server);
+    pthread_mutex_lock(&server->mu_stop);
+    server->draining = true;
+    pthread_cond_signal(&server->cond_stop);
+    pthread_mutex_unlock(&server->mu_stop);
+}
+
+static void builtin_end(void *arg)
+{
+    struct td_rpc_server *server = arg;
+    server->stopping = STOP_BUILTIN;
     for (struct td_rpc_call *call = server->live; call; call = call->next_live)
         if (call->builtin) td_rpc_call_finish(call, GRPC_STATUS_UNAVAILABLE, "the server is stopping", NULL, 0);
+}
+
+static void shut_down(void *arg)
+{
+    struct td_rpc_server *server = arg;
+    server->stopping = STOP_SHUTDOWN;
     server->ev_shutdown.fn = on_shutdown;
     td_rpc_tag_release(&server->ev_shutdown);
     grpc_server_shutdown_and_notify(server->server, server->loop->cq, &server->ev_shutdown);
-}
-
-static void stop_cancel(void *arg)
-{
-    grpc_server_cancel_all_calls(((struct td_rpc_server *)arg)->server);
+    grpc_server_cancel_all_calls(server->server);
 }
 
 static void stop_last(void *arg)
@@ -429,12 +438,13 @@ static void stop_last(void *arg)
     pthread_mutex_unlock(&server->mu_stop);
 }
 
-static void wait_calls(struct td_rpc_server *server, atomic_uint *n_calls, uint32_t ms)
+/* Waits until *n_calls is 0, at most until at_ns. */
+static void wait_calls(struct td_rpc_server *server, atomic_uint *n_calls, uint64_t at_ns)
 {
-    uint64_t until_ns = td_deadline_after_ms(td_now_ns(), ms);
-    struct timespec until = {(time_t)(until_ns / TD_NS_PER_S), (long)(until_ns % TD_NS_PER_S)};
+    struct timespec until = {(time_t)(at_ns / TD_NS_PER_S), (long)(at_ns % TD_NS_PER_S)};
     pthread_mutex_lock(&server->mu_stop);
-    while ((server->accepting || atomic_load(n_calls)) && pthread_cond_timedwait(&server->cond_stop, &server->mu_stop, &until) != ETIMEDOUT) {}
+    while (!server->draining) pthread_cond_wait(&server->cond_stop, &server->mu_stop);
+    while (atomic_load(n_calls) && pthread_cond_timedwait(&server->cond_stop, &server->mu_stop, &until) != ETIMEDOUT) {}
     pthread_mutex_unlock(&server->mu_stop);
 }
 
@@ -443,10 +453,15 @@ void td_rpc_server_stop(struct td_rpc_server *server, uint32_t drain_ms)
     if (!server) return;
     struct td_rpc_loop *loop = server->loop;
     TD_ASSERT(!td_rpc_loop_is_current(loop));
-    td_rpc_loop_post(loop, stop_begin, server);
-    wait_calls(server, &server->n_live, drain_ms);
-    wait_calls(server, &server->n_builtin, TD_RPC_STOP_BUILTIN_MS);
-    td_rpc_loop_post(loop, stop_cancel, server);
+    td_rpc_loop_post(loop, drain_begin, server);
+    wait_calls(server, &server->n_live, td_deadline_after_ms(td_now_ns(), drain_ms));
+    td_rpc_loop_post(loop, builtin_end, server);
+    wait_calls(server, &server->n_builtin, td_deadline_after_ms(td_now_ns(), TD_RPC_STOP_BUILTIN_MS));
+    if (drain_ms) {
+        atomic_uint never = 1;
+        wait_calls(server, &never, atomic_load(&server->last_end_ns) + TD_RPC_STOP_FLUSH_MS * TD_NS_PER_MS);
+    }
+    td_rpc_loop_post(loop, shut_down, server);
     pthread_mutex_lock(&server->mu_stop);
     while (server->n_calls || !server->shut_down) pthread_cond_wait(&server->cond_stop, &server->mu_stop);
     pthread_mutex_unlock(&server->mu_stop);
