@@ -654,6 +654,7 @@ static void check_conns(struct td_xfer *x, uint64_t now)
         struct td_xfer_conn *c = &x->conns[i];
         if (c->state == XFER_CONN_FREE) continue;
         if (since(now, c->last_rx_ns) > x->peer_timeout_ns) {
+            x->n_refused_peers += !c->initiator && !c->proven;
             xfer_conn_close(x, c, TD_ERR_PEER, c->state == XFER_CONN_CONNECTING ? "no answer to connect" : "silent for too long", false);
         } else if (!c->initiator && !c->proven && since(now, c->born_ns) > 2 * x->peer_timeout_ns) {
             x->n_refused_peers++;
