@@ -12,28 +12,24 @@
 
 struct td_rpc_channel {
     struct td_rpc_loop *loop;
-    grpc_channel *channel;
+    grpc_channel *channel;                   /* loop thread, once made */
     atomic_uint n_refs;                      /* the owner's and one per call */
+    char *target, *server_name;
+    int max_message_bytes, keepalive_ms;
+    struct td_rpc_tls_files *tls;            /* loop; NULL = plaintext */
+    struct td_rpc_timer *tls_timer;
 };
 
-enum { CONNECT_MS = 5000, BACKOFF_FIRST_MS = 100, BACKOFF_MAX_MS = 1000 };
+enum { CONNECT_MS = 5000, BACKOFF_FIRST_MS = 100, BACKOFF_MAX_MS = 1000, TLS_LOOK_MS = 1000 };
 
-td_status td_rpc_channel_create(const struct td_rpc_channel_config *config, struct td_rpc_channel **ret_channel, struct td_err *err)
+/* A core channel; takes creds. */
+static grpc_channel *make_channel(const struct td_rpc_channel *c, grpc_channel_credentials *creds)
 {
-    grpc_channel_credentials *creds;
-    if (config->tls) {
-        td_status status = td_rpc_tls_client(config->tls, &creds, err);
-        if (status) return status;
-    } else {
-        creds = grpc_insecure_credentials_create();
-    }
-    int keepalive = (int)(config->keepalive_ms ? config->keepalive_ms : TD_RPC_CHANNEL_KEEPALIVE_MS);
-    int max_bytes = (int)(config->max_message_bytes ? config->max_message_bytes : TD_RPC_DEFAULT_MESSAGE_BYTES);
     const struct {
         const char *key;
         int value;
     } ints[] = {
-        {GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, max_bytes},
+        {GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, c->max_message_bytes},
         {GRPC_ARG_MAX_METADATA_SIZE, TD_RPC_MAX_METADATA_BYTES},
         {"grpc.compression_enabled_algorithms_bitset", 1},
         {GRPC_ARG_ENABLE_HTTP_PROXY, 0},
@@ -44,8 +40,8 @@ td_status td_rpc_channel_create(const struct td_rpc_channel_config *config, stru
         {GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, BACKOFF_FIRST_MS},
         {GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, CONNECT_MS},     /* in 1.51 the time one connect and handshake may take */
         {GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, BACKOFF_MAX_MS},
-        {GRPC_ARG_KEEPALIVE_TIME_MS, keepalive},
-        {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive},
+        {GRPC_ARG_KEEPALIVE_TIME_MS, c->keepalive_ms},
+        {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, c->keepalive_ms},
         {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1},
         {GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0},
     };
@@ -54,19 +50,61 @@ td_status td_rpc_channel_create(const struct td_rpc_channel_config *config, stru
     size_t n = 0;
     for (; n < N_INTS; n++)
         args[n] = (grpc_arg){.type = GRPC_ARG_INTEGER, .key = (char *)ints[n].key, .value.integer = ints[n].value};
-    if (config->tls && config->tls->server_name)
-        args[n++] = (grpc_arg){.type = GRPC_ARG_STRING,
-                               .key = (char *)GRPC_SSL_TARGET_NAME_OVERRIDE_ARG,
-                               .value.string = (char *)config->tls->server_name};
+    if (c->server_name)
+        args[n++] = (grpc_arg){.type = GRPC_ARG_STRING, .key = (char *)GRPC_SSL_TARGET_NAME_OVERRIDE_ARG, .value.string = c->server_name};
     grpc_channel_args channel_args = {n, args};
-    grpc_channel *channel = grpc_channel_create(config->target, creds, &channel_args);
+    grpc_channel *channel = grpc_channel_create(c->target, creds, &channel_args);
     grpc_channel_credentials_release(creds);
-    if (!channel) return td_fail(err, TD_ERR_INVALID, "rpc channel: target \"%s\" is not usable", config->target);
+    return channel;
+}
+
+/* Calls that are under way keep the old core channel alive; its connection closes after the last of them. */
+static void look_at_files(void *arg)
+{
+    struct td_rpc_channel *channel = arg;
+    grpc_channel_credentials *creds = td_rpc_tls_client_changed(channel->tls);
+    if (!creds) return;
+    grpc_channel *fresh = make_channel(channel, creds);
+    if (!fresh) return;
+    grpc_channel_destroy(channel->channel);
+    channel->channel = fresh;
+}
+
+static void free_channel(struct td_rpc_channel *channel)
+{
+    if (channel->channel) grpc_channel_destroy(channel->channel);
+    td_rpc_tls_files_destroy(channel->tls);
+    free(channel->target);
+    free(channel->server_name);
+    free(channel);
+}
+
+td_status td_rpc_channel_create(const struct td_rpc_channel_config *config, struct td_rpc_channel **ret_channel, struct td_err *err)
+{
     struct td_rpc_channel *c = td_rpc_alloc(sizeof *c);
+    grpc_channel_credentials *creds;
     c->loop = config->loop;
-    c->channel = channel;
+    c->target = td_rpc_strdup(config->target);
+    c->max_message_bytes = (int)(config->max_message_bytes ? config->max_message_bytes : TD_RPC_DEFAULT_MESSAGE_BYTES);
+    c->keepalive_ms = (int)(config->keepalive_ms ? config->keepalive_ms : TD_RPC_CHANNEL_KEEPALIVE_MS);
     atomic_init(&c->n_refs, 1);
+    if (config->tls) {
+        if (config->tls->server_name) c->server_name = td_rpc_strdup(config->tls->server_name);
+        td_status status = td_rpc_tls_client(config->tls, &c->tls, &creds, err);
+        if (status) {
+            free_channel(c);
+            return status;
+        }
+    } else {
+        creds = grpc_insecure_credentials_create();
+    }
+    c->channel = make_channel(c, creds);
+    if (!c->channel) {
+        free_channel(c);
+        return td_fail(err, TD_ERR_INVALID, "rpc channel: target \"%s\" is not usable", config->target);
+    }
     atomic_fetch_add(&c->loop->n_objects, 1);
+    if (c->tls) c->tls_timer = td_rpc_timer_start(c->loop, TLS_LOOK_MS, look_at_files, c);
     *ret_channel = c;
     return TD_OK;
 }
@@ -74,14 +112,24 @@ td_status td_rpc_channel_create(const struct td_rpc_channel_config *config, stru
 void td_rpc_channel_unref(struct td_rpc_channel *channel)
 {
     if (atomic_fetch_sub(&channel->n_refs, 1) != 1) return;
-    grpc_channel_destroy(channel->channel);
     atomic_fetch_sub(&channel->loop->n_objects, 1);
-    free(channel);
+    free_channel(channel);
+}
+
+static void close_tls_channel(void *arg)
+{
+    struct td_rpc_channel *channel = arg;
+    td_rpc_timer_cancel(channel->tls_timer);
+    td_rpc_channel_unref(channel);
 }
 
 void td_rpc_channel_destroy(struct td_rpc_channel *channel)
 {
-    if (channel) td_rpc_channel_unref(channel);
+    if (!channel) return;
+    if (channel->tls)
+        td_rpc_loop_post(channel->loop, close_tls_channel, channel);     /* the timer is the loop's */
+    else
+        td_rpc_channel_unref(channel);
 }
 
 static void on_status(struct td_rpc_event *event, bool ok)

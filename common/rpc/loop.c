@@ -9,7 +9,6 @@
  *
  * gpr_log goes to td_log, at most LOG_BURST lines per second: peers can cause lines (bad handshakes). */
 #include <grpc/support/log.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -124,7 +124,7 @@ void td_rpc_call_cancel(struct td_rpc_call *call);
 struct td_rpc_channel_config {
     struct td_rpc_loop *loop;
     const char *target;                 /* "host:port", "dns:///host:port", "ipv4:1.2.3.4:5", "unix:/path" */
-    const struct td_rpc_tls *tls;       /* NULL = plaintext */
+    const struct td_rpc_tls *tls;       /* NULL = plaintext; changed files serve the calls that start 1-2 s later */
     uint32_t max_message_bytes;         /* 0 = 64 MiB */
     uint32_t keepalive_ms;              /* 0 = 1000: a silent peer is given up after about twice this */
 };

@@ -226,6 +226,9 @@ void td_rpc_health_changed(struct td_rpc_server *server);      /* tells every Wa
 td_status td_rpc_tls_server(const struct td_rpc_tls *tls, struct td_rpc_tls_files **ret_files, grpc_server_credentials **ret_creds,
                             struct td_err *err);
 void td_rpc_tls_files_destroy(struct td_rpc_tls_files *files);
-td_status td_rpc_tls_client(const struct td_rpc_tls *tls, grpc_channel_credentials **ret_creds, struct td_err *err);
+td_status td_rpc_tls_client(const struct td_rpc_tls *tls, struct td_rpc_tls_files **ret_files, grpc_channel_credentials **ret_creds,
+                            struct td_err *err);
+/* New credentials when the files have changed and settled, else NULL. */
+grpc_channel_credentials *td_rpc_tls_client_changed(struct td_rpc_tls_files *files);
 
 #endif

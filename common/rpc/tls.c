@@ -2,7 +2,10 @@
  *
  * Server: core asks before every handshake (config fetcher); files whose stat changed are read again, so certificates and the client CA
  * rotate without a restart. What cannot be read keeps the old ones in use, and is logged once per change; a certificate that does not fit
- * its key is refused by core, which keeps the old one as well. The state is per port: core wants NEW as the first answer for each. */
+ * its key is refused by core, which keeps the old one as well. The state is per port: core wants NEW as the first answer for each.
+ *
+ * Client: credentials are part of a core channel, so client.c looks at the files once a second and, when they have changed and then stood
+ * still for one look (certificate and key are two writes), makes a new core channel for the calls to come. Loop thread, no lock. */
 #include <grpc/support/alloc.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +27,7 @@ struct td_rpc_tls_files {
     pthread_mutex_t mu;
     char *paths[N_FILES];                    /* cert, key, ca (NULL = none) */
     struct stamp stamps[N_FILES];            /* mu: of what was last tried */
+    struct stamp seen[N_FILES];              /* client: at the last look */
     char *texts[N_FILES];                    /* mu: in use */
     bool given;                              /* mu */
 };
@@ -73,6 +77,36 @@ static td_status read_texts(char *const *paths, char **ret_texts, struct td_err 
     return TD_OK;
 }
 
+static struct td_rpc_tls_files *open_files(const struct td_rpc_tls *tls)
+{
+    struct td_rpc_tls_files *files = td_rpc_alloc(sizeof *files);
+    pthread_mutex_init(&files->mu, NULL);
+    files->paths[0] = tls->cert_file ? td_rpc_strdup(tls->cert_file) : NULL;
+    files->paths[1] = tls->key_file ? td_rpc_strdup(tls->key_file) : NULL;
+    files->paths[2] = tls->ca_file ? td_rpc_strdup(tls->ca_file) : NULL;
+    take_stamps(files, files->stamps);
+    memcpy(files->seen, files->stamps, sizeof files->seen);
+    return files;
+}
+
+/* Takes what the files hold now; false = unreadable, the old texts stay. */
+static bool reload(struct td_rpc_tls_files *files, const struct stamp *now)
+{
+    char *texts[N_FILES];
+    struct td_err err = {0};
+    memcpy(files->stamps, now, sizeof files->stamps);
+    const char *name = files->paths[0] ? files->paths[0] : files->paths[2];
+    if (read_texts(files->paths, texts, &err) != TD_OK) {
+        char text[TD_ERR_MSG_MAX];
+        td_warn("tls_reload_failed", "action=keep_old err=%s", td_log_quote(text, sizeof text, err.msg));
+        return false;
+    }
+    free_texts(files->texts);
+    memcpy(files->texts, texts, sizeof texts);
+    td_info("tls_reloaded", "file=%s", name);
+    return true;
+}
+
 static grpc_ssl_certificate_config_reload_status fetch(void *arg, grpc_ssl_server_certificate_config **ret_config)
 {
     struct td_rpc_tls_files *files = arg;
@@ -81,20 +115,7 @@ static grpc_ssl_certificate_config_reload_status fetch(void *arg, grpc_ssl_serve
     pthread_mutex_lock(&files->mu);
     take_stamps(files, now);
     bool fresh = !files->given;
-    if (!same_stamps(now, files->stamps)) {
-        char *texts[N_FILES];
-        struct td_err err = {0};
-        memcpy(files->stamps, now, sizeof now);
-        if (read_texts(files->paths, texts, &err) == TD_OK) {
-            free_texts(files->texts);
-            memcpy(files->texts, texts, sizeof texts);
-            fresh = true;
-            td_info("tls_reloaded", "cert=%s", files->paths[0]);
-        } else {
-            char text[TD_ERR_MSG_MAX];
-            td_warn("tls_reload_failed", "action=keep_old err=%s", td_log_quote(text, sizeof text, err.msg));
-        }
-    }
+    if (!same_stamps(now, files->stamps) && reload(files, now)) fresh = true;
     if (fresh) {
         grpc_ssl_pem_key_cert_pair pair = {files->texts[1], files->texts[0]};
         /* Core 1.51 insists on roots even when it asks no client for a certificate: then any PEM does. */
@@ -110,16 +131,12 @@ td_status td_rpc_tls_server(const struct td_rpc_tls *tls, struct td_rpc_tls_file
                             struct td_err *err)
 {
     if (!tls->cert_file || !tls->key_file) return td_fail(err, TD_ERR_INVALID, "tls: a server needs a certificate and a key");
-    struct td_rpc_tls_files *files = td_rpc_alloc(sizeof *files);
-    pthread_mutex_init(&files->mu, NULL);
-    files->paths[0] = td_rpc_strdup(tls->cert_file);
-    files->paths[1] = td_rpc_strdup(tls->key_file);
-    files->paths[2] = tls->ca_file ? td_rpc_strdup(tls->ca_file) : NULL;
-    take_stamps(files, files->stamps);
+    struct td_rpc_tls_files *files = open_files(tls);
     td_status status = read_texts(files->paths, files->texts, err);
     if (status) {
         td_rpc_tls_files_destroy(files);
-        return td_err_prefix(err, "tls"), status;
+        td_err_prefix(err, "tls");
+        return status;
     }
     grpc_ssl_server_credentials_options *options = grpc_ssl_server_credentials_create_options_using_config_fetcher(
         tls->ca_file ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE, fetch, files);
@@ -137,15 +154,35 @@ void td_rpc_tls_files_destroy(struct td_rpc_tls_files *files)
     free(files);
 }
 
-td_status td_rpc_tls_client(const struct td_rpc_tls *tls, grpc_channel_credentials **ret_creds, struct td_err *err)
+/* The texts in use as client credentials. */
+static grpc_channel_credentials *client_credentials(const struct td_rpc_tls_files *files)
+{
+    grpc_ssl_pem_key_cert_pair pair = {files->texts[1], files->texts[0]};
+    return grpc_ssl_credentials_create_ex(files->texts[2], files->texts[0] ? &pair : NULL, NULL, NULL);
+}
+
+td_status td_rpc_tls_client(const struct td_rpc_tls *tls, struct td_rpc_tls_files **ret_files, grpc_channel_credentials **ret_creds,
+                            struct td_err *err)
 {
     if (!tls->cert_file != !tls->key_file) return td_fail(err, TD_ERR_INVALID, "tls: a certificate and a key go together");
-    char *paths[N_FILES] = {(char *)tls->cert_file, (char *)tls->key_file, (char *)tls->ca_file}, *texts[N_FILES];
-    td_status status = read_texts(paths, texts, err);
-    if (status) return td_err_prefix(err, "tls"), status;
-    grpc_ssl_pem_key_cert_pair pair = {texts[1], texts[0]};
-    *ret_creds = grpc_ssl_credentials_create_ex(texts[2], tls->cert_file ? &pair : NULL, NULL, NULL);
-    free_texts(texts);
-    if (!*ret_creds) return td_fail(err, TD_ERR_INVALID, "tls: the credentials are not usable");
+    struct td_rpc_tls_files *files = open_files(tls);
+    td_status status = read_texts(files->paths, files->texts, err);
+    if (status) {
+        td_rpc_tls_files_destroy(files);
+        td_err_prefix(err, "tls");
+        return status;
+    }
+    *ret_creds = client_credentials(files);
+    *ret_files = files;
     return TD_OK;
+}
+
+grpc_channel_credentials *td_rpc_tls_client_changed(struct td_rpc_tls_files *files)
+{
+    struct stamp now[N_FILES];
+    take_stamps(files, now);
+    bool settled = same_stamps(now, files->seen);
+    memcpy(files->seen, now, sizeof now);
+    if (!settled || same_stamps(now, files->stamps)) return NULL;
+    return reload(files, now) ? client_credentials(files) : NULL;
 }

@@ -1,7 +1,8 @@
 /* rpc_interop_server.c - common/rpc as a program, for rpc_interop_test.py.
  *
  *   rpc_interop_server serve ADDRESS [CERT KEY [CA]]     prints "port N"; reads commands from stdin: serving, not_serving, quit (or EOF)
- *   rpc_interop_server call TARGET TEXT [CA [CERT KEY [NAME]]]      one Tokenize; prints "CODE n_ids details"
+ *   rpc_interop_server call TARGET TEXT [CA [CERT KEY [NAME]]]      one Tokenize; prints "CODE n_ids details"; TEXT "-" = one call per
+ *                                                                   line of stdin, over one channel
  *
  * Inference.Generate answers the prompt byte by byte, max_tokens bytes at most, then a last message; Tokenize answers the bytes as ids. */
 #include <pthread.h>
@@ -126,10 +127,25 @@ static void on_done(struct td_rpc_call *call, const struct td_rpc_result *result
     (void)call;
     struct answer *a = user;
     printf("%d %zu %s\n", (int)result->code, a->n_ids, result->details);
+    fflush(stdout);
     pthread_mutex_lock(&a->mu);
     a->done = true;
     pthread_cond_signal(&a->cond);
     pthread_mutex_unlock(&a->mu);
+}
+
+static void call_text(struct td_rpc_channel *channel, const char *text)
+{
+    static const struct td_rpc_client_method method = {"/tandem.v1.Inference/Tokenize", &tandem__v1__tokenize_response__descriptor, false};
+    static const struct td_rpc_handler handler = {on_answer, on_done};
+    struct answer a = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, 0};
+    Tandem__V1__TokenizeRequest request = TANDEM__V1__TOKENIZE_REQUEST__INIT;
+    request.input_case = TANDEM__V1__TOKENIZE_REQUEST__INPUT_PROMPT;
+    request.prompt = (ProtobufCBinaryData){strlen(text), (uint8_t *)text};
+    td_rpc_call_start(channel, &method, &request.base, 10000, false, NULL, 0, &handler, &a);
+    pthread_mutex_lock(&a.mu);
+    while (!a.done) pthread_cond_wait(&a.cond, &a.mu);
+    pthread_mutex_unlock(&a.mu);
 }
 
 static int call_once(int argc, char **argv)
@@ -151,16 +167,11 @@ static int call_once(int argc, char **argv)
         td_rpc_loop_destroy(loop);
         return die(&err);
     }
-    static const struct td_rpc_client_method method = {"/tandem.v1.Inference/Tokenize", &tandem__v1__tokenize_response__descriptor, false};
-    static const struct td_rpc_handler handler = {on_answer, on_done};
-    struct answer a = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, 0};
-    Tandem__V1__TokenizeRequest request = TANDEM__V1__TOKENIZE_REQUEST__INIT;
-    request.input_case = TANDEM__V1__TOKENIZE_REQUEST__INPUT_PROMPT;
-    request.prompt = (ProtobufCBinaryData){strlen(argv[1]), (uint8_t *)argv[1]};
-    td_rpc_call_start(channel, &method, &request.base, 10000, false, NULL, 0, &handler, &a);
-    pthread_mutex_lock(&a.mu);
-    while (!a.done) pthread_cond_wait(&a.cond, &a.mu);
-    pthread_mutex_unlock(&a.mu);
+    char line[256];
+    if (strcmp(argv[1], "-") != 0)
+        call_text(channel, argv[1]);
+    else
+        while (fgets(line, sizeof line, stdin)) call_text(channel, line);
     td_rpc_channel_destroy(channel);
     td_rpc_loop_destroy(loop);
     return 0;

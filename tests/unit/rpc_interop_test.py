@@ -341,6 +341,35 @@ def test_certificates_rotate(tmp_path):
     s.stop()
 
 
+def test_client_certificates_rotate(tmp_path):
+    first, second = Authority(tmp_path, "first"), Authority(tmp_path, "second")
+    trusted = tmp_path / "trusted.pem"                       # the client's
+    trusted.write_bytes(first.cert.read_bytes())
+    cert, key = first.sign("client")
+    s = Server("127.0.0.1:0", *first.sign("server"), str(first.cert))
+    port = s.port
+    c = subprocess.Popen([PROGRAM, "call", s.target, "-", str(trusted), cert, key], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask():
+        c.stdin.write("abc\n")
+        c.stdin.flush()
+        return int(c.stdout.readline().split()[0])
+
+    assert ask() == 0
+    s.stop()
+    s = Server(f"127.0.0.1:{port}", *second.sign("server2"), str(second.cert))
+    assert ask() == 14                                       # neither trusts the other
+    second.sign("client", cert=cert, key=key)
+    trusted.write_bytes(second.cert.read_bytes())
+    until = time.monotonic() + WAIT_S
+    while ask() != 0:
+        assert time.monotonic() < until
+        time.sleep(0.05)                                     # paces the questions; the answer decides
+    c.stdin.close()
+    assert c.wait(WAIT_S) == 0
+    s.stop()
+
+
 def test_bad_files_are_named(tmp_path):
     ca = Authority(tmp_path, "ca")
     cert, key = ca.sign("server")
