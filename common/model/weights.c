@@ -329,12 +329,16 @@ static uint64_t mix(uint64_t z) /* splitmix64: Steele, Lea, Flood 2014 */
 /* Elements [first, first + n) of a random source; two per mix. */
 static void generate(const struct source *s, int64_t first, int64_t n, float *out)
 {
-    uint64_t key = mix(SEED ^ s->stream << 32);
+    uint64_t key = mix(SEED ^ s->stream << 32), pair = (uint64_t)first >> 1;
     float scale = s->range * 0x1p-31f;
-    for (int64_t i = 0; i < n; i++) {
-        uint64_t at = (uint64_t)(first + i), z = mix(key + (at >> 1));
-        out[i] = s->center + scale * (float)(int32_t)(at & 1 ? z >> 32 : z & 0xffffffffu);
+    int64_t i = 0;
+    if (first & 1) out[i++] = s->center + scale * (float)(int32_t)(mix(key + pair++) >> 32);
+    for (; i + 1 < n; i += 2, pair++) {
+        uint64_t z = mix(key + pair);
+        out[i] = s->center + scale * (float)(int32_t)(uint32_t)z;
+        out[i + 1] = s->center + scale * (float)(int32_t)(z >> 32);
     }
+    if (i < n) out[i] = s->center + scale * (float)(int32_t)(uint32_t)mix(key + pair);
 }
 
 /* n_rows rows of one source from row0 on, into `out` as `dtype`: raw when that is the tensor's own type, widened for f32. */
