@@ -1,0 +1,76 @@
+/* kv_layout_test.c - sizes of a block, their bounds, and which layouts may meet. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <string.h>
+
+#include "common/kv/kv_layout.h"
+
+static struct td_kv_layout make(int32_t n_layers, int32_t n_kv_heads, int32_t head_dim, int32_t block_size, enum td_dtype dtype)
+{
+    return (struct td_kv_layout){.n_layers = n_layers, .n_kv_heads = n_kv_heads, .head_dim = head_dim, .block_size = block_size, .dtype = dtype};
+}
+
+static void sizes(void **state)
+{
+    (void)state;
+    struct td_kv_layout l = make(32, 8, 128, 16, TD_BF16); /* an 8B GQA model: DESIGN's 2 MiB */
+    struct td_err err = {0};
+    assert_int_equal(td_kv_layout_init(&l, &err), TD_OK);
+    assert_int_equal(l.row_bytes, 256);
+    assert_int_equal(l.layer_bytes, 2 * 8 * 16 * 256);
+    assert_int_equal(l.block_bytes, 2 << 20);
+    l = make(1, 1, 1, 1, TD_F32);
+    assert_int_equal(td_kv_layout_init(&l, &err), TD_OK);
+    assert_int_equal(l.block_bytes, 8);
+}
+
+static void bounds(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t n_layers, n_kv_heads, head_dim, block_size;
+        int dtype;
+        td_status status;
+        const char *says;
+    } cases[] = {
+        {0, 1, 1, 1, TD_F32, TD_ERR_INVALID, "n_layers is 0"},
+        {1, -1, 1, 1, TD_F32, TD_ERR_INVALID, "n_kv_heads is -1"},
+        {1, 1, 65537, 1, TD_F32, TD_ERR_INVALID, "head_dim is 65537, must be in 1..65536"},
+        {1, 1, 1, 0, TD_F32, TD_ERR_INVALID, "block_size is 0"},
+        {1, 1, 1, 1, TD_F16, TD_ERR_INVALID, "dtype is 2"},
+        {1, 1, 1, 1, 0, TD_ERR_INVALID, "dtype is 0"},
+        {65536, 65536, 65536, 65536, TD_F32, TD_ERR_LIMIT, "must be below 1073741824 bytes"},
+        {128, 64, 256, 128, TD_F32, TD_ERR_LIMIT, "too large"}, /* exactly 2 GiB */
+        {64, 64, 256, 128, TD_F32, TD_ERR_LIMIT, "too large"},  /* exactly 1 GiB */
+        {63, 64, 256, 128, TD_F32, TD_OK, ""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct td_kv_layout l =
+            make(cases[i].n_layers, cases[i].n_kv_heads, cases[i].head_dim, cases[i].block_size, (enum td_dtype)cases[i].dtype);
+        struct td_err err = {0};
+        td_status s = td_kv_layout_init(&l, &err);
+        if (s != cases[i].status || !strstr(err.msg, cases[i].says)) fail_msg("case %zu answered %s: %s", i, td_status_name(s), err.msg);
+    }
+}
+
+static void hash(void **state)
+{
+    (void)state;
+    struct td_kv_layout l[6] = {make(4, 2, 16, 16, TD_F32), make(5, 2, 16, 16, TD_F32), make(4, 3, 16, 16, TD_F32),
+                                make(4, 2, 18, 16, TD_F32), make(4, 2, 16, 32, TD_F32), make(4, 2, 16, 16, TD_BF16)};
+    for (int i = 0; i < 6; i++)
+        for (int k = 0; k < 6; k++) assert_int_equal(td_kv_layout_hash(&l[i], 7) == td_kv_layout_hash(&l[k], 7), i == k);
+    assert_true(td_kv_layout_hash(&l[0], 7) != td_kv_layout_hash(&l[0], 8));
+    /* Workers of different builds compare this number: changing how it is made needs a new TD_KV_LAYOUT_VERSION. */
+    assert_int_equal(TD_KV_LAYOUT_VERSION, 1);
+    assert_true(td_kv_layout_hash(&l[0], 7) == UINT64_C(0x63c050edba36c9dc));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(sizes), cmocka_unit_test(bounds), cmocka_unit_test(hash)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
