@@ -64,10 +64,11 @@ function(td_program name)
   target_link_libraries(${name} PRIVATE td_flags ${A_DEPS})
 endfunction()
 
-# td_test(NAME SOURCES... DEPS... [LABELS ...] [TIMEOUT s]): a cmocka program and its ctest entry. TANDEM_DATA names shared/data.
+# td_test(NAME SOURCES... DEPS... [LABELS ...] [TIMEOUT s] [ONE_THREAD]): a cmocka program and its ctest entry. TANDEM_DATA names shared/data.
+# ONE_THREAD: it starts no thread, so ThreadSanitizer could only slow it down; such builds leave it out.
 function(td_test name)
-  cmake_parse_arguments(A "" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
-  if(NOT TANDEM_TESTS)
+  cmake_parse_arguments(A "ONE_THREAD" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  if(NOT TANDEM_TESTS OR (A_ONE_THREAD AND TANDEM_SANITIZE STREQUAL "thread"))
     return()
   endif()
   add_executable(${name} ${A_SOURCES})
