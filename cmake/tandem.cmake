@@ -97,10 +97,7 @@ function(td_fuzzer name)
   add_dependencies(fuzzers ${name})
   set(found ${CMAKE_BINARY_DIR}/corpus/${name})
   file(MAKE_DIRECTORY ${found} ${CMAKE_BINARY_DIR}/crashes)
-  set(seeds ${CMAKE_SOURCE_DIR}/tests/fuzz/corpus/${name})
-  if(NOT EXISTS ${seeds})
-    message(FATAL_ERROR "${name}: no seed corpus, ${seeds} does not exist")
-  endif()
+  set(seeds ${CMAKE_SOURCE_DIR}/tests/fuzz/corpus/${name}) # a fuzzer without seeds fails: libFuzzer wants the folder
   add_test(NAME ${name} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}
     COMMAND ${name} -max_total_time=${TANDEM_FUZZ_SECONDS} -timeout=10 -rss_limit_mb=2048 -print_final_stats=1
             -artifact_prefix=${CMAKE_BINARY_DIR}/crashes/${name}- ${found} ${seeds})
