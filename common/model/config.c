@@ -1,8 +1,9 @@
 /* config.c - from config.json to td_model_config, with no field left over.
  *
- * Every key of the object is looked up in one table. A key is READ here (honoured), HARMLESS (cannot change a logit or a token: names,
- * versions, training only), or NEUTRAL (we do not implement it: null, false, empty or its neutral number is accepted, anything else is
- * refused by name). A key of one architecture in a config of another counts as NEUTRAL. A key in no table is refused.
+ * Every key of the object is looked up in one table. A key is READ here (honoured), HARMLESS (cannot change a logit or a token:
+ * names, versions, training only), or NEUTRAL (we do not implement it: null, false, empty or its neutral number is accepted,
+ * anything else is refused by name). A key of one architecture in a config of another counts as NEUTRAL. A key in no table is
+ * refused.
  *
  * Defaults of absent fields are those of the published configuration classes of each architecture; the sizes that have no sensible
  * default must be there. */
@@ -209,7 +210,8 @@ static const char *show(const json_t *v, char *buf, size_t buf_bytes)
 static td_status unsupported(const char *what, const char *key, const json_t *v, const char *must, struct td_err *err)
 {
     char text[80];
-    return td_fail(err, TD_ERR_UNSUPPORTED, "%s: %.64s is %s, not supported: must be %s", what, key, show(v, text, sizeof text), must);
+    return td_fail(err, TD_ERR_UNSUPPORTED, "%s: %.64s is %s, not supported: must be %s", what, key, show(v, text, sizeof text),
+                   must);
 }
 
 static bool is_neutral(const json_t *v, double neutral)
@@ -231,13 +233,14 @@ static td_status check_fields(const json_t *obj, const char *what, enum td_arch 
 {
     const char *key;
     json_t *v;
-    json_object_foreach((json_t *)obj, key, v) {
+    json_object_foreach((json_t *)obj, key, v)
+    {
         const struct field *f = is_generation ? NULL : find_field(config_fields, N_ELEMENTS(config_fields), key);
         if (!f) f = find_field(generation_fields, N_ELEMENTS(generation_fields), key);
         if (!f) {
             char text[80];
-            return td_fail(err, TD_ERR_UNSUPPORTED, "%s: unknown field %.64s (%s): refused, because it may change the result", what, key,
-                           show(v, text, sizeof text));
+            return td_fail(err, TD_ERR_UNSUPPORTED, "%s: unknown field %.64s (%s): refused, because it may change the result", what,
+                           key, show(v, text, sizeof text));
         }
         if (f->kind == HARMLESS || (f->kind == READ && (f->archs & 1 << arch))) continue;
         if (f->kind == READ) {
@@ -252,7 +255,8 @@ static td_status check_fields(const json_t *obj, const char *what, enum td_arch 
 }
 
 /* An integer that must be there. */
-static td_status need_i32(const json_t *obj, const char *what, const char *key, int32_t min, int32_t max, int32_t *ret, struct td_err *err)
+static td_status need_i32(const json_t *obj, const char *what, const char *key, int32_t min, int32_t max, int32_t *ret,
+                          struct td_err *err)
 {
     int64_t v = 0;
     bool present;
@@ -263,7 +267,8 @@ static td_status need_i32(const json_t *obj, const char *what, const char *key, 
     return TD_OK;
 }
 
-static td_status may_i32(const json_t *obj, const char *what, const char *key, int32_t min, int32_t max, int32_t *ret, struct td_err *err)
+static td_status may_i32(const json_t *obj, const char *what, const char *key, int32_t min, int32_t max, int32_t *ret,
+                         struct td_err *err)
 {
     int64_t v = *ret;
     td_status s = td_json_i64(obj, what, key, min, max, &v, NULL, err);
@@ -271,7 +276,8 @@ static td_status may_i32(const json_t *obj, const char *what, const char *key, i
     return s;
 }
 
-static td_status may_float(const json_t *obj, const char *what, const char *key, double min, double max, float *ret, struct td_err *err)
+static td_status may_float(const json_t *obj, const char *what, const char *key, double min, double max, float *ret,
+                           struct td_err *err)
 {
     double v = (double)*ret;
     td_status s = td_json_f64(obj, what, key, min, max, &v, NULL, err);
@@ -302,8 +308,10 @@ static td_status read_arch(const json_t *obj, const char *what, enum td_arch *re
     return TD_OK;
 }
 
-/* The rotary embedding's object: "rope_scaling" ("type" or "rope_type") and the newer "rope_parameters" (which holds rope_theta too). */
-static td_status read_rope_object(const json_t *obj, const char *what, const char *name, struct td_model_config *c, struct td_err *err)
+/* The rotary embedding's object: "rope_scaling" ("type" or "rope_type") and the newer "rope_parameters" (which holds rope_theta
+ * too). */
+static td_status read_rope_object(const json_t *obj, const char *what, const char *name, struct td_model_config *c,
+                                  struct td_err *err)
 {
     const json_t *r = json_object_get(obj, name);
     if (!r || json_is_null(r)) return TD_OK;
@@ -313,7 +321,8 @@ static td_status read_rope_object(const json_t *obj, const char *what, const cha
 
     const char *type = NULL, *old_type = NULL, *key;
     td_status s;
-    if ((s = td_json_str(r, where, "rope_type", &type, NULL, err)) || (s = td_json_str(r, where, "type", &old_type, NULL, err))) return s;
+    if ((s = td_json_str(r, where, "rope_type", &type, NULL, err)) || (s = td_json_str(r, where, "type", &old_type, NULL, err)))
+        return s;
     if (type && old_type && strcmp(type, old_type) != 0)
         return td_fail(err, TD_ERR_INVALID, "%s: rope_type is %.32s and type is %.32s, must be the same", where, type, old_type);
     if (!type) type = old_type ? old_type : "default";
@@ -324,15 +333,18 @@ static td_status read_rope_object(const json_t *obj, const char *what, const cha
     else if (strcmp(type, "llama3") == 0)
         c->rope_scaling = TD_ROPE_LLAMA3;
     else
-        return td_fail(err, TD_ERR_UNSUPPORTED, "%s: rope_type is %.32s, not supported: must be default, linear or llama3", where, type);
+        return td_fail(err, TD_ERR_UNSUPPORTED, "%s: rope_type is %.32s, not supported: must be default, linear or llama3", where,
+                       type);
 
     json_t *v;
-    json_object_foreach((json_t *)r, key, v) {
+    json_object_foreach((json_t *)r, key, v)
+    {
         static const char *const llama3_only[] = {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"};
         if (strcmp(key, "type") == 0 || strcmp(key, "rope_type") == 0 || strcmp(key, "rope_theta") == 0) continue;
         if (strcmp(key, "factor") == 0 && c->rope_scaling != TD_ROPE_PLAIN) continue;
         bool ok = false;
-        for (size_t i = 0; i < N_ELEMENTS(llama3_only); i++) ok |= c->rope_scaling == TD_ROPE_LLAMA3 && strcmp(key, llama3_only[i]) == 0;
+        for (size_t i = 0; i < N_ELEMENTS(llama3_only); i++)
+            ok |= c->rope_scaling == TD_ROPE_LLAMA3 && strcmp(key, llama3_only[i]) == 0;
         if (!ok && !is_neutral(v, strcmp(key, "partial_rotary_factor") == 0 || strcmp(key, "factor") == 0))
             return unsupported(where, key, v, "absent", err);
     }
@@ -349,8 +361,8 @@ static td_status read_rope_object(const json_t *obj, const char *what, const cha
     if ((s = td_json_f64(r, where, "high_freq_factor", 1e-6, 1e6, &c->rope_high_freq_factor, &present, err))) return s;
     if (!present) return td_fail(err, TD_ERR_INVALID, "%s: high_freq_factor is missing", where);
     if (!(c->rope_high_freq_factor > c->rope_low_freq_factor))
-        return td_fail(err, TD_ERR_INVALID, "%s: high_freq_factor is %g, must be above low_freq_factor %g", where, c->rope_high_freq_factor,
-                       c->rope_low_freq_factor);
+        return td_fail(err, TD_ERR_INVALID, "%s: high_freq_factor is %g, must be above low_freq_factor %g", where,
+                       c->rope_high_freq_factor, c->rope_low_freq_factor);
     return need_i32(r, where, "original_max_position_embeddings", 1, POSITIONS_MAX, &c->rope_original_max_positions, err);
 }
 
@@ -362,7 +374,8 @@ static td_status read_rope(const json_t *obj, const char *what, struct td_model_
     if ((s = td_json_f64(obj, what, "rope_theta", 1, 1e12, &c->rope_theta, NULL, err))) return s;
     const json_t *old = json_object_get(obj, "rope_scaling"), *new = json_object_get(obj, "rope_parameters");
     if (old && !json_is_null(old) && new && !json_is_null(new) && !json_equal(old, new))
-        return td_fail(err, TD_ERR_UNSUPPORTED, "%s: rope_scaling and rope_parameters are both set and differ: must be one of them", what);
+        return td_fail(err, TD_ERR_UNSUPPORTED, "%s: rope_scaling and rope_parameters are both set and differ: must be one of them",
+                       what);
     if ((s = read_rope_object(obj, what, "rope_scaling", c, err))) return s;
     return new && !json_is_null(new) ? read_rope_object(obj, what, "rope_parameters", c, err) : TD_OK;
 }
@@ -381,10 +394,11 @@ static td_status read_layer_types(const json_t *obj, const char *what, struct td
         bool full = type && strcmp(type, "full_attention") == 0, sliding = type && strcmp(type, "sliding_attention") == 0;
         char name[32];
         snprintf(name, sizeof name, "layer_types[%d]", i);
-        if (!full && !sliding) return unsupported(what, name, json_array_get(list, (size_t)i), "full_attention or sliding_attention", err);
+        if (!full && !sliding)
+            return unsupported(what, name, json_array_get(list, (size_t)i), "full_attention or sliding_attention", err);
         if (sliding && c->window == 0)
-            return td_fail(err, TD_ERR_INVALID, "%s: %s is sliding_attention, but use_sliding_window and sliding_window set no window", what,
-                           name);
+            return td_fail(err, TD_ERR_INVALID,
+                           "%s: %s is sliding_attention, but use_sliding_window and sliding_window set no window", what, name);
         if (sliding && first == c->n_layers) first = i;
         if (full && first < i)
             return unsupported(what, name, json_array_get(list, (size_t)i), "sliding_attention, as an earlier layer is", err);
@@ -423,7 +437,8 @@ static td_status read_dtype(const json_t *obj, const char *what, enum td_dtype *
 {
     const char *a = NULL, *b = NULL;
     td_status s;
-    if ((s = td_json_str(obj, what, "dtype", &a, NULL, err)) || (s = td_json_str(obj, what, "torch_dtype", &b, NULL, err))) return s;
+    if ((s = td_json_str(obj, what, "dtype", &a, NULL, err)) || (s = td_json_str(obj, what, "torch_dtype", &b, NULL, err)))
+        return s;
     if (a && b && strcmp(a, b) != 0)
         return td_fail(err, TD_ERR_INVALID, "%s: dtype is %.32s and torch_dtype is %.32s, must be the same", what, a, b);
     const char *name = a ? a : b;
@@ -434,7 +449,8 @@ static td_status read_dtype(const json_t *obj, const char *what, enum td_dtype *
     else if (strcmp(name, "bfloat16") == 0)
         *ret = TD_BF16;
     else
-        return td_fail(err, TD_ERR_UNSUPPORTED, "%s: %s is %.32s, must be float32, float16 or bfloat16", what, a ? "dtype" : "torch_dtype", name);
+        return td_fail(err, TD_ERR_UNSUPPORTED, "%s: %s is %.32s, must be float32, float16 or bfloat16", what,
+                       a ? "dtype" : "torch_dtype", name);
     return TD_OK;
 }
 
@@ -444,8 +460,8 @@ static td_status add_eos(const json_t *v, const char *what, const char *name, st
     json_int_t id = json_is_integer(v) ? json_integer_value(v) : INT32_MIN;
     if (id == -1) return TD_OK; /* how some files write "none" */
     if (id < 0 || id >= c->vocab)
-        return td_fail(err, TD_ERR_INVALID, "%s: %s is %s, must be an integer in 0..%d (vocab_size - 1)", what, name, show(v, text, sizeof text),
-                       c->vocab - 1);
+        return td_fail(err, TD_ERR_INVALID, "%s: %s is %s, must be an integer in 0..%d (vocab_size - 1)", what, name,
+                       show(v, text, sizeof text), c->vocab - 1);
     if (c->n_eos == TD_MAX_EOS) return td_fail(err, TD_ERR_LIMIT, "%s: %s has more than %d ids", what, name, TD_MAX_EOS);
     c->eos_ids[c->n_eos++] = (int32_t)id;
     return TD_OK;
@@ -502,8 +518,8 @@ static td_status read_sizes(const json_t *obj, const char *what, struct td_model
         return td_fail(err, TD_ERR_INVALID, "%s: num_key_value_heads is missing, must be an integer in 1..%d", what, c->n_heads);
     if ((s = may_i32(obj, what, "num_key_value_heads", 1, c->n_heads, &c->n_kv_heads, err))) return s;
     if (c->n_heads % c->n_kv_heads)
-        return td_fail(err, TD_ERR_INVALID, "%s: num_key_value_heads is %d, must divide num_attention_heads (%d)", what, c->n_kv_heads,
-                       c->n_heads);
+        return td_fail(err, TD_ERR_INVALID, "%s: num_key_value_heads is %d, must divide num_attention_heads (%d)", what,
+                       c->n_kv_heads, c->n_heads);
 
     const json_t *dim = json_object_get(obj, "head_dim");
     if (dim && !json_is_null(dim)) {
@@ -511,8 +527,9 @@ static td_status read_sizes(const json_t *obj, const char *what, struct td_model
     } else if (!dim && c->arch == TD_ARCH_QWEN3) {
         c->head_dim = 128; /* this class has a fixed default */
     } else if (c->hidden % c->n_heads) {
-        return td_fail(err, TD_ERR_INVALID, "%s: hidden_size is %d, must be a multiple of num_attention_heads (%d) when head_dim is absent",
-                       what, c->hidden, c->n_heads);
+        return td_fail(err, TD_ERR_INVALID,
+                       "%s: hidden_size is %d, must be a multiple of num_attention_heads (%d) when head_dim is absent", what,
+                       c->hidden, c->n_heads);
     } else {
         c->head_dim = c->hidden / c->n_heads;
     }
@@ -588,7 +605,8 @@ td_status td_model_config_parse(const char *text, size_t n_bytes, const char *ge
     return TD_OK;
 }
 
-static td_status load(const char *dir, const char *path, const char *generation_path, struct td_model_config *ret, struct td_err *err)
+static td_status load(const char *dir, const char *path, const char *generation_path, struct td_model_config *ret,
+                      struct td_err *err)
 {
     char *text, *generation_text = NULL;
     size_t n_bytes, generation_bytes = 0;
@@ -611,7 +629,8 @@ td_status td_model_config_load(const char *dir, struct td_model_config *ret_conf
     int n = snprintf(path, sizeof path, "%s/config.json", dir);
     int m = snprintf(generation_path, sizeof generation_path, "%s/generation_config.json", dir);
     if (n < 0 || (size_t)n >= sizeof path || m < 0 || (size_t)m >= sizeof generation_path)
-        return td_fail(err, TD_ERR_LIMIT, "model directory: path of %zu bytes is too long, must be below %zu", strlen(dir), sizeof path);
+        return td_fail(err, TD_ERR_LIMIT, "model directory: path of %zu bytes is too long, must be below %zu", strlen(dir),
+                       sizeof path);
     return load(dir, path, generation_path, ret_config, err);
 }
 

@@ -1,13 +1,13 @@
 /* forward.c - one ragged batch through the layers, written once against td_ops.
  *
- * One td_thread_pool_run per call: every member walks the same list of entries, computes its part of each, and meets the others at a
- * barrier. Between two entries without a barrier nothing that one part writes is read by another.
+ * One td_thread_pool_run per call: every member walks the same list of entries, computes its part of each, and meets the others at
+ * a barrier. Between two entries without a barrier nothing that one part writes is read by another.
  *
- *   embed | per layer: norm | prepare | qkv | (q/k norm |) rope | store | attn | prepare | o += | norm | prepare | gate,up | silu | prepare |
- *   down += | at the end: norm of the wanted rows | prepare | lm_head
+ *   embed | per layer: norm | prepare | qkv | (q/k norm |) rope | store | attn | prepare | o += | norm | prepare | gate,up | silu |
+ * prepare | down += | at the end: norm of the wanted rows | prepare | lm_head
  *
- * After the K and V of the last layer are stored, rows whose logits nobody wants are dropped: a prefill chunk that is not the last one ends
- * there. A row's bits do not depend on which other rows are there (I1), so this changes nothing but the time. */
+ * After the K and V of the last layer are stored, rows whose logits nobody wants are dropped: a prefill chunk that is not the last
+ * one ends there. A row's bits do not depend on which other rows are there (I1), so this changes nothing but the time. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,18 +22,18 @@ struct td_workspace {
     const struct td_model *model;
     int32_t max_rows, max_logit_rows;
     struct td_arena arena;
-    float *x;            /* [max_rows, hidden]                    the residual stream                            */
-    float *h;            /* [max_rows, hidden]                    normed input of a GEMM                         */
-    float *qkv;          /* [max_rows, q + 2 kv]                                                                 */
-    float *attn;         /* [max_rows, q]                                                                        */
-    float *mlp;          /* [max_rows, 2 intermediate]            gate, then up; silu(gate) * up over gate       */
-    float *x_last;       /* [max_logit_rows, hidden]              what is left after the last K and V            */
-    float *q_last;       /* [max_logit_rows, q]                                                                  */
-    int32_t *position_last, *seq_last;    /* [max_logit_rows] */
-    float *logits;       /* [max_logit_rows, vocab]                                                              */
+    float *x;                          /* [max_rows, hidden]                    the residual stream                            */
+    float *h;                          /* [max_rows, hidden]                    normed input of a GEMM                         */
+    float *qkv;                        /* [max_rows, q + 2 kv]                                                                 */
+    float *attn;                       /* [max_rows, q]                                                                        */
+    float *mlp;                        /* [max_rows, 2 intermediate]            gate, then up; silu(gate) * up over gate       */
+    float *x_last;                     /* [max_logit_rows, hidden]              what is left after the last K and V            */
+    float *q_last;                     /* [max_logit_rows, q]                                                                  */
+    int32_t *position_last, *seq_last; /* [max_logit_rows] */
+    float *logits;                     /* [max_logit_rows, vocab]                                                              */
     void *gemm_scratch;
     uint8_t *attn_scratch;
-    size_t attn_scratch_bytes;            /* per part */
+    size_t attn_scratch_bytes; /* per part */
 };
 
 static size_t reserve(size_t *total, size_t n, size_t elem)
@@ -43,35 +43,42 @@ static size_t reserve(size_t *total, size_t n, size_t elem)
     return at;
 }
 
-static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
+static size_t max_size(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
 
 td_status td_workspace_create(const struct td_model *model, int32_t max_rows, int32_t max_logit_rows, struct td_workspace **ret_ws,
                               struct td_err *err)
 {
     const struct td_model_config *c = &model->config;
     const struct td_ops *ops = model->ops;
-    if (max_rows < 1 || max_rows > ROWS_MAX) return td_fail(err, TD_ERR_INVALID, "workspace: max_rows is %d, must be in 1..%d", max_rows, ROWS_MAX);
+    if (max_rows < 1 || max_rows > ROWS_MAX)
+        return td_fail(err, TD_ERR_INVALID, "workspace: max_rows is %d, must be in 1..%d", max_rows, ROWS_MAX);
     if (max_logit_rows < 1 || max_logit_rows > max_rows)
-        return td_fail(err, TD_ERR_INVALID, "workspace: max_logit_rows is %d, must be in 1..%d (max_rows)", max_logit_rows, max_rows);
+        return td_fail(err, TD_ERR_INVALID, "workspace: max_logit_rows is %d, must be in 1..%d (max_rows)", max_logit_rows,
+                       max_rows);
     struct td_workspace *ws = calloc(1, sizeof *ws);
     if (!ws) return td_fail(err, TD_ERR_NOMEM, "workspace: no memory");
     ws->model = model;
     ws->max_rows = max_rows;
     ws->max_logit_rows = max_logit_rows;
 
-    size_t rows = (size_t)max_rows, logit_rows = (size_t)max_logit_rows, hidden = (size_t)c->hidden, q = (size_t)c->n_heads * (size_t)c->head_dim,
-           kv = (size_t)c->n_kv_heads * (size_t)c->head_dim, gemm = 0, total = 0;
+    size_t rows = (size_t)max_rows, logit_rows = (size_t)max_logit_rows, hidden = (size_t)c->hidden,
+           q = (size_t)c->n_heads * (size_t)c->head_dim, kv = (size_t)c->n_kv_heads * (size_t)c->head_dim, gemm = 0, total = 0;
     const int32_t n_ins[] = {c->hidden, c->n_heads * c->head_dim, c->intermediate};
     for (int i = 0; i < 3; i++) gemm = max_size(gemm, ops->gemm_scratch_bytes(max_rows, n_ins[i]));
     for (int32_t b = 8; b <= 256; b *= 2)
-        ws->attn_scratch_bytes = max_size(ws->attn_scratch_bytes, ops->attn_scratch_bytes(c->n_heads, c->n_kv_heads, c->head_dim, b));
+        ws->attn_scratch_bytes =
+            max_size(ws->attn_scratch_bytes, ops->attn_scratch_bytes(c->n_heads, c->n_kv_heads, c->head_dim, b));
     ws->attn_scratch_bytes = (ws->attn_scratch_bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
 
-    size_t x = reserve(&total, rows * hidden, 4), h = reserve(&total, rows * hidden, 4), qkv = reserve(&total, rows * (q + 2 * kv), 4),
-           attn = reserve(&total, rows * q, 4), mlp = reserve(&total, rows * 2 * (size_t)c->intermediate, 4),
-           x_last = reserve(&total, logit_rows * hidden, 4), q_last = reserve(&total, logit_rows * q, 4), p_last = reserve(&total, logit_rows, 4),
-           s_last = reserve(&total, logit_rows, 4), logits = reserve(&total, logit_rows * (size_t)c->vocab, 4), g = reserve(&total, gemm, 1),
-           a = reserve(&total, ws->attn_scratch_bytes, (size_t)td_thread_pool_size(model->threads));
+    size_t x = reserve(&total, rows * hidden, 4), h = reserve(&total, rows * hidden, 4),
+           qkv = reserve(&total, rows * (q + 2 * kv), 4), attn = reserve(&total, rows * q, 4),
+           mlp = reserve(&total, rows * 2 * (size_t)c->intermediate, 4), x_last = reserve(&total, logit_rows * hidden, 4),
+           q_last = reserve(&total, logit_rows * q, 4), p_last = reserve(&total, logit_rows, 4),
+           s_last = reserve(&total, logit_rows, 4), logits = reserve(&total, logit_rows * (size_t)c->vocab, 4),
+           g = reserve(&total, gemm, 1), a = reserve(&total, ws->attn_scratch_bytes, (size_t)td_thread_pool_size(model->threads));
     td_status s = td_arena_create(total, 0, "workspace", &ws->arena, err);
     if (s) {
         free(ws);
@@ -118,22 +125,32 @@ struct rows {
     int32_t n;
 };
 
-static void meet(const struct step *s) { td_thread_pool_barrier(s->m->threads); }
+static void meet(const struct step *s)
+{
+    td_thread_pool_barrier(s->m->threads);
+}
 
 static void norm(const struct step *s, const struct rows *r, const float *w, float *out)
 {
     int32_t dim = s->m->config.hidden;
-    struct td_rmsnorm_args a = {.x = r->x, .w = w, .out = out, .n_rows = r->n, .dim = dim, .x_stride = dim, .out_stride = dim,
-                                .eps = s->m->config.rms_eps};
+    struct td_rmsnorm_args a = {
+        .x = r->x, .w = w, .out = out, .n_rows = r->n, .dim = dim, .x_stride = dim, .out_stride = dim, .eps = s->m->config.rms_eps};
     s->m->ops->rmsnorm(&a, s->part, s->n_parts);
     meet(s);
 }
 
-static void gemm(const struct step *s, const struct td_weight *w, const float *x, int64_t x_stride, float *y, const float *bias, int32_t n_rows,
-                 bool accumulate)
+static void gemm(const struct step *s, const struct td_weight *w, const float *x, int64_t x_stride, float *y, const float *bias,
+                 int32_t n_rows, bool accumulate)
 {
-    struct td_gemm_args a = {.w = w, .x = x, .y = y, .bias = bias, .scratch = s->ws->gemm_scratch, .n_rows = n_rows, .x_stride = x_stride,
-                             .y_stride = w->n_out, .accumulate = accumulate};
+    struct td_gemm_args a = {.w = w,
+                             .x = x,
+                             .y = y,
+                             .bias = bias,
+                             .scratch = s->ws->gemm_scratch,
+                             .n_rows = n_rows,
+                             .x_stride = x_stride,
+                             .y_stride = w->n_out,
+                             .accumulate = accumulate};
     s->m->ops->gemm_prepare(&a, s->part, s->n_parts);
     meet(s);
     s->m->ops->gemm(&a, s->part, s->n_parts);
@@ -146,8 +163,12 @@ static void norm_heads(const struct step *s, float *x, const float *w, int32_t n
 {
     int32_t dim = s->m->config.head_dim;
     bool along_rows = n_rows >= n_heads;
-    struct td_rmsnorm_args a = {.w = w, .n_rows = along_rows ? n_rows : n_heads, .dim = dim, .x_stride = along_rows ? row_stride : dim,
-                                .out_stride = along_rows ? row_stride : dim, .eps = s->m->config.rms_eps};
+    struct td_rmsnorm_args a = {.w = w,
+                                .n_rows = along_rows ? n_rows : n_heads,
+                                .dim = dim,
+                                .x_stride = along_rows ? row_stride : dim,
+                                .out_stride = along_rows ? row_stride : dim,
+                                .eps = s->m->config.rms_eps};
     int32_t n_calls = along_rows ? n_heads : n_rows;
     for (int32_t i = 0; i < n_calls; i++) {
         a.out = x + (along_rows ? dim : row_stride) * i;
@@ -174,12 +195,24 @@ static void attend_prepare(const struct step *s, int32_t layer, const struct row
         meet(s);
     }
     /* k's heads follow q's in the row: one call turns both. */
-    struct td_rope_args rope = {.x = qkv, .cos_sin = s->m->cos_sin, .positions = r->positions, .n_rows = r->n, .n_heads = c->n_heads + c->n_kv_heads,
-                                .head_dim = c->head_dim, .x_stride = stride};
+    struct td_rope_args rope = {.x = qkv,
+                                .cos_sin = s->m->cos_sin,
+                                .positions = r->positions,
+                                .n_rows = r->n,
+                                .n_heads = c->n_heads + c->n_kv_heads,
+                                .head_dim = c->head_dim,
+                                .x_stride = stride};
     ops->rope(&rope, s->part, s->n_parts);
     meet(s);
-    struct td_kv_store_args store = {.kv = *kv, .k = qkv + q, .v = qkv + q + n_kv, .k_stride = stride, .v_stride = stride, .positions = r->positions,
-                                     .row_seq = r->row_seq, .block_tables = s->args->block_tables, .n_rows = r->n};
+    struct td_kv_store_args store = {.kv = *kv,
+                                     .k = qkv + q,
+                                     .v = qkv + q + n_kv,
+                                     .k_stride = stride,
+                                     .v_stride = stride,
+                                     .positions = r->positions,
+                                     .row_seq = r->row_seq,
+                                     .block_tables = s->args->block_tables,
+                                     .n_rows = r->n};
     ops->kv_store(&store, s->part, s->n_parts);
     meet(s);
 }
@@ -193,10 +226,20 @@ static void attend_and_mlp(const struct step *s, int32_t layer, const struct row
     int32_t q = c->n_heads * c->head_dim;
     int64_t wide = 2 * (int64_t)c->intermediate;
 
-    struct td_attn_args attn = {.kv = *kv, .q = r->q, .out = ws->attn, .q_stride = r->q_stride, .out_stride = q, .positions = r->positions,
-                                .row_seq = r->row_seq, .block_tables = s->args->block_tables, .n_rows = r->n, .n_heads = c->n_heads,
-                                .scale = 1.0f / sqrtf((float)c->head_dim), .window = c->window && layer >= c->window_first_layer ? c->window : 0,
-                                .scratch = ws->attn_scratch, .scratch_bytes_per_part = ws->attn_scratch_bytes};
+    struct td_attn_args attn = {.kv = *kv,
+                                .q = r->q,
+                                .out = ws->attn,
+                                .q_stride = r->q_stride,
+                                .out_stride = q,
+                                .positions = r->positions,
+                                .row_seq = r->row_seq,
+                                .block_tables = s->args->block_tables,
+                                .n_rows = r->n,
+                                .n_heads = c->n_heads,
+                                .scale = 1.0f / sqrtf((float)c->head_dim),
+                                .window = c->window && layer >= c->window_first_layer ? c->window : 0,
+                                .scratch = ws->attn_scratch,
+                                .scratch_bytes_per_part = ws->attn_scratch_bytes};
     s->m->ops->attn(&attn, s->part, s->n_parts);
     meet(s);
     gemm(s, &y->o, ws->attn, q, r->x, y->o_bias, r->n, true);
@@ -221,7 +264,11 @@ static void keep_wanted(const struct step *s, struct rows *r)
         ws->position_last[i] = a->positions[from];
         ws->seq_last[i] = a->row_seq[from];
     }
-    *r = (struct rows){.x = ws->x_last, .q = ws->q_last, .q_stride = (int64_t)q, .positions = ws->position_last, .row_seq = ws->seq_last,
+    *r = (struct rows){.x = ws->x_last,
+                       .q = ws->q_last,
+                       .q_stride = (int64_t)q,
+                       .positions = ws->position_last,
+                       .row_seq = ws->seq_last,
                        .n = a->n_logit_rows};
     meet(s);
 }
@@ -234,13 +281,22 @@ static void forward_part(void *ctx, int part, int n_parts)
     const struct td_forward_args *a = s.args;
     const struct td_model_config *c = &s.m->config;
     int32_t q = c->n_heads * c->head_dim, n_kv = c->n_kv_heads * c->head_dim;
-    struct rows r = {.x = s.ws->x, .q = s.ws->qkv, .q_stride = q + 2 * (int64_t)n_kv, .positions = a->positions, .row_seq = a->row_seq, .n = a->n_rows};
+    struct rows r = {.x = s.ws->x,
+                     .q = s.ws->qkv,
+                     .q_stride = q + 2 * (int64_t)n_kv,
+                     .positions = a->positions,
+                     .row_seq = a->row_seq,
+                     .n = a->n_rows};
 
     s.m->ops->embed(r.x, s.m->embed, s.m->embed_dtype, a->tokens, r.n, c->hidden, part, n_parts);
     meet(&s);
     for (int32_t layer = 0; layer < c->n_layers; layer++) {
-        struct td_kv_view kv = {.base = a->kv_base + (size_t)layer * a->kv->layer_bytes, .block_bytes = (int64_t)a->kv->block_bytes,
-                                .n_kv_heads = c->n_kv_heads, .block_size = a->kv->block_size, .head_dim = c->head_dim, .dtype = a->kv->dtype};
+        struct td_kv_view kv = {.base = a->kv_base + (size_t)layer * a->kv->layer_bytes,
+                                .block_bytes = (int64_t)a->kv->block_bytes,
+                                .n_kv_heads = c->n_kv_heads,
+                                .block_size = a->kv->block_size,
+                                .head_dim = c->head_dim,
+                                .dtype = a->kv->dtype};
         attend_prepare(&s, layer, &r, &kv);
         if (layer == c->n_layers - 1) {
             if (a->n_logit_rows == 0) return;
@@ -256,10 +312,11 @@ td_status td_model_forward(struct td_model *model, struct td_workspace *ws, cons
 {
     const struct td_model_config *c = &model->config;
     const struct td_kv_layout *kv = args->kv;
-    if (ws->model != model || args->n_rows < 1 || args->n_rows > ws->max_rows || args->n_logit_rows < 0 || args->n_logit_rows > ws->max_logit_rows ||
-        args->n_logit_rows > args->n_rows)
+    if (ws->model != model || args->n_rows < 1 || args->n_rows > ws->max_rows || args->n_logit_rows < 0 ||
+        args->n_logit_rows > ws->max_logit_rows || args->n_logit_rows > args->n_rows)
         return TD_ERR_INVALID;
-    if (kv->n_layers != c->n_layers || kv->n_kv_heads != c->n_kv_heads || kv->head_dim != c->head_dim || kv->dtype != model->dtype) return TD_ERR_INVALID;
+    if (kv->n_layers != c->n_layers || kv->n_kv_heads != c->n_kv_heads || kv->head_dim != c->head_dim || kv->dtype != model->dtype)
+        return TD_ERR_INVALID;
     struct step s = {.m = model, .ws = ws, .args = args};
     td_thread_pool_run(model->threads, forward_part, &s);
     *ret_logits = ws->logits;

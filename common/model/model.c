@@ -12,8 +12,9 @@
 #define M_PI 3.14159265358979323846
 #endif
 
-/* The rotation of pair i at position p is p * inv_freq[i]. Frequencies and angles are rounded to f32 as the reference implementation rounds
- * them: trained models saw those angles, and at position 10^5 an f32 angle is off the exact one by up to 0.004. */
+/* The rotation of pair i at position p is p * inv_freq[i]. Frequencies and angles are rounded to f32 as the reference
+ * implementation rounds them: trained models saw those angles, and at position 10^5 an f32 angle is off the exact one by up to
+ * 0.004. */
 static void make_rope_table(struct td_model *m)
 {
     const struct td_model_config *c = &m->config;
@@ -64,17 +65,21 @@ static uint64_t model_hash(const struct td_model *m, uint64_t digest)
     const struct td_model_config *c = &m->config;
     char text[640];
     int n = snprintf(text, sizeof text,
-                     "arch %d layers %d hidden %d inter %d heads %d kv %d dim %d vocab %d eps %a tied %d bias %d %d %d qknorm %d window %d from %d "
+                     "arch %d layers %d hidden %d inter %d heads %d kv %d dim %d vocab %d eps %a tied %d bias %d %d %d qknorm %d "
+                     "window %d from %d "
                      "rope %d %a %a %a %a %d dtype %s ops %s weights %016" PRIx64,
-                     c->arch, c->n_layers, c->hidden, c->intermediate, c->n_heads, c->n_kv_heads, c->head_dim, c->vocab, (double)c->rms_eps,
-                     c->tied_embeddings, c->qkv_bias, c->o_bias, c->mlp_bias, c->qk_norm, c->window, c->window_first_layer, c->rope_scaling,
-                     c->rope_theta, c->rope_factor, c->rope_low_freq_factor, c->rope_high_freq_factor, c->rope_original_max_positions,
-                     td_dtype_name(m->dtype), m->ops->name, digest);
+                     c->arch, c->n_layers, c->hidden, c->intermediate, c->n_heads, c->n_kv_heads, c->head_dim, c->vocab,
+                     (double)c->rms_eps, c->tied_embeddings, c->qkv_bias, c->o_bias, c->mlp_bias, c->qk_norm, c->window,
+                     c->window_first_layer, c->rope_scaling, c->rope_theta, c->rope_factor, c->rope_low_freq_factor,
+                     c->rope_high_freq_factor, c->rope_original_max_positions, td_dtype_name(m->dtype), m->ops->name, digest);
     TD_ASSERT(n > 0 && (size_t)n < sizeof text);
     return td_hash64(text, (size_t)n, 0);
 }
 
-const struct td_ops *td_model_ops_by_name(const char *name) { return td_ops_by_name(name); }
+const struct td_ops *td_model_ops_by_name(const char *name)
+{
+    return td_ops_by_name(name);
+}
 
 td_status td_model_open(const struct td_model_params *params, struct td_model **ret_model, struct td_err *err)
 {
@@ -85,12 +90,15 @@ td_status td_model_open(const struct td_model_params *params, struct td_model **
     m->arena.memfd = -1;
     m->threads = params->threads;
     m->ops = params->ops ? params->ops : td_ops_best();
-    td_status s = m->ops ? TD_OK : td_fail(err, TD_ERR_INVALID, "model: TANDEM_OPS names a table of kernels that this CPU does not run");
-    if (!s) s = params->dir ? td_model_config_load(params->dir, &m->config, err) : td_model_config_load_file(params->random_config, &m->config, err);
+    td_status s =
+        m->ops ? TD_OK : td_fail(err, TD_ERR_INVALID, "model: TANDEM_OPS names a table of kernels that this CPU does not run");
+    if (!s)
+        s = params->dir ? td_model_config_load(params->dir, &m->config, err)
+                        : td_model_config_load_file(params->random_config, &m->config, err);
     if (!s) s = choose_dtype(params->dtype, &m->config, &m->dtype, err);
     if (!s && (params->max_model_len < 0 || params->max_model_len > m->config.max_positions))
-        s = td_fail(err, TD_ERR_INVALID, "max_model_len is %d, must be in 1..%d (max_position_embeddings), or 0 for that", params->max_model_len,
-                    m->config.max_positions);
+        s = td_fail(err, TD_ERR_INVALID, "max_model_len is %d, must be in 1..%d (max_position_embeddings), or 0 for that",
+                    params->max_model_len, m->config.max_positions);
     uint64_t digest = 0;
     if (!s) {
         m->max_len = params->max_model_len ? params->max_model_len : m->config.max_positions;
@@ -114,19 +122,37 @@ void td_model_close(struct td_model *model)
     free(model);
 }
 
-const struct td_model_config *td_model_config(const struct td_model *model) { return &model->config; }
-enum td_dtype td_model_dtype(const struct td_model *model) { return model->dtype; }
-int32_t td_model_max_len(const struct td_model *model) { return model->max_len; }
-uint64_t td_model_hash(const struct td_model *model) { return model->hash; }
-uint64_t td_model_weight_bytes(const struct td_model *model) { return model->weight_bytes; }
+const struct td_model_config *td_model_config(const struct td_model *model)
+{
+    return &model->config;
+}
+enum td_dtype td_model_dtype(const struct td_model *model)
+{
+    return model->dtype;
+}
+int32_t td_model_max_len(const struct td_model *model)
+{
+    return model->max_len;
+}
+uint64_t td_model_hash(const struct td_model *model)
+{
+    return model->hash;
+}
+uint64_t td_model_weight_bytes(const struct td_model *model)
+{
+    return model->weight_bytes;
+}
 
 td_status td_model_kv_layout(const struct td_model *model, int32_t block_size, struct td_kv_layout *ret_layout, struct td_err *err)
 {
     if (block_size < 8 || block_size > 256 || (block_size & (block_size - 1)))
         return td_fail(err, TD_ERR_INVALID, "block_size is %d, must be a power of two in 8..256", block_size);
     const struct td_model_config *c = &model->config;
-    struct td_kv_layout layout = {
-        .n_layers = c->n_layers, .n_kv_heads = c->n_kv_heads, .head_dim = c->head_dim, .block_size = block_size, .dtype = model->dtype};
+    struct td_kv_layout layout = {.n_layers = c->n_layers,
+                                  .n_kv_heads = c->n_kv_heads,
+                                  .head_dim = c->head_dim,
+                                  .block_size = block_size,
+                                  .dtype = model->dtype};
     td_status s = td_kv_layout_init(&layout, err);
     if (!s) *ret_layout = layout;
     return s;

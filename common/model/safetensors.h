@@ -1,7 +1,8 @@
-/* safetensors.h - tensors of a model directory: model.safetensors, or the shards named by model.safetensors.index.json, mapped read-only.
+/* safetensors.h - tensors of a model directory: model.safetensors, or the shards named by model.safetensors.index.json, mapped
+ * read-only.
  *
- * File: u64 little-endian header length, JSON header, tensor bytes. Nothing in it is believed: lengths, offsets, shapes and names are
- * checked before any is used, and what they disagree about is TD_ERR_CORRUPT with the tensor's name.
+ * File: u64 little-endian header length, JSON header, tensor bytes. Nothing in it is believed: lengths, offsets, shapes and names
+ * are checked before any is used, and what they disagree about is TD_ERR_CORRUPT with the tensor's name.
  *
  * Threads: open and close by one; readers may be many. */
 #ifndef TD_MODEL_SAFETENSORS_H
@@ -19,17 +20,17 @@
 
 struct td_tensor {
     char *name;
-    const uint8_t *data;            /* row-major, any alignment; borrowed from the mapped file */
+    const uint8_t *data; /* row-major, any alignment; borrowed from the mapped file */
     uint64_t n_bytes;
-    char dtype_name[16];            /* as in the file: "BF16"; cut to fit */
-    bool is_float;                  /* dtype is one that we compute with; else only its bytes are known */
+    char dtype_name[16]; /* as in the file: "BF16"; cut to fit */
+    bool is_float;       /* dtype is one that we compute with; else only its bytes are known */
     enum td_dtype dtype;
     int32_t n_dims;
     int64_t shape[TD_TENSOR_DIMS_MAX];
 };
 
 struct td_safetensors {
-    struct td_tensor *tensors;      /* sorted by name */
+    struct td_tensor *tensors; /* sorted by name */
     int32_t n_tensors;
     struct td_file_map *files;
     int32_t n_files;
@@ -39,9 +40,10 @@ struct td_safetensors {
 td_status td_safetensors_open(const char *dir, struct td_safetensors *ret_st, struct td_err *err);
 
 /* One file's bytes (borrowed, must outlive ret_st); `what` names it in errors. */
-td_status td_safetensors_parse(const uint8_t *bytes, size_t n_bytes, const char *what, struct td_safetensors *ret_st, struct td_err *err);
+td_status td_safetensors_parse(const uint8_t *bytes, size_t n_bytes, const char *what, struct td_safetensors *ret_st,
+                               struct td_err *err);
 
-void td_safetensors_close(struct td_safetensors *st);   /* zeroed is fine */
+void td_safetensors_close(struct td_safetensors *st); /* zeroed is fine */
 
 /* NULL when absent. */
 const struct td_tensor *td_safetensors_find(const struct td_safetensors *st, const char *name);

@@ -1,15 +1,15 @@
 /* weights.c - from the checkpoint (or a generator) into packed matrices.
  *
  * 1. plan:   walk the architecture once and write down every destination with its sources, by the names Hugging Face uses. Fused
- *            matrices have several sources, stacked by rows. Each source must exist with exactly the expected shape; each tensor of the
- *            checkpoint must be somebody's source, or on the short list of those that hold no information.
+ *            matrices have several sources, stacked by rows. Each source must exist with exactly the expected shape; each tensor of
+ * the checkpoint must be somebody's source, or on the short list of those that hold no information.
  * 2. place:  one arena for everything, sizes from td_ops.packed_bytes.
- * 3. fill:   matrices are cut into chunks of whole 64-row panels; all threads take chunks from one counter, member 0 draws progress. A
- *            chunk that lies in one aligned tensor is packed straight from the mapped file, others go through a staging buffer.
+ * 3. fill:   matrices are cut into chunks of whole 64-row panels; all threads take chunks from one counter, member 0 draws
+ * progress. A chunk that lies in one aligned tensor is packed straight from the mapped file, others go through a staging buffer.
  *            Vectors are few and small: widened to f32 by one thread.
  *
- * The digest covers the bytes of every chunk (as read or generated), hashed chunk by chunk and folded in chunk order, so it does not
- * depend on the number of threads.
+ * The digest covers the bytes of every chunk (as read or generated), hashed chunk by chunk and folded in chunk order, so it does
+ * not depend on the number of threads.
  *
  * The generator is counter-based: element i of source s is a pure function of (seed, s, i), whatever thread makes it. */
 #include <inttypes.h>
@@ -26,8 +26,8 @@
 #include "common/model/safetensors.h"
 
 #define SOURCES_MAX 3
-#define PANEL_ROWS 64                       /* td_ops.pack takes ranges of multiples of this */
-#define CHUNK_BYTES ((int64_t)1 << 20)      /* about: a chunk is at least one panel          */
+#define PANEL_ROWS 64                  /* td_ops.pack takes ranges of multiples of this */
+#define CHUNK_BYTES ((int64_t)1 << 20) /* about: a chunk is at least one panel          */
 #define ALIGN_BYTES ((size_t)64)
 #define SEED 0x74616e64656d0001ull
 
@@ -36,7 +36,7 @@ struct source {
     const struct td_tensor *tensor;
     int32_t n_rows;
     uint64_t stream;
-    float range;                            /* random: uniform in (-range, range) around center */
+    float range; /* random: uniform in (-range, range) around center */
     float center;
 };
 
@@ -44,35 +44,35 @@ enum dest_kind { DEST_PACKED, DEST_TABLE, DEST_VECTOR };
 
 struct dest {
     enum dest_kind kind;
-    struct td_weight *weight;               /* DEST_PACKED: data, n_out, n_in, dtype are filled         */
-    const void **data;                      /* others: where the pointer goes                           */
-    enum td_dtype dtype;                    /* of the destination                                       */
+    struct td_weight *weight; /* DEST_PACKED: data, n_out, n_in, dtype are filled         */
+    const void **data;        /* others: where the pointer goes                           */
+    enum td_dtype dtype;      /* of the destination                                       */
     int32_t n_rows, n_cols;
     struct source sources[SOURCES_MAX];
     int32_t n_sources;
-    size_t at, bytes;                       /* in the arena                                             */
+    size_t at, bytes; /* in the arena                                             */
     int32_t chunk_rows;
-    int32_t first_chunk, n_chunks;          /* numbers of its chunks, for the digest                    */
+    int32_t first_chunk, n_chunks; /* numbers of its chunks, for the digest                    */
 };
 
 struct loader {
     struct td_model *model;
-    const struct td_safetensors *st;        /* NULL: random */
+    const struct td_safetensors *st; /* NULL: random */
     const char *dir;
-    bool *used;                             /* [st->n_tensors] */
+    bool *used; /* [st->n_tensors] */
     struct dest *dests;
     int32_t n_dests, max_dests;
     uint64_t n_streams;
     struct td_err *err;
 
     /* fill */
-    uint64_t *chunk_hashes;                 /* [n_chunks] */
+    uint64_t *chunk_hashes; /* [n_chunks] */
     int32_t n_chunks;
-    uint8_t *staging;                       /* [threads][staging_bytes] */
+    uint8_t *staging; /* [threads][staging_bytes] */
     size_t staging_bytes;
     _Atomic int32_t next_chunk;
     _Atomic uint64_t done_bytes;
-    struct td_progress *progress;           /* NULL: quiet */
+    struct td_progress *progress; /* NULL: quiet */
 };
 
 /* ---- plan ------------------------------------------------------------------------------------------------------------------ */
@@ -96,7 +96,8 @@ static const char *shape_text(const struct td_tensor *t, char *buf, size_t buf_b
 {
     size_t n = 0;
     buf[0] = '\0';
-    for (int32_t i = 0; i < t->n_dims && n < buf_bytes; i++) n += (size_t)snprintf(buf + n, buf_bytes - n, "%s%" PRId64, i ? ", " : "", t->shape[i]);
+    for (int32_t i = 0; i < t->n_dims && n < buf_bytes; i++)
+        n += (size_t)snprintf(buf + n, buf_bytes - n, "%s%" PRId64, i ? ", " : "", t->shape[i]);
     return buf;
 }
 
@@ -119,14 +120,16 @@ static td_status add_source(struct loader *l, struct dest *d, int32_t n_rows, fl
     const struct td_tensor *t = s->tensor = find(l, name);
     bool is_vector = d->kind == DEST_VECTOR;
     if (!t) {
-        return td_fail(l->err, TD_ERR_CORRUPT, is_vector ? "%s: tensor %s [%d] is missing" : "%s: tensor %s [%d, %d] is missing", l->dir, name, n_rows,
-                       d->n_cols);
+        return td_fail(l->err, TD_ERR_CORRUPT, is_vector ? "%s: tensor %s [%d] is missing" : "%s: tensor %s [%d, %d] is missing",
+                       l->dir, name, n_rows, d->n_cols);
     }
     if (!t->is_float)
-        return td_fail(l->err, TD_ERR_UNSUPPORTED, "%s: tensor %s has dtype %s, must be F32, F16 or BF16", l->dir, name, t->dtype_name);
+        return td_fail(l->err, TD_ERR_UNSUPPORTED, "%s: tensor %s has dtype %s, must be F32, F16 or BF16", l->dir, name,
+                       t->dtype_name);
     if (is_vector ? t->n_dims != 1 || t->shape[0] != n_rows : t->n_dims != 2 || t->shape[0] != n_rows || t->shape[1] != d->n_cols) {
         return td_fail(l->err, TD_ERR_CORRUPT,
-                       is_vector ? "%s: tensor %s has shape [%s], must be [%d] by config.json" : "%s: tensor %s has shape [%s], must be [%d, %d] by config.json",
+                       is_vector ? "%s: tensor %s has shape [%s], must be [%d] by config.json"
+                                 : "%s: tensor %s has shape [%s], must be [%d, %d] by config.json",
                        l->dir, name, shape_text(t, shape, sizeof shape), n_rows, d->n_cols);
     }
     return TD_OK;
@@ -167,7 +170,8 @@ static td_status plan_layer(struct loader *l, int32_t i)
     int32_t q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
     /* Random weights: variance 1/n_in keeps activations near 1; what is added to the residual shrinks with depth. */
     float depth = 1.0f / sqrtf(2.0f * (float)c->n_layers), bias = 0.02f;
-    float r_hidden = sqrtf(3.0f / (float)c->hidden), r_q = sqrtf(3.0f / (float)q) * depth, r_mlp = sqrtf(3.0f / (float)c->intermediate) * depth;
+    float r_hidden = sqrtf(3.0f / (float)c->hidden), r_q = sqrtf(3.0f / (float)q) * depth,
+          r_mlp = sqrtf(3.0f / (float)c->intermediate) * depth;
     struct dest *d;
     td_status s;
 
@@ -224,8 +228,11 @@ static td_status plan_ends(struct loader *l)
     td_status s;
     if (l->st && c->tied_embeddings) {
         const struct td_tensor *e = find(l, embed_name), *h = find(l, head_name);
-        if (e && h && (e->n_bytes != h->n_bytes || strcmp(e->dtype_name, h->dtype_name) != 0 || memcmp(e->data, h->data, (size_t)e->n_bytes) != 0))
-            return td_fail(l->err, TD_ERR_CORRUPT, "%s: tie_word_embeddings is true, but %s and %s differ", l->dir, embed_name, head_name);
+        if (e && h &&
+            (e->n_bytes != h->n_bytes || strcmp(e->dtype_name, h->dtype_name) != 0 ||
+             memcmp(e->data, h->data, (size_t)e->n_bytes) != 0))
+            return td_fail(l->err, TD_ERR_CORRUPT, "%s: tie_word_embeddings is true, but %s and %s differ", l->dir, embed_name,
+                           head_name);
         embed_from = head_from = e || !h ? embed_name : head_name;
     }
     struct dest *d = add_dest(l, DEST_TABLE, c->hidden);
@@ -244,7 +251,8 @@ static td_status plan_ends(struct loader *l)
 static bool is_redundant(const char *name)
 {
     const char *at = strstr(name, ".rotary_emb.");
-    return at && (strcmp(at, ".rotary_emb.inv_freq") == 0 || strcmp(at, ".rotary_emb.cos_cached") == 0 || strcmp(at, ".rotary_emb.sin_cached") == 0);
+    return at && (strcmp(at, ".rotary_emb.inv_freq") == 0 || strcmp(at, ".rotary_emb.cos_cached") == 0 ||
+                  strcmp(at, ".rotary_emb.sin_cached") == 0);
 }
 
 static td_status refuse_extra(const struct loader *l)
@@ -255,7 +263,8 @@ static td_status refuse_extra(const struct loader *l)
         if (n_extra++ == 0) first = i;
     }
     if (n_extra == 0) return TD_OK;
-    return td_fail(l->err, TD_ERR_UNSUPPORTED, "%s: tensor %.128s%s has no place in the model that config.json describes (%d such tensors)", l->dir,
+    return td_fail(l->err, TD_ERR_UNSUPPORTED,
+                   "%s: tensor %.128s%s has no place in the model that config.json describes (%d such tensors)", l->dir,
                    l->st->tensors[first].name, n_extra > 1 ? " (and others)" : "", n_extra);
 }
 
@@ -269,7 +278,10 @@ static td_status plan(struct loader *l)
 
 /* ---- place ----------------------------------------------------------------------------------------------------------------- */
 
-static size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+static size_t round_up(size_t n, size_t unit)
+{
+    return (n + unit - 1) / unit * unit;
+}
 
 static td_status place(struct loader *l)
 {
@@ -342,7 +354,8 @@ static void generate(const struct source *s, int64_t first, int64_t n, float *ou
 }
 
 /* n_rows rows of one source from row0 on, into `out` as `dtype`: raw when that is the tensor's own type, widened for f32. */
-static void read_rows(const struct loader *l, const struct source *s, int32_t row0, int32_t n_rows, int32_t n_cols, enum td_dtype dtype, void *out)
+static void read_rows(const struct loader *l, const struct source *s, int32_t row0, int32_t n_rows, int32_t n_cols,
+                      enum td_dtype dtype, void *out)
 {
     int64_t first = (int64_t)row0 * n_cols, n = (int64_t)n_rows * n_cols;
     if (!s->tensor) {
@@ -368,7 +381,8 @@ static void read_rows(const struct loader *l, const struct source *s, int32_t ro
 }
 
 /* Rows [row0, row0 + n_rows) of d: straight from the file when they lie in one tensor, aligned; else gathered in `staging`. */
-static const void *gather(const struct loader *l, const struct dest *d, int32_t row0, int32_t n_rows, uint8_t *staging, enum td_dtype *ret_dtype)
+static const void *gather(const struct loader *l, const struct dest *d, int32_t row0, int32_t n_rows, uint8_t *staging,
+                          enum td_dtype *ret_dtype)
 {
     enum td_dtype dtype = TD_F32;
     if (d->sources[0].tensor) {
@@ -463,7 +477,8 @@ static td_status fill(struct loader *l, bool quiet, uint64_t *ret_digest)
     size_t n_threads = (size_t)td_thread_pool_size(l->model->threads);
     l->chunk_hashes = calloc((size_t)l->n_chunks, sizeof *l->chunk_hashes);
     l->staging = aligned_alloc(ALIGN_BYTES, round_up(n_threads * l->staging_bytes, ALIGN_BYTES));
-    if (!l->chunk_hashes || !l->staging) return td_fail(l->err, TD_ERR_NOMEM, "loading weights: no memory for %zu bytes", n_threads * l->staging_bytes);
+    if (!l->chunk_hashes || !l->staging)
+        return td_fail(l->err, TD_ERR_NOMEM, "loading weights: no memory for %zu bytes", n_threads * l->staging_bytes);
     struct td_progress progress;
     if (!quiet) {
         uint64_t total = 0;
@@ -487,7 +502,8 @@ td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, u
     td_status s = TD_OK;
     l.dests = calloc((size_t)l.max_dests, sizeof *l.dests);
     model->layers = calloc((size_t)model->config.n_layers, sizeof *model->layers);
-    if (!l.dests || !model->layers) s = td_fail(err, TD_ERR_NOMEM, "loading weights: no memory for %d layers", model->config.n_layers);
+    if (!l.dests || !model->layers)
+        s = td_fail(err, TD_ERR_NOMEM, "loading weights: no memory for %d layers", model->config.n_layers);
     if (!s && dir) {
         if (!(s = td_safetensors_open(dir, &st, err))) {
             l.st = &st;

@@ -1,5 +1,5 @@
-/* safetensors_fuzz.c - a file's bytes, the first 8 of which become the true header length when the first input byte is odd (so that the
- * JSON behind them is reached). What is accepted must tile the data exactly. */
+/* safetensors_fuzz.c - a file's bytes, the first 8 of which become the true header length when the first input byte is odd (so that
+ * the JSON behind them is reached). What is accepted must tile the data exactly. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
 {
     if (n_bytes < 3) return 0;
     bool fix = data[0] & 1;
-    size_t tail = (size_t)data[1];      /* bytes of tensor data at the end */
+    size_t tail = (size_t)data[1]; /* bytes of tensor data at the end */
     data += 2, n_bytes -= 2;
     uint8_t *file = malloc(8 + n_bytes);
     if (!file) return 0;

@@ -1,5 +1,6 @@
-/* golden_test.c - every model of tests/golden/fixtures against the logits of Hugging Face transformers, with every table of kernels that
- * this CPU runs. f32: within 1e-4 of the largest logit, and the same bits however the prompt is cut. bf16: reported, with loose bounds. */
+/* golden_test.c - every model of tests/golden/fixtures against the logits of Hugging Face transformers, with every table of kernels
+ * that this CPU runs. f32: within 1e-4 of the largest logit, and the same bits however the prompt is cut. bf16: reported, with
+ * loose bounds. */
 #include "tests/golden/model_rig.h"
 
 #include <dirent.h>
@@ -77,8 +78,9 @@ static void check_f32(const struct golden *d, const struct td_ops *ops, double *
         if (fabs((double)d->logits[i]) > largest) largest = fabs((double)d->logits[i]);
     }
     if (!(off <= 1e-4 * largest))
-        fail_msg("%s, %s: position %zu, token %zu: logit %g, reference %g; off by %g of the largest (%g), must be at most 1e-4", d->name, ops->name,
-                 at / (size_t)g.vocab, at % (size_t)g.vocab, (double)whole[at], (double)d->logits[at], off / largest, largest);
+        fail_msg("%s, %s: position %zu, token %zu: logit %g, reference %g; off by %g of the largest (%g), must be at most 1e-4",
+                 d->name, ops->name, at / (size_t)g.vocab, at % (size_t)g.vocab, (double)whole[at], (double)d->logits[at],
+                 off / largest, largest);
     if (off / largest > *worst) *worst = off / largest;
 
     static const int32_t chunks[] = {1, 7, 16};
@@ -86,8 +88,8 @@ static void check_f32(const struct golden *d, const struct td_ops *ops, double *
         float *cut = rig_prompt(&g, k + 1, d->tokens, d->n, chunks[k]);
         for (size_t i = 0; i < n; i++)
             if (memcmp(&whole[i], &cut[i], sizeof(float)) != 0)
-                fail_msg("%s, %s: chunks of %d: position %zu, token %zu is %a, whole prompt %a", d->name, ops->name, chunks[k], i / (size_t)g.vocab,
-                         i % (size_t)g.vocab, (double)cut[i], (double)whole[i]);
+                fail_msg("%s, %s: chunks of %d: position %zu, token %zu is %a, whole prompt %a", d->name, ops->name, chunks[k],
+                         i / (size_t)g.vocab, i % (size_t)g.vocab, (double)cut[i], (double)whole[i]);
         free(cut);
     }
     free(whole);
@@ -130,9 +132,9 @@ static double kl(const float *p, const float *q, int32_t n)
     return sum;
 }
 
-/* bf16 keeps 8 bits: one rounding is 2^-9, and a logit of 10 that went through some ten products is off by a few hundredths. So the mean KL to the
- * f32 distribution must stay below 1e-2 (a wrong head or norm gives more than 1), and 9 of 10 positions must keep their best token: these models
- * are random, so ties within the error do happen. */
+/* bf16 keeps 8 bits: one rounding is 2^-9, and a logit of 10 that went through some ten products is off by a few hundredths. So the
+ * mean KL to the f32 distribution must stay below 1e-2 (a wrong head or norm gives more than 1), and 9 of 10 positions must keep
+ * their best token: these models are random, so ties within the error do happen. */
 static void bf16_agreement(void **state)
 {
     (void)state;
@@ -158,7 +160,8 @@ static void bf16_agreement(void **state)
                 model_kl += one;
                 if (one > kl_max) kl_max = one;
             }
-            if (!(model_kl / d.n < 1e-2)) fail_msg("%s, %s: mean KL of bf16 is %g, must be below 1e-2", names[i], ops->name, model_kl / d.n);
+            if (!(model_kl / d.n < 1e-2))
+                fail_msg("%s, %s: mean KL of bf16 is %g, must be below 1e-2", names[i], ops->name, model_kl / d.n);
             kl_sum += model_kl;
             total += d.n;
             free(whole);
@@ -166,7 +169,8 @@ static void bf16_agreement(void **state)
             rig_close(&g);
             golden_close(&d);
         }
-        printf("golden bf16 %s: top-1 %d of %d (%.1f %%), KL mean %.2g, max %.2g\n", ops->name, same, total, 100.0 * same / total, kl_sum / total, kl_max);
+        printf("golden bf16 %s: top-1 %d of %d (%.1f %%), KL mean %.2g, max %.2g\n", ops->name, same, total, 100.0 * same / total,
+               kl_sum / total, kl_max);
         assert_true(same * 10 >= total * 9);
     }
 }

@@ -24,12 +24,13 @@ struct rig {
     struct td_workspace *ws;
     struct td_kv_layout kv;
     uint8_t *cache;
-    int32_t *tables[RIG_SEQS];      /* blocks of a sequence are neither adjacent nor in order */
+    int32_t *tables[RIG_SEQS]; /* blocks of a sequence are neither adjacent nor in order */
     int32_t max_rows, blocks_per_seq, vocab;
 };
 
 /* max_len: tokens per sequence. The cache starts as NaN: reading a slot that nobody wrote shows. */
-static inline void rig_open(struct rig *g, const struct td_model_params *params, int n_threads, int32_t block_size, int32_t max_rows, int32_t max_len)
+static inline void rig_open(struct rig *g, const struct td_model_params *params, int n_threads, int32_t block_size,
+                            int32_t max_rows, int32_t max_len)
 {
     struct td_err err = {0};
     struct td_model_params p = *params;
@@ -49,7 +50,8 @@ static inline void rig_open(struct rig *g, const struct td_model_params *params,
     for (int32_t s = 0; s < RIG_SEQS; s++) {
         g->tables[s] = calloc((size_t)g->blocks_per_seq, sizeof(int32_t));
         assert_non_null(g->tables[s]);
-        for (int32_t i = 0; i < g->blocks_per_seq; i++) g->tables[s][i] = (g->blocks_per_seq - 1 - i) * RIG_SEQS + (s * 5 + 3) % RIG_SEQS;
+        for (int32_t i = 0; i < g->blocks_per_seq; i++)
+            g->tables[s][i] = (g->blocks_per_seq - 1 - i) * RIG_SEQS + (s * 5 + 3) % RIG_SEQS;
     }
 }
 
@@ -72,8 +74,15 @@ static inline void rig_chunk(struct rig *g, int32_t seq, const int32_t *tokens, 
         wanted[i] = last_only ? n - 1 : i;
     }
     const int32_t *table = g->tables[seq];
-    struct td_forward_args a = {.tokens = tokens + done, .positions = positions, .row_seq = row_seq, .block_tables = &table, .n_rows = n,
-                                .kv_base = g->cache, .kv = &g->kv, .logit_rows = wanted, .n_logit_rows = last_only ? 1 : n};
+    struct td_forward_args a = {.tokens = tokens + done,
+                                .positions = positions,
+                                .row_seq = row_seq,
+                                .block_tables = &table,
+                                .n_rows = n,
+                                .kv_base = g->cache,
+                                .kv = &g->kv,
+                                .logit_rows = wanted,
+                                .n_logit_rows = last_only ? 1 : n};
     float *logits = NULL;
     assert_int_equal(td_model_forward(g->model, g->ws, &a, &logits), TD_OK);
     if (out) memcpy(out, logits, (size_t)a.n_logit_rows * (size_t)g->vocab * sizeof(float));
@@ -87,7 +96,8 @@ static inline float *rig_prompt(struct rig *g, int32_t seq, const int32_t *token
 {
     float *out = malloc((size_t)n * (size_t)g->vocab * sizeof(float));
     assert_non_null(out);
-    for (int32_t i = 0; i < n; i += chunk) rig_chunk(g, seq, tokens, i, n - i < chunk ? n - i : chunk, false, out + (size_t)i * (size_t)g->vocab);
+    for (int32_t i = 0; i < n; i += chunk)
+        rig_chunk(g, seq, tokens, i, n - i < chunk ? n - i : chunk, false, out + (size_t)i * (size_t)g->vocab);
     return out;
 }
 

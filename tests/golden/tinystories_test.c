@@ -7,7 +7,8 @@
 static void check_case(struct rig *g, const json_t *c, const char *ops)
 {
     int32_t n_prompt, n_greedy;
-    int32_t *prompt = rig_ids(json_object_get(c, "prompt_ids"), &n_prompt), *greedy = rig_ids(json_object_get(c, "greedy_ids"), &n_greedy);
+    int32_t *prompt = rig_ids(json_object_get(c, "prompt_ids"), &n_prompt),
+            *greedy = rig_ids(json_object_get(c, "greedy_ids"), &n_greedy);
     const json_t *steps = json_object_get(c, "steps");
     assert_true(n_prompt > 0 && n_greedy > 0);
     int32_t *tokens = malloc((size_t)(n_prompt + n_greedy) * 4);
@@ -60,7 +61,8 @@ static void published_greedy_text(void **state)
         int n_cases = 0;
         size_t k;
         json_t *c;
-        json_array_foreach(json_object_get(root, "cases"), k, c) {
+        json_array_foreach(json_object_get(root, "cases"), k, c)
+        {
             if (strcmp(json_string_value(json_object_get(c, "model")), "model.safetensors") != 0) continue;
             check_case(&g, c, names[i]);
             n_cases++;

@@ -64,19 +64,23 @@ static void fields(void **state)
     (void)state;
     struct td_model_config c;
     assert_true(parse(LLAMA ",\"attention_bias\":true,\"mlp_bias\":true,\"tie_word_embeddings\":true}", NULL).o_bias);
-    c = parse(LLAMA ",\"attention_bias\":true,\"mlp_bias\":true,\"tie_word_embeddings\":true,\"rms_norm_eps\":1e-5,\"head_dim\":32}", NULL);
+    c = parse(LLAMA
+              ",\"attention_bias\":true,\"mlp_bias\":true,\"tie_word_embeddings\":true,\"rms_norm_eps\":1e-5,\"head_dim\":32}",
+              NULL);
     assert_true(c.qkv_bias && c.mlp_bias && c.tied_embeddings && c.rms_eps == 1e-5f && c.head_dim == 32);
     c = parse("{\"model_type\":\"llama\"," SIZES "\"max_sequence_length\":77}", NULL);
     assert_int_equal(c.max_positions, 77);
 
     c = parse(LLAMA ",\"rope_theta\":5e5,\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}", NULL);
     assert_true(c.rope_scaling == TD_ROPE_LINEAR && c.rope_factor == 2 && c.rope_theta == 5e5);
-    static const char llama3[] = "{\"rope_type\":\"llama3\",\"rope_theta\":500000.0,\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4,"
-                                 "\"original_max_position_embeddings\":8192}}";
+    static const char llama3[] =
+        "{\"rope_type\":\"llama3\",\"rope_theta\":500000.0,\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4,"
+        "\"original_max_position_embeddings\":8192}}";
     char text[1024];
     snprintf(text, sizeof text, LLAMA ",\"rope_parameters\":%s", llama3);
     c = parse(text, NULL);
-    assert_true(c.rope_scaling == TD_ROPE_LLAMA3 && c.rope_factor == 8 && c.rope_low_freq_factor == 1 && c.rope_high_freq_factor == 4);
+    assert_true(c.rope_scaling == TD_ROPE_LLAMA3 && c.rope_factor == 8 && c.rope_low_freq_factor == 1 &&
+                c.rope_high_freq_factor == 4);
     assert_true(c.rope_original_max_positions == 8192 && c.rope_theta == 5e5);
     c = parse(LLAMA ",\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":123},\"rope_scaling\":null}", NULL);
     assert_true(c.rope_scaling == TD_ROPE_PLAIN && c.rope_theta == 123);
@@ -91,8 +95,10 @@ static void fields(void **state)
     assert_true(c.window == 7 && c.window_first_layer == 2);
     c = parse(QWEN2 ",\"use_sliding_window\":true,\"sliding_window\":7,\"max_window_layers\":4}", NULL);
     assert_int_equal(c.window, 0);
-    c = parse(QWEN2 ",\"use_sliding_window\":true,\"sliding_window\":7,\"layer_types\":[\"full_attention\",\"sliding_attention\",\"sliding_attention\","
-                    "\"sliding_attention\"]}", NULL);
+    c = parse(QWEN2 ",\"use_sliding_window\":true,\"sliding_window\":7,\"layer_types\":[\"full_attention\",\"sliding_attention\","
+                    "\"sliding_attention\","
+                    "\"sliding_attention\"]}",
+              NULL);
     assert_true(c.window == 7 && c.window_first_layer == 1);
     c = parse(QWEN3 ",\"attention_bias\":true,\"head_dim\":null}", NULL);
     assert_true(c.qkv_bias && c.o_bias && c.head_dim == 16);
@@ -100,7 +106,9 @@ static void fields(void **state)
     assert_int_equal(parse(LLAMA ",\"torch_dtype\":\"bfloat16\"}", NULL).checkpoint_dtype, TD_BF16);
     assert_int_equal(parse(LLAMA ",\"dtype\":\"float16\",\"torch_dtype\":\"float16\"}", NULL).checkpoint_dtype, TD_F16);
     /* Off is as good as absent. */
-    parse(LLAMA ",\"sliding_window\":null,\"use_sliding_window\":false,\"quantization_config\":null,\"pruned_heads\":{},\"partial_rotary_factor\":1.0}", NULL);
+    parse(LLAMA ",\"sliding_window\":null,\"use_sliding_window\":false,\"quantization_config\":null,\"pruned_heads\":{},\"partial_"
+                "rotary_factor\":1.0}",
+          NULL);
 }
 
 static void special_ids_and_generation(void **state)
@@ -108,8 +116,9 @@ static void special_ids_and_generation(void **state)
     (void)state;
     struct td_model_config c = parse(LLAMA ",\"eos_token_id\":[3,4,-1],\"bos_token_id\":null}", NULL);
     assert_true(c.bos_id == -1 && c.n_eos == 2 && c.eos_ids[0] == 3 && c.eos_ids[1] == 4);
-    c = parse(LLAMA ",\"eos_token_id\":3}", "{\"eos_token_id\":[9,8],\"bos_token_id\":7,\"do_sample\":true,\"temperature\":0.6,\"top_p\":0.9,\"top_k\":20,"
-                                              "\"min_p\":0.05,\"repetition_penalty\":1.1,\"transformers_version\":\"4.0\",\"max_length\":4096}");
+    c = parse(LLAMA ",\"eos_token_id\":3}",
+              "{\"eos_token_id\":[9,8],\"bos_token_id\":7,\"do_sample\":true,\"temperature\":0.6,\"top_p\":0.9,\"top_k\":20,"
+              "\"min_p\":0.05,\"repetition_penalty\":1.1,\"transformers_version\":\"4.0\",\"max_length\":4096}");
     assert_true(c.bos_id == 7 && c.n_eos == 2 && c.eos_ids[0] == 9 && c.eos_ids[1] == 8 && c.do_sample);
     assert_true(c.temperature == 0.6f && c.top_p == 0.9f && c.top_k == 20 && c.min_p == 0.05f && c.repetition_penalty == 1.1f);
     /* config.json's ids stay when generation_config.json says nothing. */
@@ -120,7 +129,7 @@ static void special_ids_and_generation(void **state)
 struct bad {
     const char *text, *generation;
     td_status status;
-    const char *says;     /* part of the message */
+    const char *says; /* part of the message */
 };
 
 static const struct bad bad_configs[] = {
@@ -150,7 +159,8 @@ static const struct bad bad_configs[] = {
     {"{\"model_type\":\"qwen2\"," SIZES "\"max_position_embeddings\":128}", NULL, TD_ERR_INVALID, "num_key_value_heads is missing"},
     {LLAMA ",\"head_dim\":7}", NULL, TD_ERR_UNSUPPORTED, "head_dim is 7, must be even"},
     {LLAMA ",\"head_dim\":512}", NULL, TD_ERR_INVALID, "head_dim is 512"},
-    {LLAMA ",\"hidden_size\":65536,\"num_attention_heads\":256,\"num_hidden_layers\":1024,\"intermediate_size\":1048576}", NULL, TD_ERR_LIMIT, "parameters"},
+    {LLAMA ",\"hidden_size\":65536,\"num_attention_heads\":256,\"num_hidden_layers\":1024,\"intermediate_size\":1048576}", NULL,
+     TD_ERR_LIMIT, "parameters"},
     {LLAMA ",\"hidden_act\":\"gelu\"}", NULL, TD_ERR_UNSUPPORTED, "hidden_act is gelu"},
     {LLAMA ",\"rms_norm_eps\":-1}", NULL, TD_ERR_INVALID, "rms_norm_eps"},
     {LLAMA ",\"attention_bias\":1}", NULL, TD_ERR_INVALID, "attention_bias"},
@@ -167,22 +177,28 @@ static const struct bad bad_configs[] = {
     {LLAMA ",\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}}", NULL, TD_ERR_UNSUPPORTED, "dynamic"},
     {LLAMA ",\"rope_scaling\":{\"type\":\"linear\"}}", NULL, TD_ERR_INVALID, "factor is missing"},
     {LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":0}}", NULL, TD_ERR_INVALID, "factor is 0"},
-    {LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"rope_type\":\"llama3\",\"factor\":2}}", NULL, TD_ERR_INVALID, "must be the same"},
+    {LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"rope_type\":\"llama3\",\"factor\":2}}", NULL, TD_ERR_INVALID,
+     "must be the same"},
     {LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2,\"mscale\":3}}", NULL, TD_ERR_UNSUPPORTED, "mscale is 3"},
     {LLAMA ",\"rope_scaling\":{\"factor\":2}}", NULL, TD_ERR_UNSUPPORTED, "factor is 2"},
-    {LLAMA ",\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_factor\":4,\"original_max_position_embeddings\":8}}", NULL,
-     TD_ERR_INVALID, "high_freq_factor is 4, must be above"},
-    {LLAMA ",\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4}}", NULL, TD_ERR_INVALID,
-     "original_max_position_embeddings is missing"},
-    {LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2},\"rope_parameters\":{\"rope_type\":\"default\"}}", NULL, TD_ERR_UNSUPPORTED, "differ"},
+    {LLAMA ",\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_factor\":4,\"original_max_"
+           "position_embeddings\":8}}",
+     NULL, TD_ERR_INVALID, "high_freq_factor is 4, must be above"},
+    {LLAMA ",\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4}}", NULL,
+     TD_ERR_INVALID, "original_max_position_embeddings is missing"},
+    {LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2},\"rope_parameters\":{\"rope_type\":\"default\"}}", NULL,
+     TD_ERR_UNSUPPORTED, "differ"},
     {LLAMA ",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"default\"}}}", NULL, TD_ERR_UNSUPPORTED, "full_attention"},
     {QWEN2 ",\"mlp_bias\":true}", NULL, TD_ERR_UNSUPPORTED, "mlp_bias is true, not supported: must be absent in a qwen2 model"},
     {MISTRAL ",\"attention_bias\":true}", NULL, TD_ERR_UNSUPPORTED, "attention_bias"},
     {MISTRAL ",\"sliding_window\":0}", NULL, TD_ERR_INVALID, "sliding_window is 0"},
-    {QWEN2 ",\"layer_types\":[\"full_attention\"]}", NULL, TD_ERR_INVALID, "layer_types has 1 entries, must be num_hidden_layers (4)"},
-    {QWEN2 ",\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\",\"sliding_attention\"]}", NULL, TD_ERR_INVALID, "layer_types[3]"},
-    {QWEN2 ",\"use_sliding_window\":true,\"layer_types\":[\"sliding_attention\",\"full_attention\",\"full_attention\",\"full_attention\"]}", NULL,
-     TD_ERR_UNSUPPORTED, "layer_types[1]"},
+    {QWEN2 ",\"layer_types\":[\"full_attention\"]}", NULL, TD_ERR_INVALID,
+     "layer_types has 1 entries, must be num_hidden_layers (4)"},
+    {QWEN2 ",\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\",\"sliding_attention\"]}", NULL,
+     TD_ERR_INVALID, "layer_types[3]"},
+    {QWEN2 ",\"use_sliding_window\":true,\"layer_types\":[\"sliding_attention\",\"full_attention\",\"full_attention\",\"full_"
+           "attention\"]}",
+     NULL, TD_ERR_UNSUPPORTED, "layer_types[1]"},
     {QWEN2 ",\"layer_types\":[\"linear_attention\",1,2,3]}", NULL, TD_ERR_UNSUPPORTED, "linear_attention"},
     {LLAMA ",\"eos_token_id\":256}", NULL, TD_ERR_INVALID, "eos_token_id is 256, must be an integer in 0..255"},
     {LLAMA ",\"eos_token_id\":[1,\"x\"]}", NULL, TD_ERR_INVALID, "eos_token_id[1]"},
@@ -206,10 +222,11 @@ static void refusals(void **state)
         struct td_err err = {0};
         memset(&c, 0x5a, sizeof c);
         memset(&before, 0x5a, sizeof before);
-        td_status s = td_model_config_parse(b->text, strlen(b->text), b->generation, b->generation ? strlen(b->generation) : 0, &c, &err);
+        td_status s =
+            td_model_config_parse(b->text, strlen(b->text), b->generation, b->generation ? strlen(b->generation) : 0, &c, &err);
         if (s != b->status || err.code != s || !strstr(err.msg, b->says))
-            fail_msg("%s %s\n  answered %s: %s\n  expected %s: ...%s...", b->text, b->generation ? b->generation : "", td_status_name(s), err.msg,
-                     td_status_name(b->status), b->says);
+            fail_msg("%s %s\n  answered %s: %s\n  expected %s: ...%s...", b->text, b->generation ? b->generation : "",
+                     td_status_name(s), err.msg, td_status_name(b->status), b->says);
         assert_memory_equal(&c, &before, sizeof c);
     }
 }
@@ -231,7 +248,8 @@ static void files(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(defaults), cmocka_unit_test(fields), cmocka_unit_test(special_ids_and_generation),
-                                       cmocka_unit_test(refusals), cmocka_unit_test(files)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(defaults), cmocka_unit_test(fields),
+                                       cmocka_unit_test(special_ids_and_generation), cmocka_unit_test(refusals),
+                                       cmocka_unit_test(files)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -36,11 +36,12 @@ static int teardown(void **state)
     return rmdir(dir);
 }
 
-/* ---- a checkpoint written here, with one thing wrong at a time --------------------------------------------------------------------- */
+/* ---- a checkpoint written here, with one thing wrong at a time
+ * --------------------------------------------------------------------- */
 
 struct part {
     const char *name, *dtype;
-    int rows, cols;     /* cols 0: a vector */
+    int rows, cols; /* cols 0: a vector */
 };
 
 /* hidden 8, 2 heads, 1 KV head of 4, intermediate 12, vocab 16, one layer, untied */
@@ -60,8 +61,8 @@ static const struct part whole[] = {
 };
 enum { N_PARTS = sizeof whole / sizeof *whole };
 
-#define CONFIG                                                                                                                              \
-    "{\"model_type\":\"llama\",\"hidden_size\":8,\"intermediate_size\":12,\"num_hidden_layers\":1,\"num_attention_heads\":2,"                 \
+#define CONFIG                                                                                                                     \
+    "{\"model_type\":\"llama\",\"hidden_size\":8,\"intermediate_size\":12,\"num_hidden_layers\":1,\"num_attention_heads\":2,"      \
     "\"num_key_value_heads\":1,\"vocab_size\":16,\"max_position_embeddings\":32"
 
 /* `pad` spaces after the header: the data starts at any alignment. */
@@ -71,11 +72,13 @@ static void write_checkpoint(const struct part *parts, int n_parts, int pad, uin
     static uint8_t file[65536];
     size_t n = (size_t)snprintf(header, sizeof header, "{"), at = 0;
     for (int i = 0; i < n_parts; i++) {
-        size_t bytes = (size_t)parts[i].rows * (size_t)(parts[i].cols ? parts[i].cols : 1) * (parts[i].dtype[0] == 'F' && parts[i].dtype[1] == '3' ? 4 : 2);
+        size_t bytes = (size_t)parts[i].rows * (size_t)(parts[i].cols ? parts[i].cols : 1) *
+                       (parts[i].dtype[0] == 'F' && parts[i].dtype[1] == '3' ? 4 : 2);
         char shape[32];
         snprintf(shape, sizeof shape, parts[i].cols ? "%d,%d" : "%d", parts[i].rows, parts[i].cols);
-        n += (size_t)snprintf(header + n, sizeof header - n, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}", i ? "," : "",
-                              parts[i].name, parts[i].dtype, shape, at, at + bytes);
+        n +=
+            (size_t)snprintf(header + n, sizeof header - n, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
+                             i ? "," : "", parts[i].name, parts[i].dtype, shape, at, at + bytes);
         at += bytes;
     }
     n += (size_t)snprintf(header + n, sizeof header - n, "}%*s", pad, "");
@@ -99,8 +102,8 @@ static void write_checkpoint(const struct part *parts, int n_parts, int pad, uin
     write_file("model.safetensors", file, (size_t)(data - file));
 }
 
-static td_status try_open(const char *config, const char *dtype, int32_t max_len, int n_threads, struct td_err *err, uint64_t *ret_hash,
-                          uint64_t *ret_bytes)
+static td_status try_open(const char *config, const char *dtype, int32_t max_len, int n_threads, struct td_err *err,
+                          uint64_t *ret_hash, uint64_t *ret_bytes)
 {
     struct td_thread_pool *threads;
     struct td_model *model = NULL;
@@ -121,7 +124,8 @@ static void expect(const char *config, const char *dtype, int32_t max_len, td_st
 {
     struct td_err err;
     td_status s = try_open(config, dtype, max_len, 2, &err, NULL, NULL);
-    if (s != want || !strstr(err.msg, says)) fail_msg("answered %s: %s\n  expected %s: ...%s...", td_status_name(s), err.msg, td_status_name(want), says);
+    if (s != want || !strstr(err.msg, says))
+        fail_msg("answered %s: %s\n  expected %s: ...%s...", td_status_name(s), err.msg, td_status_name(want), says);
 }
 
 static void loader_refuses(void **state)
@@ -144,8 +148,10 @@ static void loader_refuses(void **state)
         memcpy(parts, whole, sizeof whole);
         parts[i] = parts[N_PARTS - 1];
         write_checkpoint(parts, N_PARTS - 1, 0, 0);
-        if (i < N_PARTS - 1) expect(CONFIG "}", "f32", 0, TD_ERR_CORRUPT, whole[i].name);
-        else expect(CONFIG "}", "f32", 0, TD_ERR_CORRUPT, "lm_head.weight [16, 8] is missing");
+        if (i < N_PARTS - 1)
+            expect(CONFIG "}", "f32", 0, TD_ERR_CORRUPT, whole[i].name);
+        else
+            expect(CONFIG "}", "f32", 0, TD_ERR_CORRUPT, "lm_head.weight [16, 8] is missing");
         memcpy(parts, whole, sizeof whole);
         parts[i].dtype = "I16";
         write_checkpoint(parts, N_PARTS, 0, 0);
@@ -217,13 +223,15 @@ static void hash_tells_weights_apart(void **state)
     assert_true(a != b);
 }
 
-/* ---- random weights ---------------------------------------------------------------------------------------------------------------- */
+/* ---- random weights
+ * ---------------------------------------------------------------------------------------------------------------- */
 
 /* Large enough for every tile and tail of the kernels: 3 KV heads, sizes that are no multiples of 32. */
 static const char random_config[] =
     "{\"model_type\":\"qwen3\",\"hidden_size\":200,\"intermediate_size\":344,\"num_hidden_layers\":3,\"num_attention_heads\":6,"
     "\"num_key_value_heads\":3,\"head_dim\":32,\"vocab_size\":777,\"max_position_embeddings\":512,\"attention_bias\":true,"
-    "\"use_sliding_window\":true,\"sliding_window\":21,\"max_window_layers\":2,\"tie_word_embeddings\":true,\"dtype\":\"bfloat16\"}";
+    "\"use_sliding_window\":true,\"sliding_window\":21,\"max_window_layers\":2,\"tie_word_embeddings\":true,\"dtype\":"
+    "\"bfloat16\"}";
 
 static const char *write_random_config(void)
 {
@@ -250,14 +258,16 @@ static void random_weights_are_sane(void **state)
         double sum = 0, sum2 = 0, n = 40.0 * 777;
         for (size_t i = 0; i < 40 * 777; i++) sum += (double)logits[i], sum2 += (double)logits[i] * (double)logits[i];
         double deviation = sqrt(sum2 / n - sum / n * sum / n);
-        if (!(deviation > 0.3 && deviation < 3)) fail_msg("%s: logits have a standard deviation of %g, must be near 1", dtypes[k], deviation);
+        if (!(deviation > 0.3 && deviation < 3))
+            fail_msg("%s: logits have a standard deviation of %g, must be near 1", dtypes[k], deviation);
         free(logits);
         rig_close(&g);
     }
     assert_true(hashes[0] == hashes[1] && hashes[0] != hashes[2]); /* auto is bf16 here; 1 thread or 2 */
 }
 
-/* ---- invariance -------------------------------------------------------------------------------------------------------------------- */
+/* ---- invariance
+ * -------------------------------------------------------------------------------------------------------------------- */
 
 #define SEQS 5
 #define LEN_MAX 75
@@ -274,14 +284,17 @@ static void make_tokens(int32_t tokens[SEQS][LEN_MAX], int32_t vocab)
 
 static const int32_t lens[SEQS] = {75, 1, 33, 64, 17};
 
-/* Runs all sequences together: step by step each takes up to `take[s]` tokens, in the order of `order`. Every row's logits to out[s][position]. */
+/* Runs all sequences together: step by step each takes up to `take[s]` tokens, in the order of `order`. Every row's logits to
+ * out[s][position]. */
 static void run_batched(struct rig *g, int32_t tokens[SEQS][LEN_MAX], const int32_t *order, const int32_t *take, float *out[SEQS])
 {
     int32_t done[SEQS] = {0};
     for (;;) {
         int32_t ids[256], positions[256], row_seq[256], wanted[256], n = 0, n_seqs = 0;
         const int32_t *tables[SEQS];
-        struct { int32_t seq, position; } owner[256];
+        struct {
+            int32_t seq, position;
+        } owner[256];
         for (int k = 0; k < SEQS; k++) {
             int32_t s = order[k], room = g->max_rows - n, m = lens[s] - done[s] < take[s] ? lens[s] - done[s] : take[s];
             if (m > room) m = room;
@@ -297,12 +310,20 @@ static void run_batched(struct rig *g, int32_t tokens[SEQS][LEN_MAX], const int3
             tables[n_seqs++] = g->tables[s];
         }
         if (n == 0) return;
-        struct td_forward_args a = {.tokens = ids, .positions = positions, .row_seq = row_seq, .block_tables = tables, .n_rows = n, .kv_base = g->cache,
-                                    .kv = &g->kv, .logit_rows = wanted, .n_logit_rows = n};
+        struct td_forward_args a = {.tokens = ids,
+                                    .positions = positions,
+                                    .row_seq = row_seq,
+                                    .block_tables = tables,
+                                    .n_rows = n,
+                                    .kv_base = g->cache,
+                                    .kv = &g->kv,
+                                    .logit_rows = wanted,
+                                    .n_logit_rows = n};
         float *logits = NULL;
         assert_int_equal(td_model_forward(g->model, g->ws, &a, &logits), TD_OK);
         for (int32_t i = 0; i < n; i++)
-            memcpy(out[owner[i].seq] + (size_t)owner[i].position * (size_t)g->vocab, logits + (size_t)i * (size_t)g->vocab, (size_t)g->vocab * sizeof(float));
+            memcpy(out[owner[i].seq] + (size_t)owner[i].position * (size_t)g->vocab, logits + (size_t)i * (size_t)g->vocab,
+                   (size_t)g->vocab * sizeof(float));
     }
 }
 
@@ -331,8 +352,9 @@ static void check_invariance(const char *path, const char *dtype, const struct t
             for (int32_t s = 0; s < SEQS; s++)
                 for (size_t i = 0; i < (size_t)lens[s] * (size_t)g.vocab; i++)
                     if (memcmp(&out[s][i], &alone[s][i], sizeof(float)) != 0)
-                        fail_msg("%s %s, %d threads, cut %zu: sequence %d, position %zu, token %zu is %a in the batch, %a alone", ops->name, dtype, n_threads,
-                                 k, s, i / (size_t)g.vocab, i % (size_t)g.vocab, (double)out[s][i], (double)alone[s][i]);
+                        fail_msg("%s %s, %d threads, cut %zu: sequence %d, position %zu, token %zu is %a in the batch, %a alone",
+                                 ops->name, dtype, n_threads, k, s, i / (size_t)g.vocab, i % (size_t)g.vocab, (double)out[s][i],
+                                 (double)alone[s][i]);
         }
         rig_close(&g);
     }
@@ -377,8 +399,13 @@ static void unwanted_rows_do_not_matter(void **state)
     int32_t positions[LEN_MAX], row_seq[LEN_MAX] = {0};
     for (int32_t i = 0; i < LEN_MAX; i++) positions[i] = i;
     const int32_t *table = g.tables[0];
-    struct td_forward_args a = {.tokens = tokens[0], .positions = positions, .row_seq = row_seq, .block_tables = &table, .n_rows = LEN_MAX,
-                                .kv_base = g.cache, .kv = &g.kv};
+    struct td_forward_args a = {.tokens = tokens[0],
+                                .positions = positions,
+                                .row_seq = row_seq,
+                                .block_tables = &table,
+                                .n_rows = LEN_MAX,
+                                .kv_base = g.cache,
+                                .kv = &g.kv};
     float *logits;
     assert_int_equal(td_model_forward(g.model, g.ws, &a, &logits), TD_OK);
     assert_memory_equal(cache, g.cache, cache_bytes);
@@ -406,8 +433,10 @@ static void ref_and_best_agree(void **state)
     static const double bounds[] = {2e-5, 2e-2};
     for (int k = 0; k < 2; k++) {
         struct rig a, b;
-        rig_open(&a, &(struct td_model_params){.random_config = path, .dtype = dtypes[k], .ops = td_ops_by_name("ref")}, 2, 16, 128, LEN_MAX);
-        rig_open(&b, &(struct td_model_params){.random_config = path, .dtype = dtypes[k], .ops = td_ops_best()}, 2, 16, 128, LEN_MAX);
+        rig_open(&a, &(struct td_model_params){.random_config = path, .dtype = dtypes[k], .ops = td_ops_by_name("ref")}, 2, 16, 128,
+                 LEN_MAX);
+        rig_open(&b, &(struct td_model_params){.random_config = path, .dtype = dtypes[k], .ops = td_ops_best()}, 2, 16, 128,
+                 LEN_MAX);
         make_tokens(tokens, a.vocab);
         float *x = rig_prompt(&a, 0, tokens[0], LEN_MAX, LEN_MAX), *y = rig_prompt(&b, 0, tokens[0], LEN_MAX, LEN_MAX);
         double off = 0, largest = 0;
@@ -449,7 +478,13 @@ static void bad_calls(void **state)
     struct td_kv_layout other = g.kv;
     other.dtype = TD_F32;
     float *logits;
-    struct td_forward_args good = {.tokens = zeros, .positions = zeros, .row_seq = zeros, .block_tables = &table, .n_rows = 1, .kv_base = g.cache, .kv = &g.kv};
+    struct td_forward_args good = {.tokens = zeros,
+                                   .positions = zeros,
+                                   .row_seq = zeros,
+                                   .block_tables = &table,
+                                   .n_rows = 1,
+                                   .kv_base = g.cache,
+                                   .kv = &g.kv};
     struct td_forward_args a = good;
     a.n_rows = 17;
     assert_int_equal(td_model_forward(g.model, g.ws, &a, &logits), TD_ERR_INVALID);
@@ -466,7 +501,8 @@ static void bad_calls(void **state)
 
     struct td_model *model;
     assert_int_equal(td_model_open(&(struct td_model_params){.dtype = "f32"}, &model, &err), TD_ERR_INVALID);
-    assert_int_equal(td_model_open(&(struct td_model_params){.dir = "/absent", .random_config = path}, &model, &err), TD_ERR_INVALID);
+    assert_int_equal(td_model_open(&(struct td_model_params){.dir = "/absent", .random_config = path}, &model, &err),
+                     TD_ERR_INVALID);
 }
 
 int main(void)

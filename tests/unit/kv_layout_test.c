@@ -10,7 +10,8 @@
 
 static struct td_kv_layout make(int32_t n_layers, int32_t n_kv_heads, int32_t head_dim, int32_t block_size, enum td_dtype dtype)
 {
-    return (struct td_kv_layout){.n_layers = n_layers, .n_kv_heads = n_kv_heads, .head_dim = head_dim, .block_size = block_size, .dtype = dtype};
+    return (struct td_kv_layout){
+        .n_layers = n_layers, .n_kv_heads = n_kv_heads, .head_dim = head_dim, .block_size = block_size, .dtype = dtype};
 }
 
 static void sizes(void **state)
@@ -52,7 +53,8 @@ static void bounds(void **state)
             make(cases[i].n_layers, cases[i].n_kv_heads, cases[i].head_dim, cases[i].block_size, (enum td_dtype)cases[i].dtype);
         struct td_err err = {0};
         td_status s = td_kv_layout_init(&l, &err);
-        if (s != cases[i].status || !strstr(err.msg, cases[i].says)) fail_msg("case %zu answered %s: %s", i, td_status_name(s), err.msg);
+        if (s != cases[i].status || !strstr(err.msg, cases[i].says))
+            fail_msg("case %zu answered %s: %s", i, td_status_name(s), err.msg);
     }
 }
 
