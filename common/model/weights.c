@@ -1,12 +1,12 @@
 /* weights.c - from the checkpoint (or a generator) into packed matrices.
  *
- * 1. plan:   walk the architecture once and write down every destination with its sources, by the names Hugging Face uses. Fused
- *            matrices have several sources, stacked by rows. Each source must exist with exactly the expected shape; each tensor of
- * the checkpoint must be somebody's source, or on the short list of those that hold no information.
+ * 1. plan:   walk the architecture once and write down every destination with its sources, by the names Hugging Face uses.
+ *            Fused matrices have several sources, stacked by rows. Each source must exist with exactly the expected shape; each
+ *            tensor of the checkpoint must be a source, or on the short list of those that hold no information.
  * 2. place:  one arena for everything, sizes from td_ops.packed_bytes.
  * 3. fill:   matrices are cut into chunks of whole 64-row panels; all threads take chunks from one counter, member 0 draws
- * progress. A chunk that lies in one aligned tensor is packed straight from the mapped file, others go through a staging buffer.
- *            Vectors are few and small: widened to f32 by one thread.
+ *            progress. A chunk that lies in one aligned tensor is packed straight from the mapped file, others go through a
+ *            staging buffer. Vectors are few and small: widened to f32 by one thread each.
  *
  * The digest covers the bytes of every chunk (as read or generated), hashed chunk by chunk and folded in chunk order, so it does
  * not depend on the number of threads.
