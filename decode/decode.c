@@ -166,7 +166,7 @@ static void decode_xfer_event(struct td_worker *w, struct td_req *r, const struc
         if (r->state == TD_REQ_IMPORT) {
             char msg[256], q[200];
             snprintf(msg, sizeof msg, "KV transfer failed: %s", ev->reason);
-            td_warn("kv_import_failed", "req=%llx reason=%s action=fail_attempt", (unsigned long long)r->seq->request,
+            td_info("kv_import_failed", "req=%llx reason=%s action=fail_attempt", (unsigned long long)r->seq->request,
                     td_log_quote(q, sizeof q, ev->reason));
             td_worker_end(w, r, TD_ERR_PEER, msg); /* revokes through xfer_stop */
         } else {

@@ -142,7 +142,7 @@ static void prefill_xfer_event(struct td_worker *w, struct td_req *r, const stru
     if (ev->kind == TD_XFER_OP_FAILED && r->state != TD_REQ_RETIRING) {
         char msg[256], q[200];
         snprintf(msg, sizeof msg, "KV transfer failed: %s", ev->reason);
-        td_warn("kv_push_failed", "req=%llx reason=%s action=fail_attempt", (unsigned long long)r->seq->request,
+        td_info("kv_push_failed", "req=%llx reason=%s action=fail_attempt", (unsigned long long)r->seq->request,
                 td_log_quote(q, sizeof q, ev->reason));
         r->xfer_live = false;
         td_worker_end(w, r, TD_ERR_PEER, msg);

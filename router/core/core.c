@@ -272,7 +272,7 @@ static void on_snapshot(struct td_core *c, const struct td_core_event *e)
     w->held_tokens = e->b;
     w->queued_tokens = e->c;
     w->n_busy = (uint32_t)e->d;
-    w->full = false;
+    w->shunned = false;
     if (w->state == TD_WORKER_SUSPECT) w->state = TD_WORKER_READY;
 }
 
@@ -356,10 +356,13 @@ static void leg_failed(struct td_core *c, struct request *r, uint32_t worker, ui
     case G_RANGE:
     case G_UNIMPLEMENTED: fail(c, r, code, what, 0); return; /* the same anywhere */
     case G_EXHAUSTED:
-        c->workers[worker].full = true; /* until its next snapshot */
+        c->workers[worker].shunned = true;
         requeue(c, r);
         return;
-    default: fail_over(c, r, what); return;
+    default: /* perhaps it is dead and its stream does not know yet: do not spend the failovers on it */
+        c->workers[worker].shunned = true;
+        fail_over(c, r, what);
+        return;
     }
 }
 

@@ -5,7 +5,7 @@
 
 static bool can_take(const struct td_core_worker *w, enum td_core_role role, uint64_t n_tokens)
 {
-    return w->state == TD_WORKER_READY && w->role == role && !w->full && w->assigned < w->max_seqs && n_tokens <= w->kv_tokens;
+    return w->state == TD_WORKER_READY && w->role == role && !w->shunned && w->assigned < w->max_seqs && n_tokens <= w->kv_tokens;
 }
 
 bool td_policy_has_room(const struct td_policy_view *v, enum td_core_role role, uint64_t n_tokens)

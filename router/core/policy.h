@@ -11,7 +11,7 @@
 struct td_core_worker {
     enum td_worker_state state;
     enum td_core_role role;
-    bool full;                  /* answered RESOURCE_EXHAUSTED; nothing more until its next snapshot */
+    bool shunned;               /* a call to it just failed or it was full: nothing more until its next snapshot shows that it lives */
     uint64_t kv_tokens;         /* capacity */
     uint32_t max_seqs;
     uint32_t assigned;          /* our ledger */

@@ -1,0 +1,154 @@
+/* one_process - the oracle of the invariance test: the engine alone, no daemons. Reads a JSON array of requests on stdin, runs them with the given
+ * batching, chunking and order, prints a JSON array of {"tokens": [...], "logprobs": [...]} in the order of the input.
+ *
+ * one_process MODEL DTYPE CONCURRENCY CHUNK ORDER_SEED PREFIX_CACHE(0|1) KV_MEMORY */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/json.h"
+#include "common/worker/engine.h"
+
+#define MAX_REQUESTS 1024
+
+struct run {
+    struct td_seq *seq;
+    json_t *tokens, *logprobs;
+    bool started, done;
+};
+
+static struct run runs[MAX_REQUESTS];
+
+static void die(const char *what, const struct td_err *err)
+{
+    fprintf(stderr, "one_process: %s: %s\n", what, err->msg);
+    exit(1);
+}
+
+static double num(const json_t *o, const char *key, double def)
+{
+    const json_t *v = json_object_get(o, key);
+    return v ? json_number_value(v) : def;
+}
+
+static void fill(struct td_engine *e, struct run *r, const json_t *o, size_t i)
+{
+    static int32_t tokens[1 << 16];
+    struct td_err err = {0};
+    const json_t *ids = json_object_get(o, "ids"), *v;
+    int32_t n = 0;
+    size_t at;
+    json_array_foreach(ids, at, v) tokens[n++] = (int32_t)json_integer_value(v);
+    struct td_sampling s = {.temperature = (float)num(o, "temperature", 1), .top_k = (int32_t)num(o, "top_k", 0), .top_p = (float)num(o, "top_p", 1),
+                            .min_p = (float)num(o, "min_p", 0), .repetition_penalty = (float)num(o, "repetition_penalty", 1),
+                            .presence_penalty = (float)num(o, "presence_penalty", 0), .frequency_penalty = (float)num(o, "frequency_penalty", 0),
+                            .seed = (uint64_t)num(o, "seed", 0), .n_logprobs = (int32_t)num(o, "logprobs", -1)};
+    r->seq = td_engine_seq_get(e);
+    if (!r->seq) die("no sequence", &err);
+    r->seq->priority = i;
+    if (td_engine_seq_set(e, r->seq, tokens, n, n, &s, NULL, 0, (int64_t)num(o, "max_tokens", 16), &err)) die("request", &err);
+    r->seq->owner = r;
+    r->started = true;
+}
+
+static void finish(struct td_engine *e, struct run *r)
+{
+    td_engine_release(e, r->seq);
+    td_engine_seq_put(e, r->seq);
+    r->seq = NULL;
+    r->done = true;
+}
+
+static void remove_seq(struct td_seq **running, int32_t *n, const struct td_seq *seq)
+{
+    int32_t i = 0;
+    while (running[i] != seq) i++;
+    memmove(running + i, running + i + 1, (size_t)(*n - i - 1) * sizeof *running);
+    --*n;
+}
+
+int main(int argc, char **argv)
+{
+    struct td_err err = {0};
+    if (argc != 8) {
+        fprintf(stderr, "usage: one_process MODEL DTYPE CONCURRENCY CHUNK ORDER_SEED PREFIX_CACHE KV_MEMORY\n");
+        return 2;
+    }
+    int concurrency = (int)strtol(argv[3], NULL, 10), chunk = (int)strtol(argv[4], NULL, 10);
+    unsigned long order_seed = strtoul(argv[5], NULL, 10);
+    static char text[1 << 24];
+    size_t n_text = fread(text, 1, sizeof text - 1, stdin);
+    json_t *root = NULL;
+    if (td_json_load_text(text, n_text, "stdin", &root, &err)) die("input", &err);
+    size_t n = json_array_size(root);
+    struct td_engine_config c = {.model_dir = argv[1], .dtype = argv[2], .n_threads = 1 + (int)(order_seed % 2), .kv_memory = argv[7], .block_size = 16,
+                                 .max_seqs = concurrency, .max_batch = concurrency, .max_step_tokens = chunk,
+                                 .prefix_cache = argv[6][0] == '1', .quiet = true};
+    struct td_engine *e = NULL;
+    if (n > MAX_REQUESTS || concurrency < 1) die("limits", &err);
+    if (td_engine_open(&c, &e, &err)) die("engine", &err);
+
+    size_t order[MAX_REQUESTS];
+    for (size_t i = 0; i < n; i++) {
+        order[i] = i;
+        runs[i].tokens = json_array();
+        runs[i].logprobs = json_array();
+    }
+    for (size_t i = n; order_seed && i > 1; i--) { /* Fisher-Yates */
+        order_seed = order_seed * 6364136223846793005ul + 1442695040888963407ul;
+        size_t j = (order_seed >> 33) % i, t = order[i - 1];
+        order[i - 1] = order[j];
+        order[j] = t;
+    }
+    struct td_seq **running = calloc(MAX_REQUESTS, sizeof(struct td_seq *)), **preempted = calloc(MAX_REQUESTS, sizeof(struct td_seq *));
+    struct td_seq **waiting = calloc(MAX_REQUESTS, sizeof(struct td_seq *));
+    struct td_step_item *items = calloc((size_t)concurrency, sizeof *items);
+    if (!running || !preempted || !waiting || !items) return 1;
+    int32_t n_running = 0, n_waiting = 0;
+    size_t next = 0, done = 0, preemptions = 0;
+    while (done < n) {
+        while (next < n && n_running + n_waiting < concurrency) {
+            fill(e, &runs[order[next]], json_array_get(root, order[next]), next);
+            waiting[n_waiting++] = runs[order[next]].seq;
+            next++;
+        }
+        while (n_waiting > 0 && td_engine_admit(e, waiting[0], false, n_running) == TD_OK) {
+            int32_t at = n_running++;
+            for (; at > 0 && waiting[0]->priority < running[at - 1]->priority; at--) running[at] = running[at - 1];
+            running[at] = waiting[0];
+            memmove(waiting, waiting + 1, (size_t)--n_waiting * sizeof *waiting);
+        }
+        int32_t n_preempted = 0;
+        int32_t k = td_engine_plan(e, running, n_running, items, preempted, &n_preempted);
+        n_running -= n_preempted;
+        preemptions += (size_t)n_preempted;
+        for (int32_t i = 0; i < n_preempted; i++) {
+            memmove(waiting + 1, waiting, (size_t)n_waiting++ * sizeof *waiting);
+            waiting[0] = preempted[i];
+        }
+        if (k && td_engine_step(e, items, k, &err)) die("step", &err);
+        for (int32_t i = 0; i < k; i++) {
+            if (!items[i].sampled) continue;
+            struct run *r = items[i].seq->owner;
+            json_array_append_new(r->tokens, json_integer(items[i].out.token));
+            if (items[i].seq->sampling.n_logprobs >= 0) json_array_append_new(r->logprobs, json_real((double)items[i].out.logprob));
+            if (!items[i].seq->finish) continue;
+            remove_seq(running, &n_running, items[i].seq);
+            finish(e, r);
+            done++;
+        }
+    }
+    json_t *out = json_array();
+    for (size_t i = 0; i < n; i++) json_array_append_new(out, json_pack("{s:o, s:o}", "tokens", runs[i].tokens, "logprobs", runs[i].logprobs));
+    json_t *result = json_pack("{s:o, s:I}", "results", out, "preemptions", (json_int_t)preemptions);
+    json_dumpf(result, stdout, JSON_COMPACT | JSON_REAL_PRECISION(17));
+    putchar('\n');
+    json_decref(result);
+    json_decref(root);
+    free(running);
+    free(preempted);
+    free(waiting);
+    free(items);
+    td_engine_close(e);
+    return 0;
+}
