@@ -1,0 +1,672 @@
+/* xfer_core_test.c - two protocol cores, a sender's and a receiver's, joined by a simulated network under a simulated clock. First every order of
+ * events up to a depth, then long random walks. A pool block is three cells of content here, so that frames split blocks.
+ *
+ * What is checked at every step: SLOT_READY only with exactly the submitted content; no cell is written that no live slot owns; each
+ * slot and op has one terminal event, none of them while a piece is under way; nothing outlives its deadline. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "common/base/clock.h"
+#include "common/base/hash.h"
+#include "common/xfer/xfer_core.h"
+
+#define CELL (512u << 10)       /* half a full DATA frame */
+#define CELLS 3                 /* per block */
+#define N_BLOCKS 12
+#define MAX_TRANSFERS 3         /* alive at a time: slots and ops */
+#define BLOCKS_EACH (N_BLOCKS / MAX_TRANSFERS)
+#define MAX_FRAMES 64
+#define GRACE_NS 100
+
+struct frame_in_flight {
+    struct td_xfer_frame f;
+    uint8_t payload[64];
+    uint32_t n_payload;
+    int cells[2 * CELLS];       /* DATA: the content as it was when it left */
+};
+
+struct wire {
+    struct frame_in_flight q[MAX_FRAMES];
+    int n;
+};
+
+/* What the callers on both sides know about one transfer. Transfer t uses blocks [t * BLOCKS_EACH, ...) in both pools. */
+struct transfer {
+    bool slot_live, op_live, granted, revoked, ready, slot_failed;
+    uint32_t slot, op;
+    int32_t n, n_sent;
+    struct td_xfer_grant_blob grant;
+    int content;                /* base of what this use of the blocks carries */
+    uint64_t slot_deadline, op_deadline;
+};
+
+struct world {
+    struct td_xfer_core p, d;
+    enum td_xfer_path path;
+    uint64_t now, conn, n_conns; /* conn 0: none stands */
+    struct wire to_d, to_p;
+    uint64_t handles[MAX_TRANSFERS];
+    int src[N_BLOCKS * CELLS], dst[N_BLOCKS * CELLS];
+    struct transfer t[MAX_TRANSFERS];
+    uint32_t tx_cursor, copy_cursor;
+    int next_content;
+    uint64_t rng;
+    bool calm;                  /* nothing happens inside a piece */
+    int32_t fixed_n;            /* blocks of each grant; 0: random */
+    /* a copy under way, so that other events fall into it */
+    bool copying;
+    struct td_xfer_copy copy;
+    bool copy_valid;
+    int n_ready, n_done, n_failed, n_started;
+};
+
+static uint64_t next_random(uint64_t *state)
+{
+    *state = *state * 6364136223846793005ull + 1442695040888963407ull;
+    return *state >> 17 ^ *state << 31;
+}
+
+static uint64_t random_hook(void *ctx)
+{
+    return next_random(&((struct world *)ctx)->rng);
+}
+
+static void put(struct wire *w, const struct td_xfer_frame *f, const void *payload)
+{
+    if (w->n == MAX_FRAMES) fail_msg("the core floods a connection");
+    struct frame_in_flight *q = &w->q[w->n++];
+    memset(q, 0, sizeof *q);
+    q->f = *f;
+    q->n_payload = f->type == TD_XFER_DATA ? 0 : f->length < sizeof q->payload ? f->length : sizeof q->payload;
+    if (q->n_payload) memcpy(q->payload, payload, q->n_payload);
+}
+
+static void send_from_p(void *ctx, uint64_t conn, const struct td_xfer_frame *f, const void *payload)
+{
+    struct world *w = ctx;
+    if (conn == w->conn) put(&w->to_d, f, payload);
+}
+
+static void send_from_d(void *ctx, uint64_t conn, const struct td_xfer_frame *f, const void *payload)
+{
+    struct world *w = ctx;
+    if (conn == w->conn) put(&w->to_p, f, payload);
+}
+
+static void handle_hook(void *ctx, uint32_t op, uint64_t handle)
+{
+    ((struct world *)ctx)->handles[op] = handle;
+}
+
+static void no_handle(void *ctx, uint32_t op, uint64_t handle)
+{
+    (void)ctx, (void)op, (void)handle;
+}
+
+static void world_open(struct world *w, enum td_xfer_path path, uint64_t seed)
+{
+    memset(w, 0, sizeof *w);
+    w->path = path;
+    w->now = 1;
+    w->rng = seed;
+    struct td_xfer_core_hooks p = {.ctx = w, .random_u64 = random_hook, .send = send_from_p, .op_handle = handle_hook};
+    struct td_xfer_core_hooks d = {.ctx = w, .random_u64 = random_hook, .send = send_from_d, .op_handle = no_handle};
+    assert_int_equal(td_xfer_core_create(&w->p, MAX_TRANSFERS, MAX_TRANSFERS, GRACE_NS, &p, NULL), TD_OK);
+    assert_int_equal(td_xfer_core_create(&w->d, MAX_TRANSFERS, MAX_TRANSFERS, GRACE_NS, &d, NULL), TD_OK);
+    td_xfer_core_mem(&w->p, CELL * CELLS, N_BLOCKS);
+    td_xfer_core_mem(&w->d, CELL * CELLS, N_BLOCKS);
+}
+
+static void world_close(struct world *w)
+{
+    td_xfer_core_destroy(&w->p);
+    td_xfer_core_destroy(&w->d);
+}
+
+static int32_t dst_block(const struct world *w, const struct transfer *t, int32_t i)
+{
+    return (int32_t)(t - w->t) * BLOCKS_EACH + (i + 1) % BLOCKS_EACH;
+}
+
+static int32_t src_block(const struct world *w, const struct transfer *t, int32_t i)
+{
+    return (int32_t)(t - w->t) * BLOCKS_EACH + i;
+}
+
+/* A byte range lands: every cell must belong to a slot that is armed or filling, or the write is one that nobody allowed. */
+static void land(struct world *w, uint32_t slot, uint64_t offset, uint64_t n_bytes, const int *cells)
+{
+    const struct transfer *t = NULL;
+    for (int i = 0; i < MAX_TRANSFERS; i++)
+        if (w->t[i].slot_live && w->t[i].slot == slot) t = &w->t[i];
+    assert_non_null(t);
+    assert_false(t->ready);
+    for (uint64_t at = 0; at < n_bytes; at += CELL) {
+        uint64_t cell = (offset + at) / CELL;
+        w->dst[(uint64_t)dst_block(w, t, (int32_t)(cell / CELLS)) * CELLS + cell % CELLS] = cells[at / CELL];
+    }
+}
+
+/* --- the actions ---------------------------------------------------------------------------------------------------------------- */
+
+static bool start(struct world *w, struct transfer *t, uint64_t life_ns)
+{
+    if (t->slot_live || t->op_live) return false;
+    int32_t ids[BLOCKS_EACH];
+    memset(t, 0, sizeof *t);
+    t->n = w->fixed_n ? w->fixed_n : (int32_t)(next_random(&w->rng) % (BLOCKS_EACH + 1));
+    for (int32_t i = 0; i < t->n; i++) ids[i] = dst_block(w, t, i);
+    t->slot_deadline = w->now + life_ns;
+    t->op_deadline = w->now + life_ns + 7;
+    assert_int_equal(td_xfer_core_grant(&w->d, ids, t->n, t->slot_deadline, (uint64_t)(t - w->t), &t->slot, NULL), TD_OK);
+    const struct td_xfer_slot *s = &w->d.slots[t->slot];
+    t->grant = (struct td_xfer_grant_blob){.slot = t->slot, .generation = s->generation, .n_blocks = t->n, .block_bytes = CELL * CELLS};
+    memcpy(t->grant.key, s->key, sizeof t->grant.key);
+    assert_int_equal(td_xfer_core_op_start(&w->p, &t->grant, t->op_deadline, (uint64_t)(t - w->t), &t->op, NULL), TD_OK);
+    t->slot_live = t->op_live = t->granted = true;
+    t->content = w->next_content += 1000;
+    for (int32_t i = 0; i < t->n * CELLS; i++) w->src[src_block(w, t, 0) * CELLS + i] = t->content + i;
+    w->n_started++;
+    return true;
+}
+
+static bool submit_some(struct world *w, struct transfer *t, int32_t n)
+{
+    if (!t->op_live || t->n_sent > t->n) return false;
+    if (n > t->n - t->n_sent) n = t->n - t->n_sent;
+    bool final = t->n_sent + n == t->n;
+    int32_t ids[BLOCKS_EACH];
+    for (int32_t i = 0; i < n; i++) ids[i] = src_block(w, t, t->n_sent + i);
+    td_status status = td_xfer_core_submit(&w->p, w->now, t->op, t->n_sent, ids, n, final, &t->content, final ? sizeof t->content : 0);
+    enum td_xfer_op_state state = w->p.ops[t->op].state;
+    assert_int_equal(status == TD_OK, state != TD_OP_ENDED && state != TD_OP_STOPPING);
+    t->n_sent = final ? t->n + 1 : t->n_sent + n;
+    return true;
+}
+
+static bool connect_ops(struct world *w)
+{
+    bool any = false;
+    if (!w->conn) w->conn = ++w->n_conns;
+    for (uint32_t i = 0; i < MAX_TRANSFERS; i++)
+        if (w->p.ops[i].state == TD_OP_WAIT_CONN) {
+            td_xfer_core_op_attach(&w->p, i, w->conn, w->path);
+            any = true;
+        }
+    return any;
+}
+
+/* The sender's backend puts one frame on the wire, reading content now. */
+static bool transmit(struct world *w)
+{
+    struct td_xfer_tx tx;
+    if (!w->conn || w->to_d.n > MAX_FRAMES / 2 || !td_xfer_core_tx_next(&w->p, w->conn, &w->tx_cursor, 4, &tx)) return false;
+    if (tx.frame.type != TD_XFER_DATA) {
+        put(&w->to_d, &tx.frame, tx.payload);
+        return true;
+    }
+    put(&w->to_d, &tx.frame, NULL);
+    struct frame_in_flight *q = &w->to_d.q[w->to_d.n - 1];
+    assert_true(td_xfer_core_read_begin(&w->p, tx.op, tx.frame.handle));
+    if (!w->calm && next_random(&w->rng) % 64 == 0) { /* the caller cancels while the piece is being read: no event before it is over */
+        uint32_t n = w->p.n_events;
+        td_xfer_core_cancel(&w->p, tx.op, "meanwhile");
+        assert_int_equal(w->p.n_events, n);
+    }
+    for (uint32_t at = 0; at < tx.frame.length; at += CELL) {
+        uint64_t cell = (tx.frame.offset + at) / CELL;
+        q->cells[at / CELL] = w->src[(uint64_t)w->p.ops[tx.op].src[cell / CELLS] * CELLS + cell % CELLS];
+    }
+    td_xfer_core_read_end(&w->p, w->now, tx.op, tx.frame.length);
+    return true;
+}
+
+static struct frame_in_flight take(struct wire *q)
+{
+    struct frame_in_flight f = q->q[0];
+    memmove(q->q, q->q + 1, (size_t)--q->n * sizeof q->q[0]);
+    return f;
+}
+
+static bool deliver_to_d(struct world *w)
+{
+    if (!w->conn || !w->to_d.n || w->copying) return false;
+    struct frame_in_flight q = take(&w->to_d);
+    td_status status = TD_OK;
+    switch (q.f.type) {
+    case TD_XFER_OPEN: status = td_xfer_core_rx_open(&w->d, w->conn, w->path, &q.f, q.payload); break;
+    case TD_XFER_DATA:
+        status = td_xfer_core_rx_data(&w->d, w->conn, &q.f);
+        for (uint32_t at = 0; status == TD_OK && at < q.f.length; at += CELL) { /* piece by piece, and the slot may go in between */
+            if (!td_xfer_core_place_begin(&w->d, w->conn, &q.f)) break;
+            bool revoked = !w->calm && next_random(&w->rng) % 64 == 0;
+            if (revoked) {
+                uint32_t n = w->d.n_events;
+                td_xfer_core_revoke(&w->d, q.f.slot, "meanwhile");
+                assert_int_equal(w->d.n_events, n); /* no SLOT_FREE while the piece lands */
+                for (int i = 0; i < MAX_TRANSFERS; i++)
+                    if (w->t[i].slot_live && w->t[i].slot == q.f.slot) w->t[i].revoked = true;
+            }
+            land(w, q.f.slot, q.f.offset + at, CELL, &q.cells[at / CELL]);
+            td_xfer_core_place_end(&w->d, w->now, q.f.slot, q.f.offset + at, CELL);
+        }
+        break;
+    case TD_XFER_REF: {
+        uint32_t first;
+        int32_t ids[BLOCKS_EACH];
+        memcpy(&first, q.payload, 4);
+        memcpy(ids, q.payload + 4, q.f.length - 4);
+        status = td_xfer_core_rx_ref(&w->d, w->conn, &q.f, first, ids, (int32_t)(q.f.length / 4 - 1), N_BLOCKS);
+        break;
+    }
+    case TD_XFER_FINAL: status = td_xfer_core_rx_final(&w->d, w->now, w->conn, &q.f, q.payload); break;
+    case TD_XFER_ABORT: td_xfer_core_rx_abort(&w->d, w->conn, &q.f, "aborted"); break;
+    default: fail_msg("frame type %d at the receiver", q.f.type);
+    }
+    if (status == TD_ERR_CORRUPT || status == TD_ERR_PEER) fail_msg("an honest sender's frame %d was called %d", q.f.type, status);
+    return true;
+}
+
+static bool deliver_to_p(struct world *w)
+{
+    if (!w->conn || !w->to_p.n) return false;
+    struct frame_in_flight q = take(&w->to_p);
+    if (q.f.type == TD_XFER_DONE) assert_true(td_xfer_core_rx_done(&w->p, w->now, w->conn, &q.f) != TD_ERR_CORRUPT);
+    else if (q.f.type == TD_XFER_FAIL) td_xfer_core_rx_fail(&w->p, w->now, w->conn, &q.f, "failed");
+    else fail_msg("frame type %d at the sender", q.f.type);
+    return true;
+}
+
+/* shm: a copy in two actions, so that anything may happen between its begin and its end. */
+static bool copy_step(struct world *w)
+{
+    if (w->path != TD_XFER_PATH_SHM) return false;
+    if (!w->copying) {
+        if (!td_xfer_core_copy_next(&w->d, &w->copy_cursor, 2 * CELL, 4, &w->copy)) return false;
+        w->copying = true;
+        w->copy_valid = w->handles[w->copy.op] == w->copy.handle;
+        return true;
+    }
+    const struct td_xfer_slot *s = &w->d.slots[w->copy.slot];
+    int cells[2 * CELLS];
+    uint64_t offset = (uint64_t)w->copy.grant_block * CELLS * CELL + w->copy.offset;
+    for (uint64_t at = 0; at < w->copy.n_bytes; at += CELL) {
+        uint64_t cell = (offset + at) / CELL;
+        cells[at / CELL] = w->src[(uint64_t)s->src[cell / CELLS] * CELLS + cell % CELLS];
+    }
+    land(w, w->copy.slot, offset, w->copy.n_bytes, cells);
+    w->copying = false;
+    td_xfer_core_copy_end(&w->d, w->now, &w->copy, w->copy_valid && w->handles[w->copy.op] == w->copy.handle);
+    return true;
+}
+
+static bool finish_copy(struct world *w)
+{
+    return w->copying ? copy_step(w) : false;
+}
+
+static bool break_conn(struct world *w, bool retry)
+{
+    if (!w->conn) return false;
+    finish_copy(w);
+    uint64_t conn = w->conn;
+    w->conn = 0;
+    w->to_d.n = w->to_p.n = 0;
+    td_xfer_core_conn_lost(&w->p, w->now, conn, TD_ERR_PEER, "broken", retry);
+    td_xfer_core_conn_lost(&w->d, w->now, conn, TD_ERR_PEER, "broken", retry);
+    return true;
+}
+
+static bool cancel_op(struct world *w, struct transfer *t)
+{
+    if (!t->op_live) return false;
+    td_xfer_core_cancel(&w->p, t->op, "cancelled");
+    return true;
+}
+
+static bool revoke_slot(struct world *w, struct transfer *t)
+{
+    if (!t->slot_live || t->revoked) return false;
+    td_xfer_core_revoke(&w->d, t->slot, "revoked");
+    t->revoked = true;
+    return true;
+}
+
+static bool tick(struct world *w, uint64_t ns)
+{
+    w->now += ns;
+    td_xfer_core_tick(&w->p, w->now);
+    finish_copy(w); /* the progress thread ticks between pieces */
+    td_xfer_core_tick(&w->d, w->now);
+    for (int i = 0; i < MAX_TRANSFERS; i++) { /* nothing is live past its deadline */
+        const struct transfer *t = &w->t[i];
+        if (t->op_live && w->now >= t->op_deadline) assert_int_equal(w->p.ops[t->op].state, TD_OP_ENDED);
+        if (t->slot_live && w->now >= t->slot_deadline) {
+            enum td_xfer_slot_state s = w->d.slots[t->slot].state;
+            assert_true(s == TD_SLOT_READY || s == TD_SLOT_FAILED || s == TD_SLOT_RETIRED);
+        }
+    }
+    return true;
+}
+
+static bool poll_events(struct world *w)
+{
+    struct td_xfer_event e;
+    bool any = false;
+    while (td_xfer_core_poll(&w->d, &e, 1)) {
+        struct transfer *t = &w->t[e.user];
+        any = true;
+        assert_true(t->slot_live && t->slot == e.id);
+        if (e.kind == TD_XFER_SLOT_READY) {
+            assert_false(t->ready || t->slot_failed);
+            t->ready = true;
+            w->n_ready++;
+            assert_int_equal(e.note_bytes, sizeof t->content);
+            assert_memory_equal(e.note, &t->content, sizeof t->content);
+            assert_int_equal(e.bytes, (uint64_t)t->n * CELLS * CELL);
+            for (int32_t i = 0; i < t->n * CELLS; i++)
+                if (w->dst[dst_block(w, t, i / CELLS) * CELLS + i % CELLS] != t->content + i) fail_msg("ready with cell %d wrong", i);
+        } else if (e.kind == TD_XFER_SLOT_FAILED) {
+            assert_false(t->ready || t->slot_failed);
+            t->slot_failed = true;
+            assert_true(e.status < 0);
+        } else {
+            assert_int_equal(e.kind, TD_XFER_SLOT_FREE);
+            assert_true(t->revoked);
+            t->slot_live = false;
+            for (int32_t i = 0; i < t->n * CELLS; i++) w->dst[dst_block(w, t, i / CELLS) * CELLS + i % CELLS] = -1;
+        }
+    }
+    while (td_xfer_core_poll(&w->p, &e, 1)) {
+        struct transfer *t = &w->t[e.user];
+        any = true;
+        assert_true(t->op_live && t->op == e.id);
+        assert_int_equal(w->handles[e.id], 0); /* withdrawn before the event */
+        t->op_live = false;
+        if (e.kind == TD_XFER_OP_DONE) {
+            w->n_done++;
+            assert_true(t->n_sent > t->n);
+        } else {
+            assert_int_equal(e.kind, TD_XFER_OP_FAILED);
+            assert_true(e.status < 0);
+            w->n_failed++;
+        }
+        for (int32_t i = 0; i < t->n * CELLS; i++) w->src[src_block(w, t, 0) * CELLS + i] = -2; /* reused at once */
+    }
+    return any;
+}
+
+/* Whatever happened: when time passes and the caller revokes, everything comes back. */
+static void settle(struct world *w)
+{
+    tick(w, 1000000);
+    for (int round = 0; round < 3; round++) {
+        poll_events(w);
+        for (int i = 0; i < MAX_TRANSFERS; i++) revoke_slot(w, &w->t[i]);
+    }
+    poll_events(w);
+    assert_int_equal(w->p.n_ops_used, 0);
+    assert_int_equal(w->d.n_slots_used, 0);
+    for (int i = 0; i < MAX_TRANSFERS; i++) assert_false(w->t[i].slot_live || w->t[i].op_live);
+}
+
+/* --- tests ---------------------------------------------------------------------------------------------------------------------- */
+
+enum { N_ACTIONS = 11 };
+
+static bool act(struct world *w, int action)
+{
+    struct transfer *t = &w->t[0];
+    switch (action) {
+    case 0: return submit_some(w, t, 2);
+    case 1: return connect_ops(w);
+    case 2: return transmit(w);
+    case 3: return deliver_to_d(w);
+    case 4: return deliver_to_p(w);
+    case 5: return copy_step(w);
+    case 6: return break_conn(w, true);
+    case 7: return cancel_op(w, t);
+    case 8: return revoke_slot(w, t);
+    case 9: return poll_events(w);
+    default: return tick(w, 60); /* once: nothing; twice: an orphan's grace; more: deadlines */
+    }
+}
+
+/* Orders in which some action is not possible are cut there: the same order without it is another leaf. */
+static void every_order_of_events(void **state)
+{
+    enum td_xfer_path path = *(enum td_xfer_path *)*state;
+    enum { PREFIX_MAX = 40, DEPTH = 7 };
+    /* Starting points: nothing yet; bound; half way; the last pieces under way; all but the verdict. What a path cannot do it skips. */
+    static const int prefixes[][PREFIX_MAX] = {
+        {-1},
+        {1, 3, -1},
+        {1, 3, 0, 2, 3, 5, -1},
+        {1, 3, 0, 0, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, -1},
+        {1, 3, 0, 0, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, -1},
+    };
+    uint64_t n_leaves = 0, n_ready = 0;
+    for (size_t k = 0; k < sizeof prefixes / sizeof prefixes[0]; k++) {
+        int order[DEPTH] = {0};
+        struct world w;
+        world_open(&w, path, 4 + k);
+        w.calm = true;
+        w.fixed_n = BLOCKS_EACH - 1;
+        for (;;) {
+            start(&w, &w.t[0], 150);
+            for (int i = 0; prefixes[k][i] >= 0; i++) act(&w, prefixes[k][i]);
+            int depth = 0;
+            while (depth < DEPTH && act(&w, order[depth])) depth++;
+            break_conn(&w, false);
+            settle(&w); /* all is free again: the next order starts as in a new world, but for the generations */
+            n_leaves++;
+            /* next order: the last action done, or the impossible one, moves on */
+            int at = depth < DEPTH ? depth : DEPTH - 1;
+            for (int i = at + 1; i < DEPTH; i++) order[i] = 0;
+            while (at >= 0 && ++order[at] == N_ACTIONS) order[at--] = 0;
+            if (at < 0) break;
+        }
+        n_ready += (uint64_t)w.n_ready;
+        world_close(&w);
+    }
+    print_message("%llu orders, %llu ended ready\n", (unsigned long long)n_leaves, (unsigned long long)n_ready);
+    assert_true(n_leaves > 100000 && n_ready > 0);
+}
+
+static void random_walks(void **state)
+{
+    enum td_xfer_path path = *(enum td_xfer_path *)*state;
+    const char *seed_text = getenv("SEED");
+    uint64_t seed = seed_text ? strtoull(seed_text, NULL, 0) : td_random_u64() >> 32;
+    int n_ready = 0, n_done = 0, n_failed = 0, n_started = 0;
+    print_message("SEED=%llu\n", (unsigned long long)seed);
+    for (int walk = 0; walk < 200; walk++) {
+        struct world w;
+        world_open(&w, path, seed + (uint64_t)walk);
+        for (int step = 0; step < 3000; step++) {
+            struct transfer *t = &w.t[next_random(&w.rng) % MAX_TRANSFERS];
+            uint64_t dice = next_random(&w.rng) % 1000;
+            if (dice < 80) start(&w, t, next_random(&w.rng) % 10 ? 20000 : 50);
+            else if (dice < 200) submit_some(&w, t, (int32_t)(next_random(&w.rng) % 3));
+            else if (dice < 260) connect_ops(&w);
+            else if (dice < 440) transmit(&w);
+            else if (dice < 620) deliver_to_d(&w);
+            else if (dice < 720) deliver_to_p(&w);
+            else if (dice < 850) copy_step(&w);
+            else if (dice < 860) break_conn(&w, next_random(&w.rng) % 4);
+            else if (dice < 865) cancel_op(&w, t);
+            else if (dice < 870) revoke_slot(&w, t);
+            else if (dice < 890) tick(&w, next_random(&w.rng) % 40);
+            else {
+                poll_events(&w);
+                if (t->ready || t->slot_failed) revoke_slot(&w, t);
+            }
+        }
+        settle(&w);
+        n_ready += w.n_ready;
+        n_done += w.n_done;
+        n_failed += w.n_failed;
+        n_started += w.n_started;
+        assert_int_equal(w.n_done + w.n_failed, w.n_started);
+        world_close(&w);
+    }
+    print_message("%d transfers: %d ready, %d done, %d failed\n", n_started, n_ready, n_done, n_failed);
+    assert_true(n_ready > n_started / 4 && n_failed > n_started / 20 && n_done <= n_ready);
+}
+
+static void a_lost_verdict_is_asked_for_again(void **state)
+{
+    enum td_xfer_path path = *(enum td_xfer_path *)*state;
+    struct world w;
+    world_open(&w, path, 1);
+    w.calm = true;
+    start(&w, &w.t[0], 100000);
+    connect_ops(&w);
+    while (submit_some(&w, &w.t[0], 4)) {}
+    while (transmit(&w)) {}
+    while (deliver_to_d(&w) || copy_step(&w)) {}
+    poll_events(&w);
+    assert_true(w.t[0].ready);
+    revoke_slot(&w, &w.t[0]); /* decoded already, even */
+    poll_events(&w);
+    assert_false(w.t[0].slot_live);
+    break_conn(&w, true); /* DONE is lost with it */
+    connect_ops(&w);
+    while (transmit(&w)) {}
+    memset(w.dst, 0x55, sizeof w.dst);
+    while (deliver_to_d(&w) || copy_step(&w)) {} /* land() fails the test if a byte of the second attempt is placed */
+    while (deliver_to_p(&w)) {}
+    poll_events(&w);
+    assert_int_equal(w.n_done, 1);
+    world_close(&w);
+}
+
+static void attempts_are_bounded_and_old_ones_are_refused(void **state)
+{
+    enum td_xfer_path path = *(enum td_xfer_path *)*state;
+    struct world w;
+    world_open(&w, path, 2);
+    start(&w, &w.t[0], 100000);
+    struct frame_in_flight first = {0};
+    for (int attempt = 1; attempt <= TD_XFER_ATTEMPTS_MAX; attempt++) {
+        connect_ops(&w);
+        assert_int_equal(w.p.ops[w.t[0].op].attempt, attempt);
+        if (attempt == 1) first = w.to_d.q[0];
+        deliver_to_d(&w);
+        assert_int_equal(w.d.slots[w.t[0].slot].attempt, attempt);
+        if (attempt == 2) { /* the first OPEN comes late, over another connection: the slot stays with the second */
+            assert_int_equal(td_xfer_core_rx_open(&w.d, 99, path, &first.f, first.payload), TD_OK);
+            assert_int_equal(w.d.slots[w.t[0].slot].conn, w.conn);
+            assert_int_equal(w.d.stats.n_stale_frames, 1);
+        }
+        break_conn(&w, true);
+    }
+    poll_events(&w);
+    assert_int_equal(w.n_failed, 1);
+    tick(&w, GRACE_NS);
+    poll_events(&w);
+    assert_true(w.t[0].slot_failed);
+    settle(&w);
+    world_close(&w);
+}
+
+static void limits_are_back_pressure(void **state)
+{
+    (void)state;
+    struct world w;
+    struct td_err err;
+    uint32_t id;
+    int32_t out_of_range = N_BLOCKS;
+    world_open(&w, TD_XFER_PATH_TCP, 3);
+    for (int i = 0; i < MAX_TRANSFERS; i++) start(&w, &w.t[i], 1000);
+    assert_int_equal(td_xfer_core_grant(&w.d, NULL, 0, TD_NEVER_NS, 0, &id, &err), TD_ERR_AGAIN);
+    assert_int_equal(td_xfer_core_op_start(&w.p, &w.t[0].grant, TD_NEVER_NS, 0, &id, &err), TD_ERR_AGAIN);
+    revoke_slot(&w, &w.t[1]);
+    assert_int_equal(td_xfer_core_grant(&w.d, NULL, 0, TD_NEVER_NS, 0, &id, &err), TD_ERR_AGAIN); /* SLOT_FREE was not taken yet */
+    poll_events(&w);
+    assert_int_equal(td_xfer_core_grant(&w.d, &out_of_range, 1, TD_NEVER_NS, 0, &id, &err), TD_ERR_INVALID);
+    assert_non_null(strstr(err.msg, "block_ids[0] is 12"));
+    assert_int_equal(td_xfer_core_grant(&w.d, NULL, TD_XFER_MAX_BLOCKS + 1, TD_NEVER_NS, 0, &id, &err), TD_ERR_INVALID);
+    assert_int_equal(td_xfer_core_submit(&w.p, 1, 77, 0, NULL, 0, true, NULL, 0), TD_ERR_NOT_FOUND);
+    settle(&w);
+    world_close(&w);
+    struct td_xfer_core core;
+    struct td_xfer_core_hooks hooks = {.random_u64 = random_hook};
+    assert_int_equal(td_xfer_core_create(&core, 0, 1, 1, &hooks, &err), TD_ERR_INVALID);
+}
+
+static void frames_and_grants_survive_the_wire(void **state)
+{
+    (void)state;
+    uint8_t bytes[64], blob[sizeof(struct td_xfer_grant_blob)];
+    struct td_xfer_frame f = {.type = TD_XFER_DATA, .slot = 0x01020304, .generation = 0x05060708, .op = 0x090a0b0c, .attempt = 0x0d0e, .handle = 0x1112131415161718,
+                              .offset = 0x2122232425262728, .length = 0x00100000, .conn = 0x3132333435363738}, back;
+    td_xfer_frame_encode(&f, bytes);
+    /* golden: version 1 of the header, byte for byte */
+    static const uint8_t golden[60] = {'T', 'D', 'X', '1', 1, 5, 0, 0, 4, 3, 2, 1, 8, 7, 6, 5, 0xc, 0xb, 0xa, 9, 0xe, 0xd, 0, 0,
+                                       0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11, 0x28, 0x27, 0x26, 0x25, 0x24, 0x23, 0x22, 0x21,
+                                       0, 0, 0x10, 0, 0, 0, 0, 0, 0x38, 0x37, 0x36, 0x35, 0x34, 0x33, 0x32, 0x31, 0, 0, 0, 0};
+    assert_memory_equal(bytes, golden, sizeof golden);
+    assert_int_equal(td_xfer_frame_decode(bytes, &back, NULL), TD_OK);
+    assert_memory_equal(&back, &f, sizeof f);
+    for (int i = 0; i < 64 * 8; i++) {
+        bytes[i / 8] ^= (uint8_t)(1 << i % 8);
+        assert_int_equal(td_xfer_frame_decode(bytes, &back, NULL), TD_ERR_CORRUPT);
+        bytes[i / 8] ^= (uint8_t)(1 << i % 8);
+    }
+    static const struct { uint8_t type; int16_t status; uint32_t length; bool ok; } lengths[] = {
+        {TD_XFER_HELLO, 0, 112, true}, {TD_XFER_HELLO, 0, 111, false}, {TD_XFER_HELLO_ACK, -5, 20, true}, {TD_XFER_HELLO_ACK, 0, 20, false},
+        {TD_XFER_OPEN, 0, 16, true}, {TD_XFER_OPEN, 0, 15, false}, {TD_XFER_DATA, 0, 0, false}, {TD_XFER_DATA, 0, 1u << 20, true},
+        {TD_XFER_DATA, 0, (1u << 20) + 1, false}, {TD_XFER_REF, 0, 4, false}, {TD_XFER_REF, 0, 10, false}, {TD_XFER_REF, 0, 4004, true},
+        {TD_XFER_REF, 0, 4008, false}, {TD_XFER_FINAL, 0, 1024, true}, {TD_XFER_FINAL, 0, 1025, false}, {TD_XFER_ABORT, -6, 161, false},
+        {TD_XFER_PING, 0, 1, false}, {TD_XFER_DONE, 0, 1, false}, {0, 0, 0, false}, {TD_XFER_N_TYPES, 0, 0, false}, {TD_XFER_PING, 1, 0, false},
+    };
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        struct td_xfer_frame g = {.type = lengths[i].type, .status = lengths[i].status, .length = lengths[i].length};
+        td_xfer_frame_encode(&g, bytes);
+        if ((td_xfer_frame_decode(bytes, &back, NULL) == TD_OK) != lengths[i].ok) fail_msg("case %zu", i);
+    }
+    struct td_xfer_grant_blob grant = {.n_blocks = 3, .block_bytes = 4096, .port = 7, .host = "127.0.0.1", .instance = "decode-0"}, other;
+    td_xfer_grant_encode(&grant, blob);
+    assert_int_equal(td_xfer_grant_decode(blob, sizeof blob, &other, NULL), TD_OK);
+    assert_string_equal(other.instance, "decode-0");
+    static const struct { const char *what; size_t offset; uint64_t value; size_t n; } bad[] = {
+        {"n_blocks", offsetof(struct td_xfer_grant_blob, n_blocks), 8193, 4}, {"n_blocks", offsetof(struct td_xfer_grant_blob, n_blocks), 0xffffffff, 4},
+        {"block_bytes", offsetof(struct td_xfer_grant_blob, block_bytes), 0, 8}, {"block_bytes", offsetof(struct td_xfer_grant_blob, block_bytes), 1ull << 30, 8},
+        {"path", offsetof(struct td_xfer_grant_blob, path), 3, 1}, {"reserved", offsetof(struct td_xfer_grant_blob, reserved), 1, 1},
+        {"host", offsetof(struct td_xfer_grant_blob, host), '\n', 1}, {"no way", offsetof(struct td_xfer_grant_blob, port), 0, 2},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        struct td_xfer_grant_blob g = grant;
+        memcpy((uint8_t *)&g + bad[i].offset, &bad[i].value, bad[i].n);
+        td_xfer_grant_encode(&g, blob);
+        struct td_err err = {0};
+        if (td_xfer_grant_decode(blob, sizeof blob, &other, &err) == TD_OK) fail_msg("%s was taken", bad[i].what);
+        if (!strstr(err.msg, bad[i].what)) fail_msg("%s: %s", bad[i].what, err.msg);
+    }
+}
+
+int main(void)
+{
+    static enum td_xfer_path tcp = TD_XFER_PATH_TCP, shm = TD_XFER_PATH_SHM;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(frames_and_grants_survive_the_wire),
+        cmocka_unit_test(limits_are_back_pressure),
+        cmocka_unit_test_prestate(a_lost_verdict_is_asked_for_again, &tcp),
+        cmocka_unit_test_prestate(a_lost_verdict_is_asked_for_again, &shm),
+        cmocka_unit_test_prestate(attempts_are_bounded_and_old_ones_are_refused, &tcp),
+        cmocka_unit_test_prestate(attempts_are_bounded_and_old_ones_are_refused, &shm),
+        cmocka_unit_test_prestate(random_walks, &tcp),
+        cmocka_unit_test_prestate(random_walks, &shm),
+        cmocka_unit_test_prestate(every_order_of_events, &tcp),
+        cmocka_unit_test_prestate(every_order_of_events, &shm),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
