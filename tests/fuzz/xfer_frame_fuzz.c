@@ -1,0 +1,127 @@
+/* xfer_frame_fuzz.c - a peer that says anything: the input is a stream of headers and payloads, read the way a connection reads them, into the receiver's
+ * and the sender's core. Headers are repaired as a real attacker would (magic, version, crc; sometimes the right slot, generation, handle or key),
+ * so that the fuzzer gets behind them. The cores' own assertions are the oracle, and: SLOT_READY only after the bytes of the whole grant were placed. */
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/xfer/xfer_core.h"
+
+#define BLOCK_BYTES 96
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
+
+static uint64_t counter;
+
+static uint64_t random_hook(void *ctx)
+{
+    (void)ctx;
+    return ++counter * 0x9e3779b97f4a7c15ull;
+}
+
+static void send_hook(void *ctx, uint64_t conn, const struct td_xfer_frame *f, const void *payload)
+{
+    (void)ctx, (void)conn, (void)payload;
+    TD_ASSERT(f->length <= TD_XFER_PAYLOAD_MAX);
+}
+
+static void handle_hook(void *ctx, uint32_t op, uint64_t handle)
+{
+    (void)ctx, (void)op, (void)handle;
+}
+
+static void check_events(struct td_xfer_core *c, const uint64_t *placed)
+{
+    struct td_xfer_event e;
+    while (td_xfer_core_poll(c, &e, 1)) {
+        TD_ASSERT(e.note_bytes <= TD_XFER_NOTE_MAX && strnlen(e.reason, sizeof e.reason) < sizeof e.reason);
+        if (e.kind == TD_XFER_SLOT_READY) TD_ASSERT(placed[e.id] >= e.bytes && e.bytes == (uint64_t)c->slots[e.id].n_blocks * BLOCK_BYTES);
+        if (e.kind == TD_XFER_SLOT_READY || e.kind == TD_XFER_SLOT_FAILED) td_xfer_core_revoke(c, e.id, "seen");
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
+{
+    static struct td_xfer_core c;
+    static uint8_t payload[TD_XFER_PAYLOAD_MAX];
+    struct td_xfer_core_hooks hooks = {.random_u64 = random_hook, .send = send_hook, .op_handle = handle_hook};
+    uint64_t placed[4] = {0}, now = 1;
+    uint32_t slot, op, cursor = 0;
+    int32_t ids[5] = {0, 1, 2, 3, 4};
+    counter = 0;
+    TD_ASSERT(td_xfer_core_create(&c, 4, 2, 100, &hooks, NULL) == TD_OK);
+    td_xfer_core_mem(&c, BLOCK_BYTES, 8);
+    for (int32_t i = 0; i < 3; i++) TD_ASSERT(td_xfer_core_grant(&c, ids, 5 * (i > 0), i == 2 ? 50 : TD_NEVER_NS, 0, &slot, NULL) == TD_OK);
+    struct td_xfer_grant_blob grant = {.n_blocks = 2, .block_bytes = BLOCK_BYTES, .slot = 1};
+    TD_ASSERT(td_xfer_core_op_start(&c, &grant, TD_NEVER_NS, 0, &op, NULL) == TD_OK);
+    td_xfer_core_op_attach(&c, op, 1, TD_XFER_PATH_TCP);
+    TD_ASSERT(td_xfer_core_submit(&c, now, op, 0, ids, 2, n_bytes % 2, NULL, 0) == TD_OK);
+
+    while (n_bytes >= 65) {
+        struct td_xfer_frame f;
+        uint8_t header[64], repair = data[0];
+        memcpy(header, data + 1, 64);
+        data += 65;
+        n_bytes -= 65;
+        if (td_xfer_frame_decode(header, &f, NULL) != TD_OK) {
+            memcpy(&f, header, sizeof f);
+            f.flags = 0;
+            f.reserved = f.reserved2 = 0;
+            if (f.status > 0) f.status = (int16_t)-f.status;
+            td_xfer_frame_encode(&f, header);
+            if (td_xfer_frame_decode(header, &f, NULL) != TD_OK) continue;
+        }
+        if (repair & 1) f.slot %= 4;
+        if ((repair & 2) && f.slot < 4) f.generation = c.slots[f.slot].generation;
+        if ((repair & 4) && f.slot < 4) f.handle = c.slots[f.slot].handle, f.attempt = c.slots[f.slot].attempt;
+        if (f.type >= TD_XFER_DONE && (repair & 4)) f.op = op, f.slot = 1, f.generation = 0, f.handle = c.ops[op].handle, f.attempt = c.ops[op].attempt;
+        size_t have = f.length < n_bytes ? f.length : n_bytes;
+        if (have > sizeof payload) have = sizeof payload;
+        memset(payload, 0, sizeof payload);
+        memcpy(payload, data, have);
+        data += have;
+        n_bytes -= have;
+        if (f.type == TD_XFER_OPEN && (repair & 8) && f.slot < 4) memcpy(payload, c.slots[f.slot].key, TD_XFER_KEY_BYTES);
+        uint64_t conn = 1 + (repair >> 4) % 3;
+        enum td_xfer_path path = conn == 3 ? TD_XFER_PATH_SHM : TD_XFER_PATH_TCP;
+        switch (f.type) {
+        case TD_XFER_OPEN:
+            if (td_xfer_core_rx_open(&c, conn, path, &f, payload) == TD_OK && c.slots[f.slot].conn == conn && c.slots[f.slot].handle == f.handle &&
+                c.slots[f.slot].bytes_got == 0)
+                placed[f.slot] = 0;
+            break;
+        case TD_XFER_DATA:
+            if (td_xfer_core_rx_data(&c, conn, &f) == TD_OK && td_xfer_core_place_begin(&c, conn, &f)) {
+                if (repair & 0x80) td_xfer_core_revoke(&c, f.slot, "meanwhile");
+                placed[f.slot] += f.length;
+                td_xfer_core_place_end(&c, now, f.slot, f.offset, f.length);
+            }
+            break;
+        case TD_XFER_REF: {
+            uint32_t first;
+            int32_t refs[TD_XFER_REF_MAX];
+            memcpy(&first, payload, 4);
+            memcpy(refs, payload + 4, f.length - 4);
+            td_xfer_core_rx_ref(&c, conn, &f, first, refs, (int32_t)(f.length / 4 - 1), 8);
+            break;
+        }
+        case TD_XFER_FINAL: td_xfer_core_rx_final(&c, now, conn, &f, payload); break;
+        case TD_XFER_ABORT: td_xfer_core_rx_abort(&c, conn, &f, "abort"); break;
+        case TD_XFER_DONE: td_xfer_core_rx_done(&c, now, conn, &f); break;
+        case TD_XFER_FAIL: td_xfer_core_rx_fail(&c, now, conn, &f, "fail"); break;
+        case TD_XFER_PING: td_xfer_core_tick(&c, now += 10); break;
+        case TD_XFER_MEM: td_xfer_core_conn_lost(&c, now, conn, TD_ERR_PEER, "lost", repair & 8); break;
+        default: break;
+        }
+        struct td_xfer_copy copy;
+        if (td_xfer_core_copy_next(&c, &cursor, 250, 2, &copy)) {
+            placed[copy.slot] += copy.n_bytes;
+            td_xfer_core_copy_end(&c, now, &copy, !(repair & 0x40));
+        }
+        check_events(&c, placed);
+    }
+    td_xfer_core_destroy(&c);
+    return 0;
+}
