@@ -358,7 +358,7 @@ static void attn_shape(const char *model, int32_t n_heads, int32_t n_kv_heads, i
     static int32_t positions[4096], row_seq[4096];
     static const int32_t *tables[64];
     char name[64], what[48];
-    snprintf(name, sizeof name, "%s attention", model);
+    snprintf(name, sizeof name, "%s %s", model, n_new == 1 ? "attention decode" : "attention prefill");
     snprintf(what, sizeof what, "%dx%d of %d", n_seqs, n_new, n_keys);
     if (!strstr(name, cfg.only)) return;
     enum td_dtype dtype = strcmp(cfg.dtype, "bf16") == 0 ? TD_BF16 : TD_F32;

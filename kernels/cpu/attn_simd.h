@@ -17,6 +17,7 @@
 #define TD_KERNELS_ATTN_SIMD_H
 
 #include <math.h>
+#include <stdalign.h>
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/tile_simd.h"
@@ -25,6 +26,7 @@
 
 enum {
     KT = 4 * VW,
+    STEP_QUERIES = 4 * TILE_ROWS,
     QUERIES = 16 * TILE_ROWS, /* per unit, so that widening a tile of K and V is a few percent of using it */
 };
 
@@ -45,7 +47,7 @@ static size_t attn_buf_layout(struct attn_buf *b, float *base, int32_t n_heads, 
     b->n_panels = (head_dim + PW - 1) / PW;
     b->n_slots = group <= QUERIES ? QUERIES : (group + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
     size_t pad = (size_t)b->n_panels * PW, slots = (size_t)b->n_slots;
-    size_t sizes[] = {KT * (size_t)head_dim, KT * pad, slots * (size_t)head_dim, slots * KT, slots * pad, slots, slots};
+    size_t sizes[] = {KT * (size_t)head_dim, KT * pad, slots * (size_t)head_dim, slots * KT, slots * pad, slots, slots * VW};
     float **ptrs[] = {&b->kt, &b->v, &b->q, &b->s, &b->o, &b->max, &b->sum};
     for (int i = 0; i < 7; i++) {
         *ptrs[i] = base ? base + at : NULL;
@@ -68,35 +70,64 @@ struct key_walk {
     int32_t block_size;
 };
 
-static inline const uint8_t *key_at(const struct key_walk *w, int32_t p)
+/* Where K of the KT keys of a tile lies; keys outside the visible range point at zeros, for K and V alike, so that no loop asks. */
+struct key_tile {
+    const uint8_t *k[KT], *v[KT];
+    int32_t lo, hi; /* visible: lo <= j < hi */
+};
+
+alignas(64) static const uint8_t zero_row[TD_ATTN_HEAD_DIM_MAX * sizeof(float)];
+
+/* The tile at t0 of which positions [first, end) are visible. */
+static void key_tile_find(struct key_tile *t, const struct key_walk *w, int32_t t0, int32_t first, int32_t end)
 {
-    return w->base + w->table[p / w->block_size] * w->block_bytes + p % w->block_size * w->row_bytes;
+    t->lo = first > t0 ? first - t0 : 0;
+    t->hi = end - t0 < KT ? end - t0 : KT;
+    for (int32_t j = 0; j < KT; j++) t->k[j] = t->v[j] = zero_row;
+    for (int32_t j = t->lo, n; j < t->hi; j += n) { /* a run of keys in one block */
+        int32_t at = (t0 + j) % w->block_size;
+        const uint8_t *k = w->base + w->table[(t0 + j) / w->block_size] * w->block_bytes + at * w->row_bytes;
+        n = w->block_size - at < t->hi - j ? w->block_size - at : t->hi - j;
+        for (int32_t i = 0; i < n; i++, k += w->row_bytes) t->k[j + i] = k, t->v[j + i] = k + w->kv_bytes;
+    }
 }
 
-/* Keys [lo, hi) of the tile at t0, hi - lo > 0: K turned and V widened; the other slots of the tile become zeros and are not read.
- */
-TD_INLINE void load_keys(bool bf16, const struct attn_buf *b, const struct key_walk *w, int32_t t0, int32_t lo, int32_t hi,
-                         int32_t ahead_end)
+/* Prefetching the next tile, a few lines at a time between pieces of work on this one: all at once would wait for free line
+ * buffers. */
+struct fetch {
+    const uint8_t *const *rows, *const *rows_after; /* K, then V */
+    int32_t j, lo, hi;
+    int64_t at, row_bytes;
+};
+
+TD_INLINE void fetch_lines(struct fetch *f, int n)
 {
-    const uint8_t *keys[KT];
-    for (int j = 0; j < KT; j++) keys[j] = t0 + j >= lo && t0 + j < hi ? key_at(w, t0 + j) : NULL;
-    for (int j = 0; j < KT && t0 + KT + j < ahead_end; j++) {
-        const char *k = (const char *)key_at(w, t0 + KT + j);
-        for (int64_t o = 0; o < w->row_bytes; o += 64) {
-            _mm_prefetch(k + o, _MM_HINT_T1);
-            _mm_prefetch(k + w->kv_bytes + o, _MM_HINT_T1);
+    for (; n > 0 && f->j < f->hi; n--) {
+        _mm_prefetch((const char *)f->rows[f->j] + f->at, _MM_HINT_T1);
+        if ((f->at += 64) < f->row_bytes) continue;
+        f->at = 0;
+        if (++f->j == f->hi && f->rows_after) {
+            f->rows = f->rows_after;
+            f->rows_after = NULL;
+            f->j = f->lo;
         }
     }
+}
+
+/* K turned and V widened. */
+TD_INLINE void load_keys(bool bf16, const struct attn_buf *b, const struct key_tile *t, struct fetch *f)
+{
     int32_t per_lane = bf16 ? 2 : 1, n_lanes = b->dim / per_lane; /* a lane of 32 bits holds two bf16 or one f32 */
     for (int j0 = 0; j0 < KT; j0 += VW) {
         float *kt = b->kt + (ptrdiff_t)(j0 / PW) * b->dim * PW + j0 % PW;
         for (int32_t i0 = 0; i0 < n_lanes; i0 += VW) {
             int n = n_lanes - i0 < VW ? n_lanes - i0 : VW;
             vec r[VW];
-            TD_UNROLL
-            for (int j = 0; j < VW; j++) r[j] = keys[j0 + j] ? v_load_n((const float *)keys[j0 + j] + i0, n) : v_zero();
-            v_transpose(r);
+            fetch_lines(f, VW / 2);
             if (n == VW) {
+                TD_UNROLL
+                for (int j = 0; j < VW; j++) r[j] = v_load((const float *)t->k[j0 + j] + i0);
+                v_transpose(r);
                 TD_UNROLL
                 for (int i = 0; i < VW; i++) {
                     if (bf16) {
@@ -106,59 +137,73 @@ TD_INLINE void load_keys(bool bf16, const struct attn_buf *b, const struct key_w
                         v_store(kt + (i0 + i) * PW, r[i]);
                     }
                 }
-            } else {
-                vec t[VW]; /* a copy, so that r stays in registers in the full case */
-                TD_UNROLL
-                for (int i = 0; i < VW; i++) t[i] = r[i];
-                for (int i = 0; i < n; i++) {
-                    if (bf16) {
-                        v_store(kt + (i0 + i) * 2 * PW, v_pair_lo(t[i]));
-                        v_store(kt + (i0 + i) * 2 * PW + PW, v_pair_hi(t[i]));
-                    } else {
-                        v_store(kt + (i0 + i) * PW, t[i]);
-                    }
+                continue;
+            }
+            vec e[VW]; /* not r, which is to stay in registers */
+            TD_UNROLL
+            for (int j = 0; j < VW; j++) r[j] = v_load_n((const float *)t->k[j0 + j] + i0, n);
+            v_transpose(r);
+            TD_UNROLL
+            for (int i = 0; i < VW; i++) e[i] = r[i];
+            for (int i = 0; i < n; i++) {
+                if (bf16) {
+                    v_store(kt + (i0 + i) * 2 * PW, v_pair_lo(e[i]));
+                    v_store(kt + (i0 + i) * 2 * PW + PW, v_pair_hi(e[i]));
+                } else {
+                    v_store(kt + (i0 + i) * PW, e[i]);
                 }
             }
         }
     }
-    int32_t pad = b->n_panels * PW;
+    int32_t whole = b->dim / VW * VW, pad = b->n_panels * PW;
     for (int j = 0; j < KT; j++) {
-        const uint8_t *value = keys[j] ? keys[j] + w->kv_bytes : NULL;
-        for (int32_t i = 0; i < pad; i += VW) {
-            int n = !value || b->dim < i ? 0 : b->dim - i < VW ? b->dim - i : VW;
-            vec x = n == 0    ? v_zero()
-                    : !bf16   ? v_load_n((const float *)value + i, n)
-                    : n == VW ? v_load_bf16((const uint16_t *)value + i)
-                              : v_load_bf16_n((const uint16_t *)value + i, n);
-            v_store(b->v + ((ptrdiff_t)(i / PW) * KT + j) * PW + i % PW, x);
+        float *to = b->v + (ptrdiff_t)j * PW;
+        const uint8_t *v = t->v[j];
+        int32_t i = 0;
+        fetch_lines(f, 1);
+        for (; i < whole; i += VW)
+            v_store(to + (ptrdiff_t)(i / PW) * KT * PW + i % PW,
+                    bf16 ? v_load_bf16((const uint16_t *)v + i) : v_load((const float *)v + i));
+        for (; i < pad; i += VW) {
+            int n = b->dim - i < 0 ? 0 : b->dim - i;
+            v_store(to + (ptrdiff_t)(i / PW) * KT * PW + i % PW,
+                    bf16 ? v_load_bf16_n((const uint16_t *)v + i, n) : v_load_n((const float *)v + i, n));
         }
     }
 }
 
-/* Scores of one query to probabilities in place; lanes outside [lo, hi) become 0. Returns what the old sums must be multiplied by.
- */
-TD_INLINE float soften(float *s, int lo, int hi, vec to_log2, float *max, float *sum)
+/* Scores of one query to probabilities in place; lanes outside [lo, hi) become 0 when `masked`, else all count. The sum stays
+ * spread over VW lanes until the end. Returns what the old sums must be multiplied by. */
+TD_INLINE float soften(bool masked, float *s, int lo, int hi, vec to_log2, float *max, float *sums)
 {
-    vec t[4], none = v_set1(-INFINITY);
+    vec t[4], p[4], none = v_set1(-INFINITY);
+    TD_UNROLL
     for (int i = 0; i < 4; i++) {
         t[i] = v_mul(v_load(s + i * VW), to_log2);
-        int l = lo - i * VW, h = hi - i * VW;
-        if (l > 0 || h < VW) t[i] = v_keep_lanes(t[i], l < 0 ? 0 : l > VW ? VW : l, h < 0 ? 0 : h > VW ? VW : h, none);
+        if (masked) {
+            int l = lo - i * VW, h = hi - i * VW;
+            t[i] = v_keep_lanes(t[i], l < 0 ? 0 : l > VW ? VW : l, h < 0 ? 0 : h > VW ? VW : h, none);
+        }
     }
     float top = v_max_lane(v_max(v_max(t[0], t[1]), v_max(t[2], t[3])));
-    float new_max = top > *max ? top : *max, keep = 1.0f;
-    if (new_max > *max) {
-        float d[VW];
-        v_store(d, v_exp2_or_0(v_set1(*max - new_max)));
-        keep = d[0];
-    }
-    vec m = v_set1(new_max), p[4];
+    float new_max = top > *max ? top : *max;
+    vec m = v_set1(new_max);
+    TD_UNROLL
     for (int i = 0; i < 4; i++) {
         p[i] = v_exp2_or_0(v_sub(t[i], m));
         v_store(s + i * VW, p[i]);
     }
-    *max = new_max;
-    *sum = *sum * keep + v_sum(v_add(v_add(p[0], p[1]), v_add(p[2], p[3])));
+    vec sum = v_add(v_add(p[0], p[1]), v_add(p[2], p[3]));
+    float keep = 1.0f;
+    if (new_max > *max) {
+        vec k = v_exp2_or_0(v_set1(*max - new_max));
+        keep = v_lane0(k);
+        sum = v_fma(v_load(sums), k, sum);
+        *max = new_max;
+    } else {
+        sum = v_add(v_load(sums), sum);
+    }
+    v_store(sums, sum);
     return keep;
 }
 
@@ -192,56 +237,73 @@ TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const stru
             rows[i] = a->q + (u->row + (i0 + i) / group) * a->q_stride + ((int64_t)u->kv_head * group + (i0 + i) % group) * dim;
         tile_pack_rows(b->q + (ptrdiff_t)i0 * dim, TILE_ROWS, rows, n, 0, dim, bf16);
     }
-    for (int32_t i = 0; i < n_q; i++) b->max[i] = -INFINITY, b->sum[i] = 0.0f;
+    for (int32_t i = 0; i < n_q; i++) b->max[i] = -INFINITY;
+    memset(b->sum, 0, (size_t)n_q * VW * sizeof(float));
     for (int32_t p = 0; p < b->n_panels; p++) memset(b->o + (ptrdiff_t)p * b->n_slots * PW, 0, (size_t)n_q * PW * sizeof(float));
 
-    int32_t last = u->pos + u->n_rows - 1, first = first_key(a, u->pos);
-    for (int32_t t0 = first / KT * KT; t0 <= last; t0 += KT) {
+    int32_t end = u->pos + u->n_rows, first = first_key(a, u->pos);
+    struct key_tile tiles[2];
+    int turn = 0;
+    key_tile_find(&tiles[0], &w, first / KT * KT, first, end);
+    for (int32_t t0 = first / KT * KT; t0 < end; t0 += KT, turn = !turn) {
         /* rows that see at least one key of this tile: a contiguous run, for positions and window starts both ascend */
         int32_t r0 = u->pos >= t0 ? 0 : t0 - u->pos, r1 = u->n_rows;
         while (r1 > r0 && first_key(a, u->pos + r1 - 1) >= t0 + KT) r1--;
-        if (r0 >= r1) continue;
-        int32_t key_lo = first_key(a, u->pos + r0) > t0 ? first_key(a, u->pos + r0) : t0;
-        int32_t key_hi = u->pos + r1 < t0 + KT ? u->pos + r1 : t0 + KT;
-        load_keys(bf16, b, &w, t0, key_lo, key_hi, last + 1);
+        const struct key_tile *t = &tiles[turn];
+        struct fetch f = {0};
+        if (t0 + KT < end) {
+            struct key_tile *next = &tiles[!turn];
+            key_tile_find(next, &w, t0 + KT, first, end);
+            f = (struct fetch){
+                .rows = next->k, .rows_after = next->v, .j = next->lo, .lo = next->lo, .hi = next->hi, .row_bytes = w.row_bytes};
+        }
+        load_keys(bf16, b, t, &f);
         bool partly = u->pos + r0 + 1 < t0 + KT || first_key(a, u->pos + r1 - 1) > t0, finite = true;
         if (partly)
             for (ptrdiff_t i = 0; i < (ptrdiff_t)b->n_panels * KT * PW; i += VW) finite = finite && v_all_finite(v_load(b->v + i));
 
+        /* A few tiles of queries do each step together: the next one's work then covers the end of the chains of the one before. */
         int32_t q0 = r0 * group, q1 = r1 * group;
-        for (int32_t i = q0, n; i < q1; i += n) { /* tiles of queries, cut at multiples of TILE_ROWS */
-            n = TILE_ROWS - i % TILE_ROWS < q1 - i ? TILE_ROWS - i % TILE_ROWS : q1 - i;
-            float *s = b->s + (ptrdiff_t)i * KT, keep[TILE_ROWS];
-            const float *q = b->q + (ptrdiff_t)(i / TILE_ROWS) * TILE_ROWS * dim + i % TILE_ROWS;
-            for (int h = 0; h < KT / PW; h++)
-                if (t0 + h * PW < key_hi)
-                    tile_scores[n](s + h * PW, q, 0, (const uint8_t *)(b->kt + (ptrdiff_t)h * dim * PW), dim, true, NULL, 0);
+        for (int32_t g0 = q0, g1; g0 < q1; g0 = g1) {
+            g1 = g0 / TILE_ROWS * TILE_ROWS + STEP_QUERIES < q1 ? g0 / TILE_ROWS * TILE_ROWS + STEP_QUERIES : q1;
+            for (int32_t i = g0, n; i < g1; i += n) { /* cut at multiples of TILE_ROWS, as q is packed */
+                n = TILE_ROWS - i % TILE_ROWS < g1 - i ? TILE_ROWS - i % TILE_ROWS : g1 - i;
+                const float *q = b->q + (ptrdiff_t)(i / TILE_ROWS) * TILE_ROWS * dim + i % TILE_ROWS;
+                for (int h = 0; h < KT / PW; h++) {
+                    if (h * PW >= t->hi) break;
+                    fetch_lines(&f, 32);
+                    tile_scores[n](b->s + (ptrdiff_t)i * KT + h * PW, q, 0, (const uint8_t *)(b->kt + (ptrdiff_t)h * dim * PW), dim,
+                                   true, NULL, 0);
+                }
+            }
+            float keep[STEP_QUERIES];
             bool scaled = false;
-            int n_keys = 0;
-            for (int j = 0; j < n; j++) {
-                int32_t pos = u->pos + (i + j) / group, lo = first_key(a, pos) - t0, hi = pos + 1 - t0;
-                lo = lo < 0 ? 0 : lo, hi = hi > KT ? KT : hi;
-                keep[j] = soften(s + (ptrdiff_t)j * KT, lo, hi, to_log2, &b->max[i + j], &b->sum[i + j]);
-                scaled = scaled || keep[j] != 1.0f;
-                n_keys = hi;
+            for (int32_t i = g0, in_row = g0 % group, pos = u->pos + g0 / group; i < g1; i++) {
+                int32_t lo = first_key(a, pos) - t0, hi = pos + 1 - t0;
+                float *sums = b->sum + (ptrdiff_t)i * VW, *s = b->s + (ptrdiff_t)i * KT;
+                if (lo <= 0 && hi >= KT)
+                    keep[i - g0] = soften(false, s, 0, KT, to_log2, &b->max[i], sums);
+                else
+                    keep[i - g0] = soften(true, s, lo < 0 ? 0 : lo, hi > KT ? KT : hi, to_log2, &b->max[i], sums);
+                scaled = scaled || keep[i - g0] != 1.0f;
+                if (++in_row == group) in_row = 0, pos++;
             }
             for (int32_t p = 0; p < b->n_panels; p++) {
-                float *o = b->o + ((ptrdiff_t)p * b->n_slots + i) * PW;
-                if (scaled)
-                    for (int j = 0; j < n; j++) {
-                        vec f = v_set1(keep[j]);
-                        v_store(o + j * PW, v_mul(v_load(o + j * PW), f));
-                        v_store(o + j * PW + VW, v_mul(v_load(o + j * PW + VW), f));
-                    }
                 const float *v = b->v + (ptrdiff_t)p * KT * PW;
-                if (finite) {
-                    tile_values[n](o, s, 0, (const uint8_t *)v, n_keys, false, NULL, 0);
-                    continue;
-                }
-                for (int j = 0; j < n; j++) {
-                    int32_t pos = u->pos + (i + j) / group, lo = first_key(a, pos) - t0, hi = pos + 1 - t0;
-                    lo = lo < 0 ? 0 : lo, hi = hi > KT ? KT : hi;
-                    tile_values[1](o + j * PW, s + (ptrdiff_t)j * KT + lo, 0, (const uint8_t *)(v + (ptrdiff_t)lo * PW), hi - lo,
+                float *o = b->o + (ptrdiff_t)p * b->n_slots * PW;
+                if (scaled)
+                    for (int32_t i = g0; i < g1; i++) {
+                        vec k = v_set1(keep[i - g0]);
+                        v_store(o + i * PW, v_mul(v_load(o + i * PW), k));
+                        v_store(o + i * PW + VW, v_mul(v_load(o + i * PW + VW), k));
+                    }
+                for (int32_t i = g0, n; i < g1; i += n) {
+                    n = TILE_ROWS - i % TILE_ROWS < g1 - i ? TILE_ROWS - i % TILE_ROWS : g1 - i;
+                    if (!finite) n = 1;
+                    fetch_lines(&f, 32);
+                    int32_t last_pos = u->pos + (i + n - 1) / group, hi = last_pos + 1 - t0 < KT ? last_pos + 1 - t0 : KT;
+                    int32_t lo = finite || first_key(a, last_pos) <= t0 ? 0 : first_key(a, last_pos) - t0;
+                    tile_values[n](o + i * PW, b->s + (ptrdiff_t)i * KT + lo, 0, (const uint8_t *)(v + (ptrdiff_t)lo * PW), hi - lo,
                                    false, NULL, 0);
                 }
             }
@@ -249,7 +311,7 @@ TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const stru
     }
     for (int32_t i = 0; i < n_q; i++) {
         float *out = a->out + (u->row + i / group) * a->out_stride + ((int64_t)u->kv_head * group + i % group) * dim;
-        vec sum = v_set1(b->sum[i]);
+        vec sum = v_set1(v_sum(v_load(b->sum + (ptrdiff_t)i * VW)));
         for (int32_t d = 0; d < dim; d += VW) {
             vec o = v_load(b->o + ((ptrdiff_t)(d / PW) * b->n_slots + i) * PW + d % PW);
             v_store_n(out + d, v_add(v_div(o, sum), v_zero()), dim - d < VW ? dim - d : VW);

@@ -105,6 +105,8 @@ TD_INLINE float v_sum(vec a)
     return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
 }
 
+TD_INLINE float v_lane0(vec a) { return _mm256_cvtss_f32(a); }
+
 TD_INLINE float v_max_lane(vec a)
 {
     __m128 q = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));

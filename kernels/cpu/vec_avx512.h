@@ -108,6 +108,8 @@ TD_INLINE float v_sum(vec a)
     return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
 }
 
+TD_INLINE float v_lane0(vec a) { return _mm512_cvtss_f32(a); }
+
 TD_INLINE float v_max_lane(vec a)
 {
     __m256 h = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
