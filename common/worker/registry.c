@@ -40,8 +40,6 @@ struct td_registry {
 static void send_hello(struct td_registry *r)
 {
     struct td_worker *w = r->w;
-    struct td_kv_pool_stats kv;
-    td_kv_pool_stats(td_engine_kv(w->engine), &kv); /* n_blocks is fixed at boot: reading it from here is not a race */
     Tandem__V1__Hello h = TANDEM__V1__HELLO__INIT;
     h.name = w->name;
     h.role = (char *)w->role->name;
@@ -52,7 +50,7 @@ static void send_hello(struct td_registry *r)
     h.model = r->model;
     h.layout_hash = td_engine_layout_hash(w->engine);
     h.block_size = (uint32_t)w->cfg.block_size;
-    h.kv_blocks = (uint32_t)kv.n_blocks;
+    h.kv_blocks = (uint32_t)w->kv_blocks;
     h.max_model_len = (uint32_t)td_engine_max_len(w->engine);
     h.vocab = (uint32_t)td_model_config(td_engine_model(w->engine))->vocab;
     h.max_seqs = (uint32_t)w->cfg.max_seqs;

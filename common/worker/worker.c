@@ -460,6 +460,7 @@ static td_status open_xfer(struct td_worker *w, struct td_err *err)
     struct td_kv_pool *kv = td_engine_kv(w->engine);
     struct td_kv_pool_stats st;
     td_kv_pool_stats(kv, &st);
+    w->kv_blocks = st.n_blocks;
     return td_xfer_mem_add(w->xfer, td_kv_pool_arena(kv), td_kv_pool_layout(kv)->block_bytes, st.n_blocks, err);
 }
 
@@ -518,9 +519,7 @@ td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
     w->thread_started = true;
     if ((s = td_registry_create(w, &w->registry, err))) return s;
     td_rpc_server_set_serving(w->server, true);
-    struct td_kv_pool_stats kv;
-    td_kv_pool_stats(td_engine_kv(w->engine), &kv);
-    td_info("ready", "name=%s address=%s router=%s kv_blocks=%d block_size=%lld max_len=%d pid=%d", w->name, w->address, w->cfg.router, kv.n_blocks,
+    td_info("ready", "name=%s address=%s router=%s kv_blocks=%d block_size=%lld max_len=%d pid=%d", w->name, w->address, w->cfg.router, w->kv_blocks,
             (long long)w->cfg.block_size, td_engine_max_len(w->engine), (int)getpid());
     return TD_OK;
 }

@@ -121,6 +121,7 @@ struct td_worker {
     const struct td_worker_role *role;
     char name[128], address[256];
     uint64_t incarnation;
+    int32_t kv_blocks;                 /* size of the pool: fixed at boot, so any thread may read it here */
     struct td_engine *engine;
     struct td_xfer *xfer;
     struct td_rpc_loop *loop;
