@@ -30,6 +30,15 @@ struct td_rpc_timer {
 
 static _Thread_local struct td_rpc_loop *current_loop;
 
+#ifdef TD_RPC_TSAN
+/* For every program that links this library: TSan must not judge what core, which is not instrumented, does to its own memory. */
+const char *__tsan_default_options(void);
+const char *__tsan_default_options(void)
+{
+    return "ignore_noninstrumented_modules=1";
+}
+#endif
+
 void *td_rpc_alloc(size_t bytes)
 {
     void *p = calloc(1, bytes);
