@@ -6,6 +6,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "grpc/health/v1/health.pb-c.h"
 #include "router/router.h"
 
 static void reject(struct td_rpc_call *call, const char *reason)
@@ -48,6 +49,26 @@ static void conn_gone(struct worker_conn *w, const char *why)
     router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .worker = w->index});
     w->gone = true;
     worker_conn_release(w);
+}
+
+/* The connection is made when a worker joins, not when the first request waits for it; and an address that nobody can dial is told at once. */
+static void on_warm(struct td_rpc_call *call, const struct td_rpc_result *res, void *user)
+{
+    (void)call;
+    struct worker_conn *w = user;
+    char q[600];
+    if (res->code != GRPC_STATUS_OK && !w->gone)
+        td_warn("worker_unreachable", "worker=%s address=%s msg=%s", w->name, w->address, td_log_quote(q, sizeof q, res->details));
+    worker_conn_release(w);
+}
+
+static void warm_up(struct worker_conn *w)
+{
+    static const struct td_rpc_client_method method = {"/grpc.health.v1.Health/Check", &grpc__health__v1__health_check_response__descriptor, false};
+    static const struct td_rpc_handler handler = {NULL, on_warm};
+    Grpc__Health__V1__HealthCheckRequest m = GRPC__HEALTH__V1__HEALTH_CHECK_REQUEST__INIT;
+    w->n_legs++;
+    td_rpc_call_start(w->channel, &method, &m.base, 5000, true, NULL, 0, &handler, w);
 }
 
 static td_status hello_check(const struct router *r, const Tandem__V1__Hello *h, struct td_err *err)
@@ -132,6 +153,7 @@ static void take_hello(struct router *r, struct td_rpc_call *call, const Tandem_
             w->block_size, w->max_model_len);
     router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_JOIN, .worker = w->index, .role = w->role,
                                            .a = (uint64_t)w->kv_blocks * w->block_size, .b = h->max_seqs});
+    warm_up(w);
 }
 
 static void take_snapshot(struct worker_conn *w, const Tandem__V1__Snapshot *s)
