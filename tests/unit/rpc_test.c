@@ -650,13 +650,11 @@ static void test_response_that_does_not_parse(void **state)
 {
     (void)state;
     struct fixture *f = start();
-    const struct td_rpc_client_method wrong = {"/test.Rpc/Count", &tandem__v1__abort_request__descriptor, false};
     struct outcome o;
     ticket_t t = TICKET_INIT;
     uint8_t bytes[3] = {1, 2, 3};
     t.grant = (ProtobufCBinaryData){3, bytes};
     const struct td_rpc_client_method wrong_echo = {"/test.Rpc/Echo", &tandem__v1__abort_request__descriptor, false};
-    (void)wrong;
     outcome_init(&o);
     td_rpc_call_start(f->channel, &wrong_echo, &t.base, 0, false, NULL, 0, &keep, &o);
     check_done(&o, GRPC_STATUS_INTERNAL);
