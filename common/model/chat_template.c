@@ -71,6 +71,19 @@ static const struct {
     {"monarch", {"bos_token + message['role'] + '\\n'", "eos_token + '\\n'"}},
     {"exaone", {"[|assistant|]", "[|endofturn|]"}},
     {"kimi", {"<|im_user|>", "<|im_middle|>"}},
+    {"laguna", {"<assistant>", "</assistant>", "<user>"}},
+    {"kimi-k3", {"<|open|>", "<|end_of_msg|>"}},
+    {"gigachat", {"<|role_sep|>", "<|message_sep|>"}},
+    {"minimax", {"]~b]"}},
+    {"minimax", {"<beginning_of_sentence>", "<end_of_sentence>"}},
+    {"gpt-oss", {"<|start|>", "<|message|>"}},
+    {"apriel", {"<|begin_user|>", "<|begin_assistant|>"}},
+    {"nemotron", {"<SPECIAL_11>"}},
+    {"gemma-4", {"<|turn>", "<turn|>"}},
+    {"solar-open", {"<|begin|>", "<|content|>"}},
+    {"apertus", {"<|user_start|>", "<|assistant_start|>"}},
+    {"reka", {"<sep>", "human: "}},
+    {"yandexgpt", {"[SEP]", "\xd0\x90\xd1\x81\xd1\x81\xd0\xb8\xd1\x81\xd1\x82\xd0\xb5\xd0\xbd\xd1\x82:"}},
 };
 
 static bool has(const char *text, size_t n, const char *mark)
@@ -212,16 +225,9 @@ out:
     return st;
 }
 
-/* The part of the text that no template's trim takes away. */
 static bool stands_in(const char *text, size_t n, const char *part, size_t n_part)
 {
-    static const char white[] = " \t\n\v\f\r";
-    while (n_part > 0 && memchr(white, part[0], sizeof white - 1) != NULL) {
-        part++;
-        n_part--;
-    }
-    while (n_part > 0 && memchr(white, part[n_part - 1], sizeof white - 1) != NULL)
-        n_part--;
+    td_jinja_strip(&part, &n_part);     /* many templates do */
     return n_part == 0 || memmem(text, n, part, n_part) != NULL;
 }
 

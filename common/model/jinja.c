@@ -1250,6 +1250,28 @@ static bool new_dict(struct ctx *c, enum kind kind, struct value *ret)
     return d != NULL;
 }
 
+/* A mapping's keys are kept as text; an integer as NUL, "i" and its digits. */
+static bool to_key(struct ctx *c, struct value v, struct str *ret)
+{
+    if (v.kind == STR && (v.u.s.n == 0 || v.u.s.p[0] != 0)) {
+        *ret = v.u.s;
+        return true;
+    }
+    if (v.kind != INT && v.kind != BOOL)
+        return fails(c, TD_ERR_UNSUPPORTED, "a mapping with a key that is neither text nor an integer");
+    char *p = ctx_alloc(c, 24);
+    if (p == NULL)
+        return false;
+    *ret = (struct str){p, 2 + (size_t)snprintf(p + 2, 22, "%lld", (long long)v.u.i)};
+    p[1] = 'i';
+    return true;
+}
+
+static struct value from_key(struct str key)
+{
+    return key.n > 2 && key.p[0] == 0 ? int_value(strtoll(key.p + 2, NULL, 10)) : str_value(key.p, key.n);
+}
+
 static struct value *dict_find(const struct dict *d, struct str key)
 {
     for (size_t i = 0; i < d->n; i++)
@@ -1377,6 +1399,13 @@ static struct str strip(struct str s, const struct str *chars, bool left, bool r
     return s;
 }
 
+void td_jinja_strip(const char **text, size_t *n_bytes)
+{
+    struct str s = strip((struct str){*text, *n_bytes}, NULL, true, true);
+    *text = s.p;
+    *n_bytes = s.n;
+}
+
 static bool truth(struct value v)
 {
     switch (v.kind) {
@@ -1465,7 +1494,10 @@ static bool is_in(struct ctx *c, struct value item, struct value in, bool *ret)
         for (size_t i = 0; i < in.u.list->n && !*ret; i++)
             *ret = same(c, in.u.list->v[i], item, 0);
     } else if (in.kind == DICT) {
-        *ret = item.kind == STR && dict_find(in.u.dict, item.u.s) != NULL;
+        struct str key;
+        if (!to_key(c, item, &key))
+            return false;
+        *ret = dict_find(in.u.dict, key) != NULL;
     } else if (in.kind != UNDEFINED) {
         return fails(c, TD_ERR_UNSUPPORTED, "it looks for something in %s", kind_name(in.kind));
     }
@@ -1476,6 +1508,7 @@ static bool is_in(struct ctx *c, struct value item, struct value in, bool *ret)
 
 static bool eval(struct ctx *c, const struct expr *e, struct value *ret);
 static bool run_nodes(struct ctx *c, const struct node *n);
+static bool compare(struct ctx *c, enum op op, struct value a, struct value b, bool *ret);
 
 struct args {
     int n, n_named;
@@ -1687,7 +1720,8 @@ static bool json_text(struct ctx *c, struct value v, struct text *t, int depth)
         for (size_t i = 0; i < v.u.dict->n; i++) {
             const struct pair *pair = &v.u.dict->pair[i];
             if (!append(c, t, i == 0 ? (struct str){"{", 1} : (struct str){", ", 2}) ||
-                !json_text(c, str_value(pair->key.p, pair->key.n), t, depth + 1) || !append(c, t, (struct str){": ", 2}) ||
+                (from_key(pair->key).kind != STR && !fails(c, TD_ERR_UNSUPPORTED, "tojson of a mapping with integers as keys")) ||
+                !json_text(c, from_key(pair->key), t, depth + 1) || !append(c, t, (struct str){": ", 2}) ||
                 !json_text(c, pair->value, t, depth + 1))
                 return false;
         }
@@ -1709,7 +1743,7 @@ static bool to_items(struct ctx *c, struct value v, struct value *ret)
         if (!new_list(c, v.u.dict->n, ret))
             return false;
         for (size_t i = 0; i < v.u.dict->n; i++)
-            ret->u.list->v[i] = str_value(v.u.dict->pair[i].key.p, v.u.dict->pair[i].key.n);
+            ret->u.list->v[i] = from_key(v.u.dict->pair[i].key);
         return true;
     }
     if (v.kind == STR) {
@@ -1732,7 +1766,7 @@ static bool dict_list(struct ctx *c, const struct dict *d, char which, struct va
     if (!new_list(c, d->n, ret))
         return false;
     for (size_t i = 0; i < d->n; i++) {
-        struct value key = str_value(d->pair[i].key.p, d->pair[i].key.n);
+        struct value key = from_key(d->pair[i].key);
         struct value *out = &ret->u.list->v[i];
         if (which == 'i') {
             if (!new_list(c, 2, out))
@@ -1752,8 +1786,11 @@ static bool get_item(struct ctx *c, struct value obj, struct value index, struct
     charge(c, obj);
     if (obj.kind == UNDEFINED)
         return fails(c, TD_ERR_UNSUPPORTED, "it looks into something undefined");
-    if (obj.kind == DICT && index.kind == STR) {
-        const struct value *v = dict_find(obj.u.dict, index.u.s);
+    if (obj.kind == DICT) {
+        struct str key;
+        if (!to_key(c, index, &key))
+            return false;
+        const struct value *v = dict_find(obj.u.dict, key);
         if (v != NULL)
             *ret = *v;
         return true;
@@ -1819,6 +1856,19 @@ static bool get_attr(struct ctx *c, struct value obj, struct str name, struct va
             return fails(c, TD_ERR_UNSUPPORTED, "loop.%.*s", (int)(name.n < 40 ? name.n : 40), name.p);
         return true;
     }
+    case STR:
+    case LIST: {
+        /* the methods of Python's str and list; what is none of them is undefined */
+        static const char methods[] = " append clear copy count extend index insert pop remove reverse sort capitalize casefold center encode "
+                                      "endswith expandtabs find format format_map isalnum isalpha isascii isdecimal isdigit isidentifier islower "
+                                      "isnumeric isprintable isspace istitle isupper join ljust lower lstrip maketrans partition removeprefix "
+                                      "removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines startswith strip "
+                                      "swapcase title translate upper zfill ";
+        const char *hit = memmem(methods, sizeof methods - 1, name.p, name.n);
+        if (name.p[0] == '_' || obj.lazy || (hit != NULL && hit[-1] == ' ' && hit[name.n] == ' '))
+            return fails(c, TD_ERR_UNSUPPORTED, "it takes the method %.*s without a call", (int)(name.n < 40 ? name.n : 40), name.p);
+        return true;
+    }
     case NONE:
     case BOOL:
     case INT: return true;
@@ -1835,6 +1885,12 @@ static bool filter_items(struct ctx *c, struct str name, struct value v, const s
     struct value items;
     const struct value *attr = map ? get_arg(a, MAX_ARGS, "attribute") : by_attr ? get_arg(a, 0, NULL) : NULL;
 
+    if (!truth(v)) {     /* Jinja does not look into it: none is fine */
+        if (!new_list(c, 0, ret))
+            return false;
+        ret->lazy = true;
+        return true;
+    }
     if (!to_items(c, v, &items))
         return false;
     if (((map || by_attr) && (attr == NULL || attr->kind != STR || memchr(attr->u.s.p, '.', attr->u.s.n) != NULL)) || a->n_named != map ||
@@ -1869,6 +1925,28 @@ static bool filter_items(struct ctx *c, struct str name, struct value v, const s
     }
     ret->u.list->n = n;
     ret->lazy = true;
+    return true;
+}
+
+/* dictsort: by key, letters without case */
+static bool sort_pairs(struct ctx *c, struct list *pairs)
+{
+    for (size_t i = 0; i < pairs->n; i++) {
+        struct value pair = pairs->v[i], key = pair.u.list->v[0];
+        size_t at = i;
+        if (key.kind == STR && !change_case(c, key.u.s, 'l', &key))
+            return false;
+        for (; at > 0; at--) {
+            struct value other = pairs->v[at - 1].u.list->v[0];
+            bool less = false;
+            if (!step(c) || (other.kind == STR && !change_case(c, other.u.s, 'l', &other)) || !compare(c, OP_LT, key, other, &less))
+                return false;
+            if (!less)
+                break;
+            pairs->v[at] = pairs->v[at - 1];
+        }
+        pairs->v[at] = pair;
+    }
     return true;
 }
 
@@ -1965,6 +2043,8 @@ static bool run_filter(struct ctx *c, struct str name, struct value v, const str
         if (!(v.kind == DICT ? dict_list(c, v.u.dict, 'i', ret) : new_list(c, 0, ret)))
             return false;
         ret->lazy = true;
+    } else if (str_is(name, "dictsort") && v.kind == DICT) {
+        return only_args(c, a, 0, NULL, NULL, "dictsort") && dict_list(c, v.u.dict, 'i', ret) && sort_pairs(c, ret->u.list);
     } else if (str_is(name, "int") && v.kind == INT) {
         *ret = v;
     } else {
@@ -2022,8 +2102,11 @@ static bool dict_method(struct ctx *c, const struct dict *d, struct str name, co
     for (size_t i = 0; i < 3; i++)
         if (str_is(name, lists[i]) && a->n + a->n_named == 0)
             return dict_list(c, d, lists[i][0], ret);
-    if (str_is(name, "get") && a->n_named == 0 && (a->n == 1 || a->n == 2) && a->v[0].kind == STR) {
-        const struct value *v = dict_find(d, a->v[0].u.s);
+    struct str key;
+    if (str_is(name, "get") && a->n_named == 0 && (a->n == 1 || a->n == 2)) {
+        if (!to_key(c, a->v[0], &key))
+            return false;
+        const struct value *v = dict_find(d, key);
         *ret = v != NULL ? *v : a->n == 2 ? a->v[1] : none_value();
         return true;
     }
@@ -2328,11 +2411,8 @@ static bool eval_collection(struct ctx *c, const struct expr *e, struct value *r
     if (!new_dict(c, DICT, ret))
         return false;
     for (const struct arg *a = e->args; a != NULL; a = a->next) {
-        if (!eval(c, a->key, &key) || !eval(c, a->value, &v))
-            return false;
-        if (key.kind != STR)
-            return fails(c, TD_ERR_UNSUPPORTED, "a mapping with a key that is %s", kind_name(key.kind));
-        if (!dict_put(c, ret->u.dict, key.u.s, v))
+        struct str text;
+        if (!eval(c, a->key, &key) || !eval(c, a->value, &v) || !to_key(c, key, &text) || !dict_put(c, ret->u.dict, text, v))
             return false;
     }
     return true;

@@ -38,4 +38,7 @@ struct td_jinja_input {
 td_status td_jinja_render(const struct td_jinja *jinja, const struct td_jinja_input *input, char **ret_text, size_t *ret_bytes,
                           struct td_err *err);
 
+/* What Python's str.strip() leaves of UTF-8 text: Unicode's white space counts. */
+void td_jinja_strip(const char **text, size_t *n_bytes);
+
 #endif

@@ -116,7 +116,7 @@ static void expected_renderings(void **state)
     }
     printf("  %zu cases: %d exact, %d raise, %d refused\n", json_array_size(cases), n_exact, n_raised, n_refused);
     assert_int_equal(n_exact + n_raised + n_refused, json_array_size(cases));
-    assert_true(n_exact >= 23);
+    assert_true(n_exact >= 26);
     json_decref(root);
 }
 
@@ -297,6 +297,9 @@ static const struct { const char *jinja, *want; } snippets[] = {
     {MARK "{{ 'a\xf0\x9f\x98\x80z' | length }}{{ [1, 2] | last }}{{ 'xyz' | first }}", "32x"},
     {MARK "{{ strftime_now('%d %b %Y') }}", "26 Jul 2024"},
     {MARK "{{ messages[0]['content'] + messages[-1].content }}", "HelloHello"},
+    {MARK "{% set d = {1: 'a', 'k': 2} %}{{ d[1] }}{{ d.k }}{{ 1 in d }}{{ d.get(3) }}{% for k in d %}{{ k + k }}{% endfor %}", "a2TrueNone2kk"},
+    {MARK "{{ tools | selectattr('x') | list | length }}{{ 'abc'.type is defined }}{{ messages.nope is defined }}", "0FalseFalse"},
+    {MARK "{% for k, v in {'b': 1, 'A': 2, 'c': 0} | dictsort %}{{ k }}{{ v }}{% endfor %}{{ ({5: 'x', -1: 'y'} | dictsort)[0][1] }}", "A2b1c0y"},
     {MARK "{{ {'a': {'b': 'c'}}.a.b }}{{ (1, 2)[1] }}{{ ({})|length }}", "c20"},
     {MARK "{{ raise_exception is defined }}{{ 1 is odd }}{{ 'x' is string }}{{ none is none }}{{ messages is iterable }}", "TrueTrueTrueTrueTrue"},
 };
@@ -307,12 +310,8 @@ static void language_by_hand(void **state)
     const struct td_chat_message hello = {"user", "Hello", 5};
     for (int i = 0; i < LEN(snippets); i++) {
         char source[1024], want[1024];
-        /* the message must stand in the result; as a comment would not, it is appended */
-        snprintf(source, sizeof source, "{%% if true %%}%s{%% endif %%}", snippets[i].jinja);
-        if (i < 2)     /* these are about the end of the source */
-            snprintf(source, sizeof source, "{{ 'Hello' }}%s", snippets[i].jinja);
-        else
-            snprintf(source, sizeof source, "%s{{ 'Hello' }}", snippets[i].jinja);
+        /* the message must stand in the result; the first two are about the end of the source */
+        snprintf(source, sizeof source, "%s%s%s", i < 2 ? "{{ 'Hello' }}" : "", snippets[i].jinja, i < 2 ? "" : "{{ 'Hello' }}");
         snprintf(want, sizeof want, i < 2 ? "Hello%s" : "%sHello", snippets[i].want);
         struct td_chat_template *t = parse(source, "<s>", "</s>");
         char *text = NULL;
@@ -577,9 +576,12 @@ static void against_jinja(void **state)
     json_t *templates = json_array(), *chats = json_array();
 
     for (int i = 0; i < LEN(snippets); i++) {
-        char name[32];
+        /* all messages must stand in the text, here before or after the snippet */
+        static const char all[] = "{% for m in messages %}{{ m.content }}{% endfor %}";
+        char name[32], source[1024];
         snprintf(name, sizeof name, "snippet %d", i);
-        add_template(templates, tally, name, snippets[i].jinja);
+        snprintf(source, sizeof source, "%s%s%s", i < 2 ? all : "", snippets[i].jinja, i < 2 ? "" : all);
+        add_template(templates, tally, name, source);
     }
     DIR *dir = opendir(data_path("chat-templates"));
     for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL;) {
@@ -686,9 +688,15 @@ static void against_jinja(void **state)
         if (strncmp(y->name, "snippet", 7) != 0)
             printf("  %-18s %2d same, %2d fail in both, %2d leave out, %2d refused  %.60s  %s\n", y->family, y->n_same, y->n_fail, y->n_left_out,
                    y->n_refused, y->name, y->why);
-        else
-            assert_int_equal(y->n_refused, 0);
+        static const char *const sure[] = {"chatml", "llama-2", "mistral-v1", "mistral-v3", "mistral-v3-tekken", "mistral-v7", "qwen2.5", "qwen3", "phi-3",
+                                           "phi-4", "gemma"};
+        bool must = strncmp(y->name, "snippet", 7) == 0;
+        for (int k = 0; k < LEN(sure); k++)
+            must |= strcmp(y->family, sure[k]) == 0;
+        if (must && y->n_refused > 0)
+            fail_msg("%s (%s) refuses %d chats: %s", y->name, y->family, y->n_refused, y->why);
     }
+    assert_true(n_same > 40 * LEN(snippets));
     printf("  %zu templates, %zu chats: %d the same, %d fail in both, %d left out, %d refused; %d templates without a refusal\n", n_templates,
            json_array_size(chats), n_same, n_fail, n_left_out, n_refused, n_whole);
     json_decref(answers);
