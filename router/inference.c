@@ -171,6 +171,7 @@ static td_status fill_stop(const struct router *r, struct request_state *q, cons
     }
     for (size_t i = 0; i < n_eos; i++) q->spec.stop_token_ids[q->spec.n_stop_token_ids++] = r->model.eos_ids[i];
     for (size_t i = 0; i < in->n_stop; i++) {
+        if (!td_rpc_utf8_valid(in->stop[i].data, in->stop[i].len)) return td_fail(err, TD_ERR_INVALID, "stop.stop[%zu] is not valid UTF-8", i);
         td_status s = stop_matcher_add(&q->stop, in->stop[i].data, in->stop[i].len, err);
         if (s) return td_err_prefix(err, "stop");
     }

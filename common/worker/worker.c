@@ -470,7 +470,8 @@ static td_status open_server(struct td_worker *w, struct td_err *err)
     if (s) return s;
     const struct td_rpc_method *services[] = {w->role->methods, NULL};
     struct td_rpc_server_config c = {.loop = w->loop, .address = w->cfg.listen, .tls = w->use_tls ? &w->tls : NULL, .services = services,
-                                     .limits = {.max_live_calls = (uint32_t)w->cfg.max_seqs * 2 + 64}, .reflection = true, .ctx = w};
+                                     .limits = {.max_live_calls = (uint32_t)w->cfg.max_seqs * 2 + 64}, .keepalive_ms = 1000 /* a frozen router's requests are freed within about two seconds (I3) */, .reflection = true,
+                                     .ctx = w};
     if ((s = td_rpc_server_start(&c, &w->server, err))) return s;
     const char *colon = strrchr(w->cfg.listen, ':');
     int host_bytes = colon ? (int)(colon - w->cfg.listen) : 0;
