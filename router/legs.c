@@ -130,7 +130,7 @@ static void take_decode_times(struct request_state *q, const Tandem__V1__DecodeT
 
 static void take_prefill_times(struct request_state *q, const Tandem__V1__PrefillTimes *t)
 {
-    if (q->first_sent) return; /* the ledger is of the attempt that made the first token */
+    if (q->first_sent && q->attempt != q->first_attempt) return; /* the ledger is of the attempt that made the first token */
     q->ledger.prefill_queue_us = t->queue_us;
     q->ledger.prefill_us = t->prefill_us;
     q->n_cached = t->cached_tokens;

@@ -134,6 +134,7 @@ static void take_one(struct router *r, struct request_state *q, Tandem__V1__Toke
     if (!stopped) stop_matcher_given(&q->stop, n_out);
     if (!q->first_sent) {
         q->first_sent = true;
+        q->first_attempt = q->attempt;
         q->first_ns = now;
     }
     q->last_ns = now;

@@ -75,6 +75,7 @@ struct request_state {
     struct td_detokenizer *detok;
     struct stop_matcher stop;
     bool output_done, first_sent;
+    uint32_t first_attempt;                /* that made the first token */
     Tandem__V1__FinishReason finish;
     int32_t stop_token;                    /* the stop token that ended it, or -1 */
 
