@@ -1,0 +1,164 @@
+#!/usr/bin/python3
+"""deploy/ speaks of what exists: the manifests parse; each daemon takes its flags and TANDEM_* variables as they stand there; ports, probes, names
+and times agree with one another; the dashboard asks for metrics that exist; the Containerfile copies each folder the build needs.
+Each check is first seen to catch a planted mistake. Skips (77) without python3-yaml."""
+import copy
+import glob
+import json
+import os
+import re
+import subprocess
+import sys
+
+from tree import ROOT, read, source_files
+
+try:
+    import yaml
+except ImportError:
+    print("deploy_flags: skipped, python3-yaml is not installed")
+    sys.exit(77)
+
+BIN = os.environ["TANDEM_BIN"]
+DAEMONS = ("tandem-router", "tandem-prefill", "tandem-decode")
+HAND_OVER_MS = 5000  # what a worker may take after drain_timeout_ms (STOP_BOUND_MS in common/worker/worker.c)
+DOWNWARD = "10.0.0.1"  # stands for any field of the downward API
+
+
+def effective_config(command, args, variables):
+    """(NAME=VALUE pairs, None) as the daemon would run, or (None, its complaint)."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}
+    env.update(variables)
+    done = subprocess.run([os.path.join(BIN, command), *args, "--print-config"], capture_output=True, text=True, env=env, check=False)
+    if done.returncode:
+        return None, done.stderr.strip()
+    return dict(line.split("=", 1) for line in done.stdout.splitlines()), None
+
+
+def port_of(address):
+    return int(address.rsplit(":", 1)[1])
+
+
+def probe_problems(container, config):
+    named = {p["name"]: p["containerPort"] for p in container.get("ports", [])}
+    for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+        probe = container.get(kind, {})
+        if "grpc" in probe:
+            if probe["grpc"]["port"] != port_of(config["listen"]):
+                yield f"{kind} asks port {probe['grpc']['port']}, listen is {config['listen']}"
+            if config["tls_cert"]:
+                yield f"{kind} is a gRPC probe and TLS is on: Kubernetes' gRPC probes speak no TLS"
+        if "httpGet" in probe:
+            port = named.get(probe["httpGet"]["port"], probe["httpGet"]["port"])
+            if not config["metrics_listen"] or port != port_of(config["metrics_listen"]):
+                yield f"{kind} asks HTTP port {port}, metrics_listen is \"{config['metrics_listen']}\""
+    for name, option in (("grpc", "listen"), ("metrics", "metrics_listen")):
+        if name in named and (not config[option] or named[name] != port_of(config[option])):
+            yield f"port {name} is {named[name]}, {option} is \"{config[option]}\""
+
+
+def container_problems(spec, container, services):
+    command = container["command"][0]
+    if command not in DAEMONS:
+        yield f"command {command} is none of {', '.join(DAEMONS)}"
+        return
+    variables = {}
+    for e in container.get("env", []):
+        value = DOWNWARD if "valueFrom" in e else re.sub(r"\$\((\w+)\)", lambda m: variables[m[1]], e["value"])
+        variables[e["name"]] = value
+    known = set(re.findall(r"\[(TANDEM_[A-Z0-9_]+)", subprocess.run([os.path.join(BIN, command), "--help"], capture_output=True, text=True, check=True).stdout))
+    for name in variables:
+        if name.startswith("TANDEM_") and name not in known:
+            yield f"{command} reads no variable {name}"
+    config, complaint = effective_config(command, container.get("args", []), variables)
+    if complaint:
+        yield complaint
+        return
+    yield from probe_problems(container, config)
+    sleep = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
+    need_ms = int(config["drain_timeout_ms"]) + HAND_OVER_MS + 1000 * int(sleep[1])
+    if spec["terminationGracePeriodSeconds"] * 1000 <= need_ms:
+        yield f"terminationGracePeriodSeconds {spec['terminationGracePeriodSeconds']} must exceed {need_ms} ms: preStop + drain + hand-over"
+    if command != "tandem-router":
+        if (host := config["router"].rsplit(":", 1)[0]) not in services or port_of(config["router"]) not in services[host]:
+            yield f"router is {config['router']}, the Services are {services}"
+        if config["listen"].startswith("0.0.0.0") and not config["advertise"]:
+            yield "listens on the wildcard address and advertises nothing"
+        if config["advertise"] and config["transfer_host"] == "127.0.0.1":
+            yield "transfer_host is 127.0.0.1: no other pod could push KV"
+
+
+def manifest_problems(documents):
+    services = {d["metadata"]["name"]: [p["port"] for p in d["spec"]["ports"]] for d in documents if d["kind"] == "Service"}
+    n_containers = 0
+    for d in documents:
+        if d["kind"] not in ("Deployment", "StatefulSet"):
+            continue
+        pod = d["spec"]["template"]
+        where = f"{d['kind']} {d['metadata']['name']}"
+        if not d["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items():
+            yield f"{where}: the selector does not match the template's labels"
+        volumes = {v["name"] for v in pod["spec"].get("volumes", [])}
+        for c in pod["spec"]["containers"]:
+            n_containers += 1
+            for m in c.get("volumeMounts", []):
+                if m["name"] not in volumes:
+                    yield f"{where}: no volume {m['name']}"
+            for problem in container_problems(pod["spec"], c, services):
+                yield f"{where}: {problem}"
+    if n_containers < 3:
+        yield f"{n_containers} containers found, expected at least 3"
+
+
+def dashboard_problems(text):
+    source = "".join(read(ROOT, p) for p in source_files(ROOT, (".c",)) if p.startswith(("router/", "common/worker/", "prefill/", "decode/")))
+    metrics = set(re.findall(r'td_(?:counter|gauge|histogram)\("(td_\w+)"', source))
+    json.loads(text)
+    asked = {re.sub(r"_(bucket|sum|count)$", "", m) for m in re.findall(r"\btd_\w+", text)}
+    if not asked:
+        yield "the dashboard asks for nothing"
+    for m in sorted(asked - metrics):
+        yield f"the dashboard asks for {m}, which no daemon has"
+
+
+def containerfile_problems(text):
+    folders = set(re.findall(r"add_subdirectory\((\w+)", read(ROOT, "CMakeLists.txt"))) - {"tests", "models"}
+    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE)
+    names = {n for line in copied for n in line.split()}
+    for folder in sorted((folders | {"cmake", "CMakeLists.txt", "CMakePresets.json"}) - names):
+        yield f"the build needs {folder}, which is not copied"
+    for n in sorted(names):
+        if not os.path.exists(os.path.join(ROOT, n)):
+            yield f"copies {n}, which does not exist"
+
+
+def planted(documents, change):
+    broken = copy.deepcopy(documents)
+    change({(d["kind"], d["metadata"]["name"]): d for d in broken if "metadata" in d}[("Deployment", "tandem-decode")]["spec"]["template"]["spec"])
+    return list(manifest_problems(broken))
+
+
+def main():
+    documents = []
+    for path in sorted(glob.glob(os.path.join(ROOT, "deploy/kubernetes/*.yaml"))):
+        documents += [d for d in yaml.safe_load_all(read(ROOT, path)) if d]
+    dashboard, containerfile = read(ROOT, "deploy/grafana-dashboard.json"), read(ROOT, "deploy/Containerfile")
+    mistakes = {
+        "an unknown flag": planted(documents, lambda s: s["containers"][0]["args"].append("--kv-memroy=1GiB")),
+        "a value out of bounds": planted(documents, lambda s: s["containers"][0]["args"].append("--block-size=7")),
+        "an unknown variable": planted(documents, lambda s: s["containers"][0]["env"].append({"name": "TANDEM_ADVERTISED", "value": "x"})),
+        "a wrong port": planted(documents, lambda s: s["containers"][0]["readinessProbe"]["grpc"].update(port=1)),
+        "a short grace period": planted(documents, lambda s: s.update(terminationGracePeriodSeconds=60)),
+        "a missing metric": list(dashboard_problems(dashboard.replace("td_prompt_tokens_total", "td_promt_tokens_total"))),
+        "a missing folder": list(containerfile_problems(containerfile.replace("COPY kernels kernels/\n", ""))),
+    }
+    missed = [name for name, problems in mistakes.items() if not problems]
+    if missed:
+        sys.exit(f"deploy_flags: these planted mistakes pass: {', '.join(missed)}")
+    problems = [*manifest_problems(documents), *dashboard_problems(dashboard), *containerfile_problems(containerfile)]
+    if problems:
+        sys.exit("deploy_flags:\n  " + "\n  ".join(problems))
+    print(f"deploy_flags: {len(documents)} documents, all as the daemons say")
+
+
+if __name__ == "__main__":
+    main()
