@@ -27,11 +27,55 @@
 enum {
     KT = 4 * VW,
     STEP_QUERIES = 4 * TILE_ROWS,
-    QUERIES = 16 * TILE_ROWS, /* per unit, so that widening a tile of K and V is a few percent of using it */
+    DIRECT_QUERIES = TILE_ROWS, /* up to so many read V from the cache */
+    QUERIES = 16 * TILE_ROWS,   /* per unit, so that widening a tile of K and V is a few percent of using it */
 };
 
 TD_TILES(tile_scores, LINE_F32, false, KT, TILE_ROWS, 1);
 TD_TILES(tile_values, LINE_F32, false, PW, 1, KT);
+
+/* o[r] += sum over k of p[r][k] * V of key k, straight from the cache: columns [at, at + PW) of rows[0..n_k), head_dim a multiple
+ * of PW. The same chains as tile_values on widened V; better when so few queries use V that widening it first does not pay. */
+typedef void (*rows_fn)(float *o, const float *p, const uint8_t *const *rows, const uint8_t *const *next, ptrdiff_t at, int n_k);
+
+TD_INLINE void cache_row(bool bf16, const uint8_t *row, ptrdiff_t at, vec *b0, vec *b1)
+{
+    *b0 = bf16 ? v_load_bf16((const uint16_t *)row + at) : v_load((const float *)row + at);
+    *b1 = bf16 ? v_load_bf16((const uint16_t *)row + at + VW) : v_load((const float *)row + at + VW);
+}
+
+TD_INLINE void rows_body(bool bf16, int n, float *o, const float *p, const uint8_t *const *rows, const uint8_t *const *next,
+                         ptrdiff_t at, int n_k)
+{
+    vec acc[TILE_ROWS][2];
+    TD_UNROLL
+    for (int r = 0; r < n; r++) acc[r][0] = v_load(o + r * PW), acc[r][1] = v_load(o + r * PW + VW);
+    for (int k = 0; k < n_k; k++) {
+        vec b0, b1;
+        _mm_prefetch((const char *)next[k] + at * (bf16 ? 2 : 4), _MM_HINT_T1);
+        if (!bf16) _mm_prefetch((const char *)next[k] + at * 4 + 64, _MM_HINT_T1);
+        cache_row(bf16, rows[k], at, &b0, &b1);
+        TD_UNROLL
+        for (int r = 0; r < n; r++) {
+            vec pr = v_set1(p[r * KT + k]);
+            acc[r][0] = v_fma(pr, b0, acc[r][0]);
+            acc[r][1] = v_fma(pr, b1, acc[r][1]);
+        }
+    }
+    TD_UNROLL
+    for (int r = 0; r < n; r++) v_store(o + r * PW, acc[r][0]), v_store(o + r * PW + VW, acc[r][1]);
+}
+
+#define TD_ROWS_FN(n, name, bf16)                                                                                                  \
+    static __attribute__((noinline)) void name##_##n(float *o, const float *p, const uint8_t *const *rows,                         \
+                                                     const uint8_t *const *next, ptrdiff_t at, int n_k)                            \
+    {                                                                                                                              \
+        rows_body(bf16, n, o, p, rows, next, at, n_k);                                                                             \
+    }
+TD_EACH_TILE_ROWS(TD_ROWS_FN, cache_values_f32, false)
+TD_EACH_TILE_ROWS(TD_ROWS_FN, cache_values_bf16, true)
+static const rows_fn cache_values_f32[TILE_ROWS + 1] = {NULL, TD_EACH_TILE_ROWS(TD_TILE_NAME, cache_values_f32)};
+static const rows_fn cache_values_bf16[TILE_ROWS + 1] = {NULL, TD_EACH_TILE_ROWS(TD_TILE_NAME, cache_values_bf16)};
 
 struct attn_buf {
     float *kt, *v, *q, *s, *o, *max, *sum;
@@ -82,7 +126,7 @@ alignas(64) static const uint8_t zero_row[TD_ATTN_HEAD_DIM_MAX * sizeof(float)];
 static void key_tile_find(struct key_tile *t, const struct key_walk *w, int32_t t0, int32_t first, int32_t end)
 {
     t->lo = first > t0 ? first - t0 : 0;
-    t->hi = end - t0 < KT ? end - t0 : KT;
+    t->hi = end - t0 < KT ? end - t0 : KT; /* below lo past the end: no key */
     for (int32_t j = 0; j < KT; j++) t->k[j] = t->v[j] = zero_row;
     for (int32_t j = t->lo, n; j < t->hi; j += n) { /* a run of keys in one block */
         int32_t at = (t0 + j) % w->block_size;
@@ -92,30 +136,9 @@ static void key_tile_find(struct key_tile *t, const struct key_walk *w, int32_t 
     }
 }
 
-/* Prefetching the next tile, a few lines at a time between pieces of work on this one: all at once would wait for free line
- * buffers. */
-struct fetch {
-    const uint8_t *const *rows, *const *rows_after; /* K, then V */
-    int32_t j, lo, hi;
-    int64_t at, row_bytes;
-};
-
-TD_INLINE void fetch_lines(struct fetch *f, int n)
-{
-    for (; n > 0 && f->j < f->hi; n--) {
-        _mm_prefetch((const char *)f->rows[f->j] + f->at, _MM_HINT_T1);
-        if ((f->at += 64) < f->row_bytes) continue;
-        f->at = 0;
-        if (++f->j == f->hi && f->rows_after) {
-            f->rows = f->rows_after;
-            f->rows_after = NULL;
-            f->j = f->lo;
-        }
-    }
-}
-
-/* K turned and V widened. */
-TD_INLINE void load_keys(bool bf16, const struct attn_buf *b, const struct key_tile *t, struct fetch *f)
+/* K of the tile turned into b->kt. Here and below the loops prefetch what they will read of the next tile, line by line as they go:
+ * all of it at once would wait for free line buffers. */
+TD_INLINE void turn_keys(bool bf16, const struct attn_buf *b, const struct key_tile *t, const struct key_tile *next)
 {
     int32_t per_lane = bf16 ? 2 : 1, n_lanes = b->dim / per_lane; /* a lane of 32 bits holds two bf16 or one f32 */
     for (int j0 = 0; j0 < KT; j0 += VW) {
@@ -123,7 +146,8 @@ TD_INLINE void load_keys(bool bf16, const struct attn_buf *b, const struct key_t
         for (int32_t i0 = 0; i0 < n_lanes; i0 += VW) {
             int n = n_lanes - i0 < VW ? n_lanes - i0 : VW;
             vec r[VW];
-            fetch_lines(f, VW / 2);
+            TD_UNROLL
+            for (int j = 0; j < VW; j++) _mm_prefetch((const char *)next->k[j0 + j] + 4 * i0, _MM_HINT_T1);
             if (n == VW) {
                 TD_UNROLL
                 for (int j = 0; j < VW; j++) r[j] = v_load((const float *)t->k[j0 + j] + i0);
@@ -155,12 +179,16 @@ TD_INLINE void load_keys(bool bf16, const struct attn_buf *b, const struct key_t
             }
         }
     }
+}
+
+TD_INLINE void widen_values(bool bf16, const struct attn_buf *b, const struct key_tile *t, const struct key_tile *next)
+{
     int32_t whole = b->dim / VW * VW, pad = b->n_panels * PW;
     for (int j = 0; j < KT; j++) {
         float *to = b->v + (ptrdiff_t)j * PW;
         const uint8_t *v = t->v[j];
         int32_t i = 0;
-        fetch_lines(f, 1);
+        for (int32_t at = 0; at < b->dim * (bf16 ? 2 : 4); at += 64) _mm_prefetch((const char *)next->v[j] + at, _MM_HINT_T1);
         for (; i < whole; i += VW)
             v_store(to + (ptrdiff_t)(i / PW) * KT * PW + i % PW,
                     bf16 ? v_load_bf16((const uint16_t *)v + i) : v_load((const float *)v + i));
@@ -170,6 +198,19 @@ TD_INLINE void load_keys(bool bf16, const struct attn_buf *b, const struct key_t
                     bf16 ? v_load_bf16_n((const uint16_t *)v + i, n) : v_load_n((const float *)v + i, n));
         }
     }
+}
+
+/* Whether V of the visible keys is. */
+TD_INLINE bool values_finite(bool bf16, const struct attn_buf *b, const struct key_tile *t)
+{
+    bool finite = true;
+    for (int j = t->lo; j < t->hi; j++)
+        for (int32_t i = 0; i < b->dim; i += VW) {
+            int n = b->dim - i < VW ? b->dim - i : VW;
+            finite = finite &&
+                     v_all_finite(bf16 ? v_load_bf16_n((const uint16_t *)t->v[j] + i, n) : v_load_n((const float *)t->v[j] + i, n));
+        }
+    return finite;
 }
 
 /* Scores of one query to probabilities in place; lanes outside [lo, hi) become 0 when `masked`, else all count. The sum stays
@@ -244,23 +285,19 @@ TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const stru
     int32_t end = u->pos + u->n_rows, first = first_key(a, u->pos);
     struct key_tile tiles[2];
     int turn = 0;
+    bool direct = n_q <= DIRECT_QUERIES && dim % PW == 0;
     key_tile_find(&tiles[0], &w, first / KT * KT, first, end);
     for (int32_t t0 = first / KT * KT; t0 < end; t0 += KT, turn = !turn) {
         /* rows that see at least one key of this tile: a contiguous run, for positions and window starts both ascend */
         int32_t r0 = u->pos >= t0 ? 0 : t0 - u->pos, r1 = u->n_rows;
         while (r1 > r0 && first_key(a, u->pos + r1 - 1) >= t0 + KT) r1--;
         const struct key_tile *t = &tiles[turn];
-        struct fetch f = {0};
-        if (t0 + KT < end) {
-            struct key_tile *next = &tiles[!turn];
-            key_tile_find(next, &w, t0 + KT, first, end);
-            f = (struct fetch){
-                .rows = next->k, .rows_after = next->v, .j = next->lo, .lo = next->lo, .hi = next->hi, .row_bytes = w.row_bytes};
-        }
-        load_keys(bf16, b, t, &f);
-        bool partly = u->pos + r0 + 1 < t0 + KT || first_key(a, u->pos + r1 - 1) > t0, finite = true;
-        if (partly)
-            for (ptrdiff_t i = 0; i < (ptrdiff_t)b->n_panels * KT * PW; i += VW) finite = finite && v_all_finite(v_load(b->v + i));
+        struct key_tile *next = &tiles[!turn];
+        key_tile_find(next, &w, t0 + KT, first, end);
+        turn_keys(bf16, b, t, next);
+        if (!direct) widen_values(bf16, b, t, next);
+        bool partly = u->n_rows > 1 && (u->pos + r0 + 1 < t0 + KT || first_key(a, u->pos + r1 - 1) > t0);
+        bool finite = !partly || values_finite(bf16, b, t);
 
         /* A few tiles of queries do each step together: the next one's work then covers the end of the chains of the one before. */
         int32_t q0 = r0 * group, q1 = r1 * group;
@@ -271,7 +308,6 @@ TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const stru
                 const float *q = b->q + (ptrdiff_t)(i / TILE_ROWS) * TILE_ROWS * dim + i % TILE_ROWS;
                 for (int h = 0; h < KT / PW; h++) {
                     if (h * PW >= t->hi) break;
-                    fetch_lines(&f, 32);
                     tile_scores[n](b->s + (ptrdiff_t)i * KT + h * PW, q, 0, (const uint8_t *)(b->kt + (ptrdiff_t)h * dim * PW), dim,
                                    true, NULL, 0);
                 }
@@ -300,11 +336,14 @@ TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const stru
                 for (int32_t i = g0, n; i < g1; i += n) {
                     n = TILE_ROWS - i % TILE_ROWS < g1 - i ? TILE_ROWS - i % TILE_ROWS : g1 - i;
                     if (!finite) n = 1;
-                    fetch_lines(&f, 32);
                     int32_t last_pos = u->pos + (i + n - 1) / group, hi = last_pos + 1 - t0 < KT ? last_pos + 1 - t0 : KT;
                     int32_t lo = finite || first_key(a, last_pos) <= t0 ? 0 : first_key(a, last_pos) - t0;
-                    tile_values[n](o + i * PW, b->s + (ptrdiff_t)i * KT + lo, 0, (const uint8_t *)(v + (ptrdiff_t)lo * PW), hi - lo,
-                                   false, NULL, 0);
+                    const float *prob = b->s + (ptrdiff_t)i * KT + lo;
+                    if (direct)
+                        (bf16 ? cache_values_bf16 : cache_values_f32)[n](o + i * PW, prob, t->v + lo, next->v + lo, p * PW,
+                                                                         hi - lo);
+                    else
+                        tile_values[n](o + i * PW, prob, 0, (const uint8_t *)(v + (ptrdiff_t)lo * PW), hi - lo, false, NULL, 0);
                 }
             }
         }

@@ -76,41 +76,21 @@ TD_INLINE void tile_body(enum line_kind kind, int n_rows, bool fetch, float *c, 
     }
 }
 
-/* One function per number of rows, so that the accumulators are registers; the switch is outside every loop over k. */
-#define TD_TILE_ROW(name, n, kind, fetch, c_stride, a_k, a_r)                                                                      \
+/* One function per number of rows, so that the accumulators are registers: name[n] is the one for n rows. The strides are
+ * constants; ld is one that is not (a_k of the products). */
+typedef void (*tile_fn)(float *c, const float *a, ptrdiff_t ld, const uint8_t *b, int n_k, bool from_zero, const uint8_t *ahead,
+                        ptrdiff_t ahead_step);
+#define TD_TILE_FN(n, name, kind, fetch, c_stride, a_k, a_r)                                                                       \
     static __attribute__((noinline)) void name##_##n(float *c, const float *a, ptrdiff_t ld, const uint8_t *b, int n_k,            \
                                                      bool from_zero, const uint8_t *ahead, ptrdiff_t ahead_step)                   \
     {                                                                                                                              \
         (void)ld;                                                                                                                  \
         tile_body(kind, n, fetch, c, c_stride, a, a_k, a_r, b, n_k, from_zero, ahead, ahead_step);                                 \
     }
-#define TD_TILE_ROWS_6(name, kind, fetch, c_stride, a_k, a_r)                                                                      \
-    TD_TILE_ROW(name, 1, kind, fetch, c_stride, a_k, a_r)                                                                          \
-    TD_TILE_ROW(name, 2, kind, fetch, c_stride, a_k, a_r)                                                                          \
-    TD_TILE_ROW(name, 3, kind, fetch, c_stride, a_k, a_r)                                                                          \
-    TD_TILE_ROW(name, 4, kind, fetch, c_stride, a_k, a_r)                                                                          \
-    TD_TILE_ROW(name, 5, kind, fetch, c_stride, a_k, a_r)                                                                          \
-    TD_TILE_ROW(name, 6, kind, fetch, c_stride, a_k, a_r)
-#define TD_TILE_ROWS_12(name, kind, fetch, c_stride, a_k, a_r)                                                                     \
-    TD_TILE_ROWS_6(name, kind, fetch, c_stride, a_k, a_r)                                                                          \
-    TD_TILE_ROW(name, 7, kind, fetch, c_stride, a_k, a_r)                                                                          \
-    TD_TILE_ROW(name, 8, kind, fetch, c_stride, a_k, a_r)                                                                          \
-    TD_TILE_ROW(name, 9, kind, fetch, c_stride, a_k, a_r)                                                                          \
-    TD_TILE_ROW(name, 10, kind, fetch, c_stride, a_k, a_r)                                                                         \
-    TD_TILE_ROW(name, 11, kind, fetch, c_stride, a_k, a_r)                                                                         \
-    TD_TILE_ROW(name, 12, kind, fetch, c_stride, a_k, a_r)
-#ifdef __AVX512F__
+#define TD_TILE_NAME(n, name) name##_##n,
 #define TD_TILES(name, kind, fetch, c_stride, a_k, a_r)                                                                            \
-    TD_TILE_ROWS_12(name, kind, fetch, c_stride, a_k, a_r)                                                                         \
-    static const tile_fn name[TILE_ROWS + 1] = {NULL,     name##_1, name##_2, name##_3,  name##_4,  name##_5, name##_6,            \
-                                                name##_7, name##_8, name##_9, name##_10, name##_11, name##_12}
-#else
-#define TD_TILES(name, kind, fetch, c_stride, a_k, a_r)                                                                            \
-    TD_TILE_ROWS_6(name, kind, fetch, c_stride, a_k, a_r)                                                                          \
-    static const tile_fn name[TILE_ROWS + 1] = {NULL, name##_1, name##_2, name##_3, name##_4, name##_5, name##_6}
-#endif
-typedef void (*tile_fn)(float *c, const float *a, ptrdiff_t ld, const uint8_t *b, int n_k, bool from_zero, const uint8_t *ahead,
-                        ptrdiff_t ahead_step);
+    TD_EACH_TILE_ROWS(TD_TILE_FN, name, kind, fetch, c_stride, a_k, a_r)                                                           \
+    static const tile_fn name[TILE_ROWS + 1] = {NULL, TD_EACH_TILE_ROWS(TD_TILE_NAME, name)}
 
 /* Rows of activations as a tile reads them: dst[k * ld + r] = rows[r][k], rounded to bf16 when asked, for k in [k0, k1). ld >=
  * n_rows. */

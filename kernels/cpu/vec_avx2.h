@@ -15,6 +15,8 @@ enum {
     VW = 8,
     TILE_ROWS = 6, /* x 2 vectors: 12 accumulators + 2 of B + 1 broadcast of the 16 registers */
 };
+#define TD_EACH_TILE_ROWS(X, ...)                                                                                                  \
+    X(1, __VA_ARGS__) X(2, __VA_ARGS__) X(3, __VA_ARGS__) X(4, __VA_ARGS__) X(5, __VA_ARGS__) X(6, __VA_ARGS__)
 
 #define FEW_ROWS 2
 enum { FEW_PANELS_1 = 4, FEW_PANELS_2 = 2 };
@@ -105,7 +107,10 @@ TD_INLINE float v_sum(vec a)
     return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
 }
 
-TD_INLINE float v_lane0(vec a) { return _mm256_cvtss_f32(a); }
+TD_INLINE float v_lane0(vec a)
+{
+    return _mm256_cvtss_f32(a);
+}
 
 TD_INLINE float v_max_lane(vec a)
 {

@@ -15,6 +15,11 @@ enum {
     VW = 16,        /* lanes */
     TILE_ROWS = 12, /* x 2 vectors: 24 accumulators + 2 of B + 1 broadcast of the 32 registers */
 };
+#define TD_EACH_TILE_ROWS(X, ...)                                                                                                  \
+    X(1, __VA_ARGS__)                                                                                                              \
+    X(2, __VA_ARGS__)                                                                                                              \
+    X(3, __VA_ARGS__) X(4, __VA_ARGS__) X(5, __VA_ARGS__) X(6, __VA_ARGS__) X(7, __VA_ARGS__) X(8, __VA_ARGS__) X(9, __VA_ARGS__)  \
+        X(10, __VA_ARGS__) X(11, __VA_ARGS__) X(12, __VA_ARGS__)
 
 /* Up to FEW_ROWS rows take several panels at once: FEW_PANELS_n with n rows. */
 #define FEW_ROWS 5
@@ -108,7 +113,10 @@ TD_INLINE float v_sum(vec a)
     return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
 }
 
-TD_INLINE float v_lane0(vec a) { return _mm512_cvtss_f32(a); }
+TD_INLINE float v_lane0(vec a)
+{
+    return _mm512_cvtss_f32(a);
+}
 
 TD_INLINE float v_max_lane(vec a)
 {
