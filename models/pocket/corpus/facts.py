@@ -504,3 +504,23 @@ PLAIN = [(essay, 20), (talk, 22), (diary, 22), (letter, 16), (place, 20)]
 
 def plain(rng):
     return rng.choices([f for f, _ in PLAIN], [w for _, w in PLAIN])[0](rng)
+
+
+# --- two or three short sentences that use the same name or thing again: the shortest texts in which one has to look back ---
+
+NOTES = [
+    "$N has a~ $toy. The $thing belongs to $N.", "$N is a~ $noun. {Everyone likes|We all know} $N.", "\"{Hello|Good morning}, $N!\" said $N2. \"Hello, $N2!\" said $N.",
+    "$N lost $his $thing. {Who found the $thing|Where is the $thing}? $N found the $thing.", "This is $N. {$N lives in $home|$N likes $food}. {Hello|Goodbye}, $N!",
+    "{Where is|Have you seen} $N? $N is {at home|near $land|in the garden}. $N {is reading|is tired|will come soon}.",
+    "My name is $N. {$N is a good name|I am $N, the $noun|Please call me $N}.", "$N: Hello!\n$N2: Hi!\n$N: {How are you|What is new}?\n$N2: {I am fine|Not much}.\n$N: {Good|I see}.\n$N2: Goodbye, $N!\n$N: Goodbye, $N2!",
+    "$N {called|saw|met} $N2. $N2 {smiled at|waved to|ran to} $N. $N and $N2 {are friends|went to $land|played together}.",
+    "The $toy is {lost|new|here}. $N {wants|likes|found} the $thing. The $thing is {pretty|$color}, {said|says} $N.",
+    "I know a~ $noun named $N. $N is $trait. {One day|Today}, $N went to $land. $N {was happy|came back in the evening}.",
+    "\"I am $N,\" said the $noun. \"{Nice to meet you|Come in}, $N,\" said $N3. $N3 {smiled|laughed}, and so did $N.",
+    "$N likes $food. {What does $N like? $N likes|Give $N some} $food.", "A~ $animal {sat near|ran to|slept beside} $N. $N gave the $animal some $food. The $animal {liked|trusted} $N.",
+]
+
+
+def note(rng):
+    n = cast(rng)
+    return expand(rng, rng.choice(NOTES), n)
