@@ -1,0 +1,111 @@
+#!/usr/bin/python3
+"""What the documents name is there, and what an operator meets is in the documents: links of every Markdown file; log events, metrics; numbers of
+transfer frames and of the decision log's kinds. Each check is first seen to catch a planted mistake."""
+import os
+import re
+import sys
+
+from tree import ROOT, code_only, read, source_files
+
+EVENT = re.compile(r'(?:\btd_(?:debug|info|warn|error)\(|\bTD_LOG_(?:INFO|WARN|ERROR|DEBUG), |\bdead \? |(?<=_dead") : )"([a-z0-9_]+)"')
+ENDINGS = (".md",)
+
+
+def markdown_files():
+    for folder, subfolders, names in os.walk(ROOT):
+        subfolders[:] = [d for d in subfolders if not d.startswith(".") and not (folder == ROOT and d == "build")]
+        for name in sorted(names):
+            if name.endswith(ENDINGS):
+                yield os.path.relpath(os.path.join(folder, name), ROOT)
+
+
+def link_problems(path, text):
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+        if "://" not in target and not os.path.exists(os.path.join(ROOT, os.path.dirname(path), target)):
+            yield f"{path}: link to {target}, which is not there"
+
+
+def daemon_sources():
+    return {p: code_only(read(ROOT, p), keep_strings=True) for p in source_files(ROOT, (".c", ".h"))
+            if p.startswith(("common/", "router/", "prefill/", "decode/"))}
+
+
+def logged_events(sources):
+    return {name for text in sources.values() for name in EVENT.findall(text)}
+
+
+def event_problems(page, logged):
+    section = page.split("## Events in the logs", 1)[1].split("\n## ", 1)[0]
+    told = set()
+    for line in section.splitlines():
+        cells = line.split("|")
+        told.update(re.findall(r"`([a-z0-9_]+)`", cells[1] if line.startswith("|") else line))
+    for name in sorted(logged - told):
+        yield f"docs/operations.md: the log event {name} is missing"
+    for name in sorted(told - logged):
+        yield f"docs/operations.md: {name} is not a log event"
+
+
+def metric_problems(page, sources):
+    have = {m for text in sources.values() for m in re.findall(r'td_(?:counter|gauge|histogram)\(\s*"(td_\w+)"', text)}
+    told = set(re.findall(r"`(td_[a-z0-9_]+)[` ]", page.split("## Metrics", 1)[1]))
+    for name in sorted(have - told):
+        yield f"docs/operations.md: the metric {name} is missing"
+    for name in sorted(told - have):
+        yield f"docs/operations.md: {name} is not a metric"
+
+
+def enum_numbers(header, first):
+    """{number: name} of the enum whose first member is given, as C counts them."""
+    body = re.search(r"\{([^}]*\b" + first + r"\b[^}]*)\}", code_only(read(ROOT, header))).group(1)
+    numbers, next_number = {}, 0
+    for member in (m.strip() for m in body.split(",")):
+        if not member:
+            continue
+        name, _, value = (x.strip() for x in member.partition("="))
+        next_number = int(value) if value else next_number
+        numbers[next_number] = name
+        next_number += 1
+    return numbers
+
+
+def table_numbers(page, heading):
+    """{number: name} of the table below a header row."""
+    rows = page.split(heading, 1)[1].split("\n\n", 1)[0]
+    return {int(n): name for n, name in re.findall(r"^\| (\d+) \| (\w+)", rows, re.MULTILINE)}
+
+
+def number_problems(page):
+    for heading, header, first, prefix in (
+            ("| type | name | from | payload |", "common/xfer/xfer_wire.h", "TD_XFER_HELLO", "TD_XFER_"),
+            ("| event kind | name |", "router/core/core.h", "TD_EV_TICK", "TD_EV_"),
+            ("| action kind | name |", "router/core/core.h", "TD_ACT_START_DECODE", "TD_ACT_")):
+        want = {n: name[len(prefix):] for n, name in enum_numbers(header, first).items() if not name.endswith("_N_TYPES")}
+        got = table_numbers(page, heading)
+        if got != want:
+            yield f"docs/wire.md: below '{heading}': {sorted(set(got.items()) ^ set(want.items()))} differ from {header}"
+
+
+def main():
+    operations, wire, sources = read(ROOT, "docs/operations.md"), read(ROOT, "docs/wire.md"), daemon_sources()
+    logged = logged_events(sources)
+    mistakes = {
+        "a dead link": list(link_problems("README.md", "see [this](docs/nothing.md)")),
+        "an event not told": list(event_problems(operations, logged | {"new_event"})),
+        "an event that is none": list(event_problems(operations.replace("`leg_broken`", "`leg_borken`"), logged)),
+        "a metric not told": list(metric_problems(operations.replace("td_prompt_tokens_total", "td_x"), sources)),
+        "a wrong number": list(number_problems(wire.replace("| 7 | FINAL", "| 8 | FINAL"))),
+    }
+    missed = [name for name, problems in mistakes.items() if not problems]
+    if missed:
+        sys.exit(f"docs_names: these planted mistakes pass: {', '.join(missed)}")
+    problems = [p for path in markdown_files() for p in link_problems(path, read(ROOT, path))]
+    problems += [*event_problems(operations, logged), *metric_problems(operations, sources), *number_problems(wire)]
+    if problems:
+        sys.exit("docs_names:\n  " + "\n  ".join(problems))
+    print(f"docs_names: {len(logged)} log events, links, metrics and numbers agree")
+
+
+if __name__ == "__main__":
+    main()
