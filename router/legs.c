@@ -52,7 +52,7 @@ static void leg_broken(struct leg *l, const char *why)
     struct td_core_event e = leg_event(l, l->kind == LEG_DECODE ? TD_EV_DECODE_END : TD_EV_PREFILL_END);
     e.a = 13; /* INTERNAL */
     snprintf(l->request->last_error, sizeof l->request->last_error, "%s: %s", l->worker->name, why);
-    td_warn("leg_broken", "req=%s worker=%s why=\"%s\" action=fail_over", l->request->name, l->worker->name, why);
+    td_warn("leg_broken", "req=%s worker=%s why=\"%s\" action=fail_over", l->request->logged_name, l->worker->name, why);
     leg_cancel(l->kind == LEG_DECODE ? &l->request->decode : &l->request->prefill);
     router_event(r, e);
 }
@@ -113,6 +113,7 @@ static void decode_tokens(struct leg *l, const Tandem__V1__Tokens *t)
     td_fault_point("router_token");
     struct td_core_event e = leg_event(l, TD_EV_TOKEN);
     e.a = q->n_tokens;
+    e.b = q->output_done;
     bool stopped_here = q->output_done && !done_before && !l->finished_seen;
     router_event(l->router, e);
     if (stopped_here) router_event(l->router, (struct td_core_event){.kind = TD_EV_STOP, .slot = l->slot, .id = l->id});
@@ -125,7 +126,8 @@ static void take_decode_times(struct request_state *q, const Tandem__V1__DecodeT
     q->ledger.first_step_us = t->first_step_us;
     q->ledger.transfer_bytes = t->transfer_bytes;
     q->ledger.preemptions += t->preemptions;
-    snprintf(q->path, sizeof q->path, "%s", t->transfer_path);
+    bool known = !strcmp(t->transfer_path, "shm") || !strcmp(t->transfer_path, "tcp") || !strcmp(t->transfer_path, "local");
+    snprintf(q->path, sizeof q->path, "%s", known ? t->transfer_path : "other"); /* it goes into metadata: no bytes of strangers */
 }
 
 static void take_prefill_times(struct request_state *q, const Tandem__V1__PrefillTimes *t)
@@ -227,7 +229,10 @@ static void prefill_message(struct td_rpc_call *call, const ProtobufCMessage *ms
     (void)call;
     struct leg *l = user;
     const Tandem__V1__PrefillEvent *ev = (const Tandem__V1__PrefillEvent *)msg;
-    if (l->request && ev->event_case == TANDEM__V1__PREFILL_EVENT__EVENT_FIRST) take_first(l, ev->first);
+    if (ev->event_case == TANDEM__V1__PREFILL_EVENT__EVENT_DONE) l->finished_seen = l->first_seen;
+    if (ev->event_case != TANDEM__V1__PREFILL_EVENT__EVENT_FIRST || !l->request) return;
+    l->first_seen = true;
+    take_first(l, ev->first);
 }
 
 static void prefill_done(struct td_rpc_call *call, const struct td_rpc_result *res, void *user)
@@ -238,7 +243,14 @@ static void prefill_done(struct td_rpc_call *call, const struct td_rpc_result *r
     struct td_core_event e = leg_event(l, TD_EV_PREFILL_END);
     bool tell = l->request != NULL;
     e.a = (uint64_t)res->code;
-    if (l->request) copy_end(l, res);
+    if (l->request) {
+        copy_end(l, res);
+        if (res->code == GRPC_STATUS_OK && !l->finished_seen) {
+            e.a = 13; /* INTERNAL */
+            snprintf(l->request->last_error, sizeof l->request->last_error, "%s: the prefill stream ended without a first token and done",
+                     l->worker->name);
+        }
+    }
     leg_done(l);
     if (tell) router_event(r, e);
 }

@@ -28,6 +28,7 @@ struct request {
     uint32_t prefill, decode; /* worker of the open leg, NIL = closed */
     uint64_t prefill_tokens, decode_tokens; /* what the ledger holds for each leg */
     bool decode_flows;        /* a decode token of this attempt was seen: the KV is there */
+    bool output_done;         /* the client has its last token: whatever is lost now, nothing is left to compute */
     uint32_t prev, next;      /* queue */
 };
 
@@ -95,7 +96,6 @@ static void queue_insert(struct td_core *c, struct request *r)
     if (after == NIL) c->queue_head = self;
     else c->requests[after].next = self;
     r->phase = QUEUED;
-    r->queued_ns = c->now_ns;
     c->n_queued++;
 }
 
@@ -164,24 +164,30 @@ static void complete(struct td_core *c, struct request *r)
     forget(c, r);
 }
 
-/* Back to the queue as a new attempt; nobody is blamed (a worker was merely full). */
-static void requeue(struct td_core *c, struct request *r)
+/* Back to the queue as a new attempt; nobody is blamed (a worker was merely full). The clock of queue_timeout_ms starts again with `waits_anew`:
+ * a request that workers send back again and again has been waiting all the time. */
+static void requeue(struct td_core *c, struct request *r, bool waits_anew)
 {
     cancel_legs(c, r);
     r->attempt++;
     r->decode_flows = false;
+    if (waits_anew) r->queued_ns = c->now_ns;
     queue_insert(c, r);
 }
 
 static void fail_over(struct td_core *c, struct request *r, const char *reason)
 {
+    if (r->output_done) { /* only the times of the last leg are lost */
+        complete(c, r);
+        return;
+    }
     if (r->failovers >= c->cfg.max_failovers) {
         fail(c, r, G_UNAVAILABLE, reason, 0);
         return;
     }
     r->failovers++;
     c->failovers++;
-    requeue(c, r);
+    requeue(c, r, true);
 }
 
 /* ---- placement ----------------------------------------------------------------------------------------------------------------------------- */
@@ -273,7 +279,7 @@ static void on_snapshot(struct td_core *c, const struct td_core_event *e)
     w->queued_tokens = e->c;
     w->n_busy = (uint32_t)e->d;
     w->shunned = false;
-    if (w->state == TD_WORKER_SUSPECT) w->state = TD_WORKER_READY;
+    if (w->state == TD_WORKER_SUSPECT) w->state = w->draining ? TD_WORKER_DRAINING : TD_WORKER_READY;
 }
 
 /* ---- requests ----------------------------------------------------------------------------------------------------------------------------------- */
@@ -283,14 +289,11 @@ static void on_request(struct td_core *c, const struct td_core_event *e)
     if (e->slot >= c->cfg.max_requests || c->requests[e->slot].phase != FREE) return;
     struct request *r = &c->requests[e->slot];
     *r = (struct request){.id = e->id, .n_prompt = e->a, .n_tokens = e->a, .max_tokens = e->b, .arrived_ns = c->now_ns, .moved_ns = c->now_ns,
-                          .prefill = NIL, .decode = NIL};
+                          .queued_ns = c->now_ns, .prefill = NIL, .decode = NIL};
     c->n_live++;
-    if (c->n_queued >= c->cfg.max_queued) {
-        r->phase = DECODING; /* never queued: fail() must not unlink it */
-        fail(c, r, G_EXHAUSTED, "the router's queue is full", 1000);
-        return;
-    }
     queue_insert(c, r);
+    dispatch(c); /* max_queued bounds those who wait, not those who can be placed at once */
+    if (r->phase == QUEUED && c->n_queued > c->cfg.max_queued) fail(c, r, G_EXHAUSTED, "the router's queue is full", 1000);
 }
 
 /* The live request an event speaks of; NULL when it speaks of the past. */
@@ -311,7 +314,7 @@ static void on_ticket(struct td_core *c, const struct td_core_event *e)
     struct td_policy_view v = {c->workers, c->n_workers, c->cursor};
     uint32_t p = c->policy(&v, TD_ROLE_PREFILL, r->n_tokens + 1);
     if (p == TD_NO_WORKER) {
-        requeue(c, r); /* it filled up meanwhile: give the reservation back, wait in the queue */
+        requeue(c, r, true); /* it filled up meanwhile: give the reservation back, wait in the queue */
         return;
     }
     leg_open(c, &r->prefill, &r->prefill_tokens, p, r->n_tokens - (e->a < r->n_tokens ? e->a : r->n_tokens));
@@ -338,6 +341,7 @@ static void on_token(struct td_core *c, const struct td_core_event *e)
     if (!r) return;
     r->decode_flows = true;
     r->phase = DECODING;
+    if (e->b) r->output_done = true;
     if (e->a > r->n_tokens) {
         if (r->decode != NIL) {
             c->workers[r->decode].assigned_tokens += e->a - r->n_tokens;
@@ -350,6 +354,10 @@ static void on_token(struct td_core *c, const struct td_core_event *e)
 /* A leg ended with a gRPC code: whose fault was it? */
 static void leg_failed(struct td_core *c, struct request *r, uint32_t worker, uint32_t code, const char *what)
 {
+    if (r->output_done) {
+        complete(c, r);
+        return;
+    }
     switch (code) {
     case G_INVALID:
     case G_NOT_FOUND:
@@ -357,8 +365,9 @@ static void leg_failed(struct td_core *c, struct request *r, uint32_t worker, ui
     case G_UNIMPLEMENTED: fail(c, r, code, what, 0); return; /* the same anywhere */
     case G_EXHAUSTED:
         c->workers[worker].shunned = true;
-        requeue(c, r);
+        requeue(c, r, false);
         return;
+    case G_DEADLINE: fail(c, r, code, "the request's deadline has passed", 0); return; /* the client's own: the worker did no wrong */
     default: /* perhaps it is dead and its stream does not know yet: do not spend the failovers on it */
         c->workers[worker].shunned = true;
         fail_over(c, r, what);
@@ -372,8 +381,8 @@ static void on_prefill_end(struct td_core *c, const struct td_core_event *e)
     if (!r || r->prefill == NIL) return;
     uint32_t worker = r->prefill;
     leg_close(c, &r->prefill, &r->prefill_tokens);
-    if (e->a == G_OK || r->decode_flows) return; /* delivered */
-    leg_failed(c, r, worker, (uint32_t)e->a, "the prefill worker failed");
+    if (r->decode_flows || (e->a == G_OK && r->phase != PREFILLING)) return; /* delivered */
+    leg_failed(c, r, worker, (uint32_t)e->a, e->a == G_OK ? "the prefill worker ended without a first token" : "the prefill worker failed");
 }
 
 static void on_decode_end(struct td_core *c, const struct td_core_event *e)
@@ -395,9 +404,10 @@ static void on_tick(struct td_core *c)
             worker_lost(c, i, "the worker stopped answering");
         }
     }
-    while (c->queue_head != NIL) {
-        struct request *r = &c->requests[c->queue_head];
-        if (c->now_ns - r->queued_ns <= c->cfg.queue_timeout_ms * NS_PER_MS) break;
+    for (uint32_t i = c->queue_head, next; i != NIL; i = next) { /* all: a failed-over one at the head may have waited less */
+        struct request *r = &c->requests[i];
+        next = r->next;
+        if (c->now_ns - r->queued_ns <= c->cfg.queue_timeout_ms * NS_PER_MS) continue;
         bool have = any_worker(c, TD_ROLE_DECODE) && (wants_local(c, r) || any_worker(c, TD_ROLE_PREFILL));
         if (have) fail(c, r, G_EXHAUSTED, "no worker had room within the queue time", c->cfg.queue_timeout_ms);
         else fail(c, r, G_UNAVAILABLE, "no worker of the needed role is connected", 0);
@@ -421,7 +431,9 @@ size_t td_core_step(struct td_core *c, const struct td_core_event *e, struct td_
     case TD_EV_WORKER_JOIN: on_join(c, e); break;
     case TD_EV_WORKER_SNAPSHOT: on_snapshot(c, e); break;
     case TD_EV_WORKER_DRAIN:
-        if ((w = known_worker(c, e->worker))) w->state = TD_WORKER_DRAINING;
+        if (!(w = known_worker(c, e->worker))) break;
+        w->draining = true;
+        if (w->state == TD_WORKER_READY) w->state = TD_WORKER_DRAINING;
         break;
     case TD_EV_WORKER_GONE:
         if ((w = known_worker(c, e->worker))) {

@@ -52,7 +52,7 @@ enum td_core_event_kind {
     TD_EV_REQUEST,          /* slot, id, a = prompt tokens, b = max output tokens */
     TD_EV_TICKET,           /* slot, id, attempt, a = cached tokens */
     TD_EV_FIRST_TOKEN,      /* slot, id, attempt: the prefill leg's; a = 1 when it is also the last; b = sequence length now */
-    TD_EV_TOKEN,            /* slot, id, attempt: the decode leg's; a = sequence length now */
+    TD_EV_TOKEN,            /* slot, id, attempt: the decode leg's; a = sequence length now; b = 1 when it is the last */
     TD_EV_PREFILL_END,      /* slot, id, attempt, a = gRPC code */
     TD_EV_DECODE_END,       /* slot, id, attempt, a = gRPC code */
     TD_EV_STOP,             /* slot, id: the output is complete (stop string): end both legs */

@@ -11,6 +11,7 @@
 struct td_core_worker {
     enum td_worker_state state;
     enum td_core_role role;
+    bool draining;              /* it said so: stays true while the worker is suspect */
     bool shunned;               /* a call to it just failed or it was full: nothing more until its next snapshot shows that it lives */
     uint64_t kv_tokens;         /* capacity */
     uint32_t max_seqs;

@@ -35,7 +35,7 @@ static size_t arrive(struct td_core *c, uint64_t now, uint32_t slot, uint64_t id
 }
 static size_t leg(struct td_core *c, enum td_core_event_kind kind, uint64_t now, uint32_t slot, uint64_t id, uint32_t attempt, uint64_t a)
 {
-    return step(c, (struct td_core_event){.kind = kind, .now_ns = now, .slot = slot, .id = id, .attempt = attempt, .a = a, .b = a});
+    return step(c, (struct td_core_event){.kind = kind, .now_ns = now, .slot = slot, .id = id, .attempt = attempt, .a = a});
 }
 
 static void test_life_pd(void **state)
@@ -201,6 +201,133 @@ static void test_modes(void **state)
     assert_string_equal(err.msg, "policy is \"best\", must be one of round_robin|least_token");
 }
 
+/* The client has its last token; the worker dies before it could say OK. A new attempt would have nothing to compute: the request is complete. */
+static void test_loss_after_the_last_token(void **state)
+{
+    (void)state;
+    enum { GONE, CODE, SILENT, STALL, N };
+    for (int how = 0; how < N; how++) {
+        struct td_core *c = core_of(TD_MODE_PD, "least_token");
+        join(c, 1, 0, TD_ROLE_PREFILL);
+        join(c, 1, 1, TD_ROLE_DECODE);
+        join(c, 1, 2, TD_ROLE_DECODE);
+        arrive(c, 2, 0, 1, 40);
+        uint32_t worker = actions[0].worker;
+        leg(c, TD_EV_TICKET, 3, 0, 1, 0, 0);
+        leg(c, TD_EV_FIRST_TOKEN, 4, 0, 1, 0, 0);
+        step(c, (struct td_core_event){.kind = TD_EV_TOKEN, .now_ns = 5, .slot = 0, .id = 1, .a = 56, .b = 1});
+        size_t n = 0;
+        if (how == GONE) n = step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 6, .worker = worker});
+        if (how == CODE) n = leg(c, TD_EV_DECODE_END, 6, 0, 1, 0, 14);
+        if (how == SILENT) n = step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 1500 * MS});
+        if (how == STALL) {
+            for (uint32_t w = 0; w < 3; w++) step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 20500 * MS, .worker = w, .a = 1});
+            n = step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 20500 * MS});
+        }
+        assert_true(n >= 1);
+        assert_int_equal(actions[n - 1].kind, TD_ACT_COMPLETE);
+        for (size_t i = 0; i < n; i++) assert_int_not_equal(actions[i].kind, TD_ACT_START_DECODE);
+        struct td_core_stats st;
+        td_core_stats(c, &st);
+        assert_int_equal(st.live, 0);
+        assert_int_equal(st.failovers, 0);
+        td_core_destroy(c);
+    }
+}
+
+/* The client's own deadline ended the leg: the worker is not shunned for it, nothing is tried again. */
+static void test_deadline_blames_nobody(void **state)
+{
+    (void)state;
+    struct td_core *c = core_of(TD_MODE_COLOCATED, "least_token");
+    join(c, 1, 0, TD_ROLE_DECODE);
+    arrive(c, 2, 0, 1, 40);
+    assert_int_equal(leg(c, TD_EV_DECODE_END, 3, 0, 1, 0, 4), 1);
+    assert_int_equal(actions[0].kind, TD_ACT_FAIL);
+    assert_int_equal(actions[0].code, 4);
+    assert_int_equal(arrive(c, 4, 0, 2, 40), 1); /* placed at once */
+    assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
+    td_core_destroy(c);
+}
+
+static void test_prefill_that_says_nothing(void **state)
+{
+    (void)state;
+    struct td_core *c = core_of(TD_MODE_PD, "least_token");
+    join(c, 1, 0, TD_ROLE_PREFILL);
+    join(c, 1, 1, TD_ROLE_DECODE);
+    arrive(c, 2, 0, 1, 40);
+    leg(c, TD_EV_TICKET, 3, 0, 1, 0, 0);
+    assert_int_equal(leg(c, TD_EV_PREFILL_END, 4, 0, 1, 0, 0), 1); /* OK, but no first token: a failed attempt, not a delivery */
+    assert_int_equal(actions[0].kind, TD_ACT_CANCEL_DECODE);
+    assert_int_equal(td_core_failovers(c, 0), 1);
+    td_core_destroy(c);
+}
+
+static void test_draining_survives_suspicion(void **state)
+{
+    (void)state;
+    struct td_core *c = core_of(TD_MODE_COLOCATED, "least_token");
+    join(c, 0, 0, TD_ROLE_DECODE);
+    step(c, (struct td_core_event){.kind = TD_EV_WORKER_DRAIN, .now_ns = 1, .worker = 0});
+    step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 1500 * MS});
+    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 1600 * MS, .worker = 0, .a = 1});
+    struct td_core_worker_view v;
+    td_core_worker_view(c, 0, &v);
+    assert_int_equal(v.state, TD_WORKER_DRAINING);
+    assert_int_equal(arrive(c, 1601 * MS, 0, 1, 5), 0);
+    td_core_destroy(c);
+}
+
+/* Waiting is bounded for everybody: for one that workers send back again and again, and for one behind a newcomer at the queue's head. */
+static void test_every_wait_ends(void **state)
+{
+    (void)state;
+    struct td_core *c = core_of(TD_MODE_COLOCATED, "least_token");
+    join(c, 0, 0, TD_ROLE_DECODE);
+    assert_int_equal(arrive(c, 0, 0, 1, 40), 1);
+    size_t n = 0;
+    uint64_t now = 0;
+    for (uint32_t i = 0; i < 40 && n == 0; i++) { /* full, 200 ms later again, ... */
+        assert_int_equal(leg(c, TD_EV_DECODE_END, now, 0, 1, i, 8), 0);
+        now += 200 * MS;
+        n = step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = now});
+        if (n == 0) assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = now, .worker = 0, .a = i + 1}), 1);
+    }
+    assert_int_equal(n, 1);
+    assert_int_equal(actions[0].kind, TD_ACT_FAIL);
+    assert_int_equal(actions[0].code, 8);
+    assert_true(now <= 5400 * MS);
+    td_core_destroy(c);
+
+    c = core_of(TD_MODE_COLOCATED, "least_token");
+    join(c, 0, 0, TD_ROLE_DECODE);
+    assert_int_equal(arrive(c, 0, 0, 1, 40), 1);
+    step(c, (struct td_core_event){.kind = TD_EV_WORKER_DRAIN, .now_ns = 1, .worker = 0});
+    assert_int_equal(arrive(c, 2, 1, 2, 40), 0);
+    step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 4000 * MS, .worker = 0}); /* 1 goes to the head, and its clock starts anew */
+    n = step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 5100 * MS});
+    assert_int_equal(n, 1);
+    assert_int_equal(actions[0].id, 2);
+    td_core_destroy(c);
+}
+
+static void test_no_queue_still_serves(void **state)
+{
+    (void)state;
+    struct td_core_config cfg = {.mode = TD_MODE_COLOCATED, .policy = "least_token", .max_requests = 4, .max_queued = 0, .worker_timeout_ms = 1000,
+                                 .queue_timeout_ms = 5000, .stall_ms = 20000, .max_failovers = 3};
+    struct td_core *c = NULL;
+    struct td_err err;
+    assert_int_equal(td_core_create(&cfg, &c, &err), TD_OK);
+    assert_int_equal(arrive(c, 0, 0, 1, 40), 1);
+    assert_int_equal(actions[0].kind, TD_ACT_FAIL); /* nobody there, and nobody may wait */
+    join(c, 0, 0, TD_ROLE_DECODE);
+    assert_int_equal(arrive(c, 1, 0, 2, 40), 1);
+    assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
+    td_core_destroy(c);
+}
+
 /* ---- random play --------------------------------------------------------------------------------------------------------------------------- */
 
 enum { SLOTS = 64, WORKERS = 6, EVENTS = 60000 };
@@ -307,7 +434,7 @@ static void random_play(uint64_t seed, enum td_core_mode mode)
             }
             static const uint64_t codes[] = {0, 0, 14, 8, 13, 3, 1};
             e.a = e.kind == TD_EV_PREFILL_END || e.kind == TD_EV_DECODE_END ? codes[rnd(7)] : e.kind == TD_EV_FIRST_TOKEN ? rnd(8) == 0 : q[s].tokens + rnd(3);
-            e.b = q[s].tokens + 1;
+            e.b = e.kind == TD_EV_TOKEN ? rnd(10) == 0 : q[s].tokens + 1;
             if (current && e.kind == TD_EV_DECODE_END) q[s].decode_open = false;
             if (current && e.kind == TD_EV_PREFILL_END) q[s].prefill_open = false;
             break;
@@ -398,6 +525,12 @@ int main(void)
         cmocka_unit_test(test_life_pd),
         cmocka_unit_test(test_failover_keeps_place_and_ignores_the_past),
         cmocka_unit_test(test_prefill_death_after_handover_is_harmless),
+        cmocka_unit_test(test_loss_after_the_last_token),
+        cmocka_unit_test(test_deadline_blames_nobody),
+        cmocka_unit_test(test_prefill_that_says_nothing),
+        cmocka_unit_test(test_draining_survives_suspicion),
+        cmocka_unit_test(test_every_wait_ends),
+        cmocka_unit_test(test_no_queue_still_serves),
         cmocka_unit_test(test_statuses),
         cmocka_unit_test(test_silence_and_time),
         cmocka_unit_test(test_modes),
