@@ -146,7 +146,7 @@ static void mistral_prompts(void **state)
             char *pieces = read_data(rows[r].text, &n_pieces);
             assert_non_null(pieces);
             for (size_t at = 0; at < n_pieces;) {
-                bool blank = memcmp(pieces + at, "\xe2\x96\x81", 3) == 0;
+                bool blank = strncmp(pieces + at, "\xe2\x96\x81", 3) == 0; /* stops at the NUL behind the last piece */
                 pieces[n_text++] = blank ? ' ' : pieces[at];
                 at += blank ? 3 : 1;
             }
