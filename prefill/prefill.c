@@ -163,7 +163,7 @@ static void on_prefill(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
     char why[200];
     if (in->grant.len == 0 || in->grant.len > TD_XFER_BLOB_MAX) {
         snprintf(why, sizeof why, "grant has %zu bytes, must be 1..%d", in->grant.len, TD_XFER_BLOB_MAX);
-    } else if (in->skip_tokens % block_size || (in->seq && in->skip_tokens >= in->seq->n_tokens)) {
+    } else if (in->skip_tokens % block_size || (in->skip_tokens && in->seq && in->skip_tokens >= in->seq->n_tokens)) {
         snprintf(why, sizeof why, "skip_tokens is %u, must be a multiple of the block size %u below the %zu tokens", in->skip_tokens, block_size,
                  in->seq ? in->seq->n_tokens : 0);
     } else {

@@ -36,7 +36,17 @@ static td_status encode(const struct router *r, const char *text, size_t n_bytes
     s = td_tokenizer_encode(r->tokenizer, text, n_bytes, add_special, limit, list, err);
     if (s == TD_ERR_LIMIT)
         return td_fail(err, TD_ERR_INVALID, "prompt has more than %u tokens, the longest sequence this cluster can hold", limit);
+    if (s) td_err_prefix(err, "prompt");
     return s;
+}
+
+static td_status check_message(size_t i, const Tandem__V1__ChatMessage *m, struct td_err *err)
+{
+    if (strcmp(m->role, "system") && strcmp(m->role, "user") && strcmp(m->role, "assistant"))
+        return td_fail(err, TD_ERR_INVALID, "chat.messages[%zu].role is \"%.40s\", must be system, user or assistant", i, m->role);
+    if (m->content.len && !td_rpc_utf8_valid(m->content.data, m->content.len))
+        return td_fail(err, TD_ERR_INVALID, "chat.messages[%zu].content is not valid UTF-8", i);
+    return TD_OK;
 }
 
 static td_status chat_tokens(const struct router *r, const Tandem__V1__Chat *chat, struct td_token_list *list, struct td_err *err)
@@ -55,6 +65,7 @@ static td_status chat_tokens(const struct router *r, const Tandem__V1__Chat *cha
     char *text = NULL;
     size_t n_bytes = 0;
     td_status s = check_text_bytes(r, total, err);
+    for (size_t i = 0; !s && i < chat->n_messages; i++) s = check_message(i, chat->messages[i], err);
     if (!s) s = td_chat_template_render(r->chat, m, chat->n_messages, !chat->no_generation_prompt, &text, &n_bytes, err);
     free(m);
     if (s) return s;
@@ -260,6 +271,7 @@ static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     q->return_token_ids = in->return_token_ids;
     if (in->request_id[0]) snprintf(q->name, sizeof q->name, "%s", in->request_id);
     else snprintf(q->name, sizeof q->name, "%llx-%llu", (unsigned long long)(r->incarnation & 0xffffff), (unsigned long long)q->id);
+    td_log_quote(q->logged_name, sizeof q->logged_name, q->name);
     td_metric_add(r->m->prompt_tokens, q->n_prompt);
     q->call = call;
     td_rpc_call_ref(call);
@@ -276,7 +288,7 @@ static void on_generate_end(struct td_rpc_call *call, bool cancelled, void *ctx)
     if (!q || !q->live || q->call != call) return;
     uint32_t slot = q->slot;
     uint64_t id = q->id;
-    td_info("request_cancelled", "req=%s prompt=%u output=%u", q->name, q->n_prompt, q->n_tokens - q->n_prompt);
+    td_info("request_cancelled", "req=%s prompt=%u output=%u", q->logged_name, q->n_prompt, q->n_tokens - q->n_prompt);
     td_metric_add(r->m->cancelled, 1);
     router_event(r, (struct td_core_event){.kind = TD_EV_CANCEL, .slot = slot, .id = id});
     request_free(r, q);
@@ -380,7 +392,7 @@ void request_complete(struct router *r, struct request_state *q)
              (unsigned long long)l->e2e_us, (unsigned long long)l->transfer_bytes, l->preemptions, l->failovers, l->transfer_path, l->mode);
     struct td_rpc_metadata md = {"tandem-ledger", ledger};
     td_rpc_call_finish(q->call, GRPC_STATUS_OK, NULL, &md, 1);
-    td_debug("request_done", "req=%s prompt=%u output=%u ttft_us=%llu e2e_us=%llu failovers=%u", q->name, q->n_prompt, q->n_tokens - q->n_prompt,
+    td_debug("request_done", "req=%s prompt=%u output=%u ttft_us=%llu e2e_us=%llu failovers=%u", q->logged_name, q->n_prompt, q->n_tokens - q->n_prompt,
              (unsigned long long)l->ttft_us, (unsigned long long)l->e2e_us, l->failovers);
     request_free(r, q);
 }
@@ -393,7 +405,7 @@ void request_fail(struct router *r, struct request_state *q, const struct td_cor
     snprintf(retry, sizeof retry, "%u", a->retry_ms);
     struct td_rpc_metadata md = {"retry-delay-ms", retry};
     td_rpc_call_finish(q->call, (grpc_status_code)a->code, details, &md, a->retry_ms ? 1 : 0);
-    td_warn("request_failed", "req=%s code=%u msg=%s prompt=%u output=%u", q->name, a->code, td_log_quote(quoted, sizeof quoted, details), q->n_prompt,
+    td_warn("request_failed", "req=%s code=%u msg=%s prompt=%u output=%u", q->logged_name, a->code, td_log_quote(quoted, sizeof quoted, details), q->n_prompt,
             q->n_tokens - q->n_prompt);
     td_metric_add(r->m->failed, 1);
     request_free(r, q);

@@ -160,7 +160,7 @@ td_status output_take(struct router *r, struct request_state *q, Tandem__V1__Tok
         }
         if (q->tokens[t->index] == t->token) continue; /* the other leg was first */
         td_metric_add(r->m->mismatches, 1);
-        td_error("token_mismatch", "req=%s index=%u sent=%d got=%d invariant=I1", q->name, t->index, q->tokens[t->index], t->token);
+        td_error("token_mismatch", "req=%s index=%u sent=%d got=%d invariant=I1", q->logged_name, t->index, q->tokens[t->index], t->token);
         return TD_ERR_CORRUPT;
     }
     return TD_OK;

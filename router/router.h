@@ -55,7 +55,8 @@ struct leg {
     enum leg_kind kind;
     uint32_t slot, attempt;
     uint64_t id;
-    bool local, finished_seen;
+    bool local, finished_seen;             /* finished: decode's last token, prefill's first token and then its done */
+    bool first_seen;
 };
 
 struct request_state {
@@ -63,6 +64,7 @@ struct request_state {
     uint32_t slot, attempt;
     uint64_t id;
     char name[128];                        /* the client's request id, or ours */
+    char logged_name[520];                 /* the same, quoted for the log: it is the client's text */
     struct td_rpc_call *call;
     bool call_ended;
 

@@ -20,6 +20,7 @@
 #define MAX_SILENCE_MS 200
 #define BACKOFF_MIN_MS 100
 #define BACKOFF_MAX_MS 2000
+#define WELCOME_MS 10000 /* a router that answers hello with silence for so long is left */
 #define LEAVE_MS 1000   /* at the end: the router answers our half-close within this, or the stream is cancelled */
 #define STUCK_MS 10000 /* engine loop without a turn for so long = not healthy */
 
@@ -29,7 +30,7 @@ struct td_registry {
     struct td_rpc_timer *timer;
     struct td_rpc_call *call;
     bool welcomed, told_drain, stopping, unhealthy;
-    uint64_t next_try_ns, backoff_ms, sent_ns, seq, leave_ns;
+    uint64_t next_try_ns, backoff_ms, sent_ns, seq, leave_ns, hello_ns;
     Tandem__V1__Snapshot last;
     char model[256];
     pthread_mutex_t lock; /* stopped: destroy waits for it */
@@ -91,10 +92,10 @@ static void send_drain(struct td_registry *r)
 
 static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *user)
 {
-    (void)call;
     struct td_registry *r = user;
     const Tandem__V1__RouterMessage *m = (const Tandem__V1__RouterMessage *)msg;
     if (m->message_case == TANDEM__V1__ROUTER_MESSAGE__MESSAGE_WELCOME) {
+        if (r->welcomed) return;
         r->welcomed = true;
         r->backoff_ms = BACKOFF_MIN_MS;
         td_info("registered", "router=%s", r->w->cfg.router);
@@ -102,6 +103,7 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
         char q[600];
         td_error("registration_rejected", "router=%s reason=%s action=retry", r->w->cfg.router, td_log_quote(q, sizeof q, m->reject->reason));
         r->backoff_ms = BACKOFF_MAX_MS;
+        td_rpc_call_cancel(call); /* the router ends it too; a broken one may not */
     }
 }
 
@@ -158,8 +160,10 @@ static void on_tick(void *arg)
         if (now < r->next_try_ns) return;
         r->call = td_rpc_call_start(r->channel, &join_method, NULL, 0, false, NULL, 0, &join_handler, r);
         r->sent_ns = 0;
+        r->hello_ns = now;
         send_hello(r);
     }
+    if (!r->welcomed && now > r->hello_ns + WELCOME_MS * TD_NS_PER_MS) td_rpc_call_cancel(r->call);
     if (atomic_load(&r->w->draining) && !r->told_drain) send_drain(r);
     send_snapshot(r, now);
 }

@@ -60,6 +60,8 @@ static td_status seq_fill(struct td_worker *w, struct td_seq *seq, const Tandem_
     const Tandem__V1__SamplingSpec *p = in->sampling;
     if (!p) return td_fail(err, TD_ERR_INVALID, "seq.sampling is missing");
     if (in->n_tokens > INT32_MAX) return td_fail(err, TD_ERR_INVALID, "seq.tokens has %zu ids, limit %d", in->n_tokens, INT32_MAX);
+    if (in->n_tokens > 0 && in->n_prompt > in->n_tokens)
+        return td_fail(err, TD_ERR_INVALID, "n_prompt is %u, must be 1..%zu", in->n_prompt, in->n_tokens);
     if (p->n_logit_bias > TD_MAX_LOGIT_BIAS)
         return td_fail(err, TD_ERR_INVALID, "sampling.logit_bias has %zu entries, limit %d", p->n_logit_bias, TD_MAX_LOGIT_BIAS);
     if (p->n_stop_token_ids > TD_MAX_STOP_TOKENS)
