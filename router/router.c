@@ -95,6 +95,9 @@ static void on_tick(void *arg)
     td_core_stats(r->core, &st);
     td_metric_set(r->m->waiting, st.queued);
     td_metric_set(r->m->running, st.live - st.queued);
+    static uint64_t n_told; /* loop thread; the core counts, the metric follows */
+    td_metric_add(r->m->failovers, st.failovers - n_told);
+    n_told = st.failovers;
 }
 
 /* ---- open ------------------------------------------------------------------------------------------------------------------------------------ */

@@ -1,0 +1,58 @@
+"""The router's /metrics say what happened: ends of requests, tokens, failovers, stages; and /healthz answers."""
+import re
+import socket
+import urllib.error
+import urllib.request
+
+import grpc
+
+from harness import Cluster
+
+OK = grpc.StatusCode.OK
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def scrape(port):
+    """{name or name{labels}: value}"""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as r:
+        assert r.status == 200 and r.headers["Content-Type"].startswith("text/plain")
+        text = r.read().decode()
+    return {m[1]: float(m[2]) for m in re.finditer(r"^(td_\S+) (\S+)$", text, re.MULTILINE)}
+
+
+def test_metrics_say_what_happened():
+    port = free_port()
+    with Cluster(decode=2, router_args=["--metrics-listen", f"127.0.0.1:{port}"], envs={"decode-0": {"TANDEM_FAULT": "decode_token:kill:20"}}) as c:
+        results = c.generate_many([c.request(prompt=f"Story {i}", max_tokens=30, temperature=0, ignore_eos=True) for i in range(6)])
+        assert [r.code for r in results] == [OK] * 6, [r.details for r in results]
+        assert c.generate(prompt="", max_tokens=1).code == grpc.StatusCode.INVALID_ARGUMENT
+        stream = c.stream(c.request(prompt="Once", max_tokens=1500, ignore_eos=True))
+        next(stream)
+        stream.cancel()
+        c.wait_idle()
+        status = c.status()
+        assert status.failovers >= 1, "the fault point was not reached"
+        c.wait_for(lambda: scrape(port)["td_request_failovers_total"] == status.failovers, "the failovers in the metrics", 5)
+        c.wait_for(lambda: scrape(port)["td_num_requests_running"] == 0, "no request running", 5)
+        m = scrape(port)
+        assert m["td_request_success_total"] == m["td_e2e_request_latency_seconds_count"] == m["td_time_to_first_token_seconds_count"] == 6
+        assert m["td_time_per_output_token_seconds_count"] == m["td_kv_transfer_seconds_count"] == 6
+        assert m["td_request_failure_total"] == 1 and m["td_request_cancelled_total"] == 1
+        assert m["td_prompt_tokens_total"] > sum(r.usage.prompt_tokens for r in results)  # the cancelled one too
+        assert m["td_generation_tokens_total"] > sum(r.usage.output_tokens for r in results) == 180
+        assert m["td_num_requests_waiting"] == 0 and m["td_token_mismatch_total"] == 0
+        stages = sum(m[f'td_stage_seconds_sum{{stage="{s}"}}'] for s in ("router_queue", "reserve", "prefill_queue", "prefill", "rpc"))
+        assert abs(stages - m["td_time_to_first_token_seconds_sum"]) < 1e-9  # I6, in sum
+        assert abs(sum(r.ledger.ttft_us for r in results) / 1e6 - m["td_time_to_first_token_seconds_sum"]) < 1e-9
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10) as r:
+            assert r.read() == b"ok\n"
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/elsewhere", timeout=10)
+            raise AssertionError("an unknown page was served")
+        except urllib.error.HTTPError as e:
+            assert e.code == 404
