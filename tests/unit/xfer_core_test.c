@@ -577,6 +577,39 @@ static void attempts_are_bounded_and_old_ones_are_refused(void **state)
     world_close(&w);
 }
 
+/* Two ops on one grant over one connection: the slot belongs to the first, and nothing of the second counts. */
+static void a_second_op_on_a_grant_is_dropped(void **state)
+{
+    struct world w;
+    (void)state;
+    world_open(&w, TD_XFER_PATH_TCP, 6);
+    w.calm = true;
+    w.fixed_n = 2;
+    start(&w, &w.t[0], 100000);
+    connect_ops(&w);
+    deliver_to_d(&w);
+    uint32_t second;
+    assert_int_equal(td_xfer_core_op_start(&w.p, &w.t[0].grant, TD_NEVER_NS, 1, &second, NULL), TD_OK);
+    connect_ops(&w);
+    int32_t ids[2] = {4, 5};
+    assert_int_equal(td_xfer_core_submit(&w.p, 1, second, 0, ids, 2, true, NULL, 0), TD_OK);
+    while (transmit(&w)) {}
+    while (deliver_to_d(&w)) {} /* OPEN, four DATA, FINAL: each is stale */
+    assert_int_equal(w.d.stats.n_stale_frames, 6);
+    assert_int_equal(w.d.stats.bytes_received, 0);
+    while (submit_some(&w, &w.t[0], 2)) {}
+    while (transmit(&w)) {}
+    while (deliver_to_d(&w)) {}
+    w.t[1] = (struct transfer){.op_live = true, .op = second};
+    while (deliver_to_p(&w)) {}
+    poll_events(&w);
+    assert_int_equal(w.n_ready, 1);
+    assert_int_equal(w.n_done, 1);
+    assert_int_equal(w.n_failed, 1);
+    settle(&w);
+    world_close(&w);
+}
+
 static void limits_are_back_pressure(void **state)
 {
     (void)state;
@@ -659,6 +692,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(frames_and_grants_survive_the_wire),
         cmocka_unit_test(limits_are_back_pressure),
+        cmocka_unit_test(a_second_op_on_a_grant_is_dropped),
         cmocka_unit_test_prestate(a_lost_verdict_is_asked_for_again, &tcp),
         cmocka_unit_test_prestate(a_lost_verdict_is_asked_for_again, &shm),
         cmocka_unit_test_prestate(attempts_are_bounded_and_old_ones_are_refused, &tcp),

@@ -12,10 +12,16 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -32,6 +38,7 @@
 #define POISON 0xdeadull
 
 static const char *program;
+static uint32_t timeout_ms = TIMEOUT_MS;
 
 enum where { BOTH_HERE, SENDER_CHILD, RECEIVER_CHILD };
 
@@ -58,7 +65,7 @@ static struct node_reply ask(struct node *n, const struct node_command *c)
 static struct node_command open_command(const struct pair *t, uint16_t port)
 {
     return (struct node_command){.verb = NODE_OPEN, .path = t->v.path, .port = port, .shareable = true, .max_slots = 16, .max_ops = 16,
-                                 .timeout_ms = TIMEOUT_MS, .block_bytes = t->block_bytes, .layout_hash = 0x1a70, .n_blocks = N_BLOCKS};
+                                 .timeout_ms = timeout_ms, .block_bytes = t->block_bytes, .layout_hash = 0x1a70, .n_blocks = N_BLOCKS};
 }
 
 static void poison_all(struct pair *t)
@@ -605,6 +612,112 @@ static void stop_at_every_point(void **state)
     }
 }
 
+/* The socket is full in the middle of a frame when the op is cancelled: its blocks are free at once, and the connection goes on. */
+static void a_cancel_inside_a_frame_keeps_the_connection(void **state)
+{
+    struct pair t;
+    struct transfer m;
+    timeout_ms = 10000; /* the receiver stands still for a while, and that is not what is tested here */
+    pair_open(&t, *state, BIG_BYTES);
+    timeout_ms = TIMEOUT_MS;
+    whole(&t, 1);
+    grant(&t, &m, 40, WAIT_MS);
+    kill(node_pid(t.d), SIGSTOP);
+    waitpid(node_pid(t.d), NULL, WUNTRACED);
+    op(&t, &m, WAIT_MS);
+    assert_int_equal(submit(&t, &m, 0, 40, true), TD_OK);
+    uint64_t sent = 0, quiet = 0;
+    while (quiet < 50) { /* until the socket takes no more */
+        poll(NULL, 0, 1);
+        uint64_t now = stats(t.p).bytes_sent;
+        quiet = now > t.block_bytes && now == sent ? quiet + 1 : 0;
+        sent = now;
+    }
+    assert_true(sent < 40ull * BIG_BYTES);
+    cancel(&t, m.op);
+    expect(t.p, TD_XFER_OP_FAILED, TD_ERR_CANCELLED); /* while the receiver still sleeps */
+    struct node_command junk = {.verb = NODE_FILL, .seed = 999, .n = m.n};
+    memcpy(junk.ids, m.src, sizeof junk.ids);
+    ask(t.p, &junk);
+    kill(node_pid(t.d), SIGCONT);
+    expect(t.d, TD_XFER_SLOT_FAILED, TD_ERR_CANCELLED);
+    give_back(&t, m.slot);
+    expect(t.d, TD_XFER_SLOT_FREE, TD_ERR_CANCELLED);
+    poison_all(&t);
+    whole(&t, 3);
+    assert_int_equal(stats(t.d).n_bad_frames, 0);
+    assert_int_equal(stats(t.d).n_conns, 1);
+    pair_close(&t);
+}
+
+/* The connection that this process dialled to the receiver and that is not the socket `not_inode`; -1 when there is none. */
+static int dialled_connection(const struct pair *t, ino_t not_inode, ino_t *ret_inode)
+{
+    for (int fd = 3; fd < 256; fd++) {
+        union { struct sockaddr any; struct sockaddr_in in; struct sockaddr_un un; } a = {0};
+        socklen_t n = sizeof a;
+        struct stat s;
+        /* By syscall(2): the endpoint's thread may close any of these meanwhile, which is fine here and an error to a sanitizer. */
+        if (syscall(SYS_getpeername, fd, &a.any, &n) || syscall(SYS_fstat, fd, &s) || s.st_ino == not_inode) continue;
+        bool tcp = a.any.sa_family == AF_INET && ntohs(a.in.sin_port) == t->port;
+        bool shm = a.any.sa_family == AF_UNIX && n > offsetof(struct sockaddr_un, sun_path) + 12 && memcmp(a.un.sun_path + 1, "tandem-xfer-", 12) == 0;
+        if (!tcp && !shm) continue;
+        *ret_inode = s.st_ino;
+        return fd;
+    }
+    return -1;
+}
+
+/* Cuts the connection as a network would, once this attempt has sent up to `sent` (each attempt sends all again). */
+static void cut_connection(struct pair *t, uint64_t sent, ino_t *last)
+{
+    uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS);
+    while (stats(t->p).bytes_sent < sent && td_now_ns() < until) poll(NULL, 0, 1);
+    assert_int_equal(stats(t->p).bytes_sent, sent);
+    int fd = dialled_connection(t, *last, last);
+    if (syscall(SYS_shutdown, fd, SHUT_RDWR)) fail_msg("there is no connection to cut: %s", strerror(errno));
+}
+
+/* A connection that breaks is not a peer that died: the op goes on with its next attempt, and after the last one it fails. */
+static void a_cut_connection_is_another_attempt(void **state)
+{
+    struct pair t;
+    struct transfer m;
+    timeout_ms = 10000; /* a slot waits an eighth of it for the next attempt, and this machine may be slow */
+    pair_open(&t, *state, BIG_BYTES);
+    timeout_ms = TIMEOUT_MS;
+    whole(&t, 1);
+    for (int n_cuts = 1; n_cuts <= 3; n_cuts++) {
+        ino_t last = 0;
+        uint64_t sent = stats(t.p).bytes_sent;
+        grant(&t, &m, 40, WAIT_MS);
+        op(&t, &m, WAIT_MS);
+        for (int i = 0; i < n_cuts; i++) {
+            if (i == 0) assert_int_equal(submit(&t, &m, 0, 1, false), TD_OK);
+            cut_connection(&t, sent += BIG_BYTES, &last);
+        }
+        if (n_cuts < 3) assert_int_equal(submit(&t, &m, 1, 38, false), TD_OK);
+        td_status status = submit(&t, &m, 39, 1, true);
+        struct td_xfer_event e = event(t.d);
+        if (n_cuts < 3) {
+            assert_int_equal(status, TD_OK);
+            if (e.kind != TD_XFER_SLOT_READY) fail_msg("%d cuts: event %d %s", n_cuts, (int)e.kind, e.reason);
+            check_pool(&t, &m, true);
+            expect(t.p, TD_XFER_OP_DONE, TD_OK);
+        } else {
+            assert_int_equal(e.kind, TD_XFER_SLOT_FAILED);
+            assert_int_equal(e.status, TD_ERR_PEER);
+            expect(t.p, TD_XFER_OP_FAILED, TD_ERR_PEER);
+        }
+        give_back(&t, m.slot);
+        assert_int_equal(event(t.d).kind, TD_XFER_SLOT_FREE);
+        poison_all(&t);
+    }
+    whole(&t, 3);
+    check_idle(&t);
+    pair_close(&t);
+}
+
 /* A receiver stopped in the middle of a large transfer, at a moment chosen by the clock. */
 static void stop_in_the_middle_of_bytes(void **state)
 {
@@ -684,6 +797,7 @@ static void a_restarted_receiver_refuses_old_grants(void **state)
     struct td_xfer_event e = event(t.p);
     assert_int_equal(e.kind, TD_XFER_OP_FAILED);
     assert_int_equal(e.status, v->path == TD_XFER_PATH_SHM ? TD_ERR_PEER : TD_ERR_STALE);
+    if (v->path == TD_XFER_PATH_TCP) assert_non_null(strstr(e.reason, "another process has the address"));
     struct transfer none = {.n = 0};
     check_pool(&t, &none, false);
     whole(&t, 5);
@@ -922,7 +1036,7 @@ static void random_transfers_with_faults(void **state)
 {
     const char *seed_text = getenv("SEED"), *n_text = getenv("TANDEM_XFER_SOAK");
     uint64_t seed = seed_text ? strtoull(seed_text, NULL, 0) : td_random_u64() >> 32;
-    int n_total = n_text ? atoi(n_text) : 1000, n_started = 0, n_ready = 0, n_done = 0, n_failed = 0;
+    int n_total = n_text ? (int)strtol(n_text, NULL, 10) : 1000, n_started = 0, n_ready = 0, n_done = 0, n_failed = 0;
     print_message("SEED=%llu\n", (unsigned long long)seed);
     rng_state = seed;
     struct pair t;
@@ -1026,6 +1140,192 @@ static void random_transfers_with_faults(void **state)
     pair_close(&t);
 }
 
+/* --- a sender made by hand, for what an honest one never does on shm ------------------------------------------------------------ */
+
+struct hand {
+    int fd, arena_fd, words_fd;
+    uint64_t tag, bytes;
+    uint8_t *arena;
+    _Atomic uint64_t *word;    /* control word of op 0 */
+    struct td_xfer_grant_blob g;
+};
+
+enum hand_fault { NO_FAULT, NO_MEM, NO_FDS, PIPES, SMALL_ARENA, UNSEALED_WORDS, FEW_WORDS, N_HAND_FAULTS };
+
+static void hand_open(struct hand *h, const struct transfer *m, uint64_t bytes, enum hand_fault fault)
+{
+    *h = (struct hand){.bytes = bytes};
+    assert_int_equal(td_xfer_grant_decode(m->grant.blob, m->grant.blob_bytes, &h->g, NULL), TD_OK);
+    h->arena_fd = memfd_create("hand", MFD_CLOEXEC);
+    h->words_fd = memfd_create("hand", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    assert_int_equal(ftruncate(h->arena_fd, (off_t)(fault == SMALL_ARENA ? bytes - 1 : bytes)), 0);
+    assert_int_equal(ftruncate(h->words_fd, 4096), 0);
+    if (fault != UNSEALED_WORDS) assert_int_equal(fcntl(h->words_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+    h->arena = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, h->arena_fd, 0);
+    h->word = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, h->words_fd, 0);
+    assert_true(h->arena != MAP_FAILED && (void *)h->word != MAP_FAILED);
+
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    size_t n = strlen(h->g.shm_name);
+    memcpy(a.sun_path + 1, h->g.shm_name, n);
+    h->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct timeval limit = {.tv_sec = WAIT_MS / 1000};
+    setsockopt(h->fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    assert_int_equal(connect(h->fd, (struct sockaddr *)&a, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n)), 0);
+    struct td_xfer_hello hello = {.incarnation = 1, .layout_hash = h->g.layout_hash, .block_bytes = h->g.block_bytes, .nonce = 42, .instance = "hand"};
+    send_frame(h->fd, (struct td_xfer_frame){.type = TD_XFER_HELLO, .length = sizeof hello}, &hello);
+    uint8_t bytes_in[64 + sizeof hello];
+    assert_int_equal(recv(h->fd, bytes_in, sizeof bytes_in, MSG_WAITALL), sizeof bytes_in);
+    memcpy(&hello, bytes_in + 64, sizeof hello);
+    assert_memory_equal(hello.proof, h->g.proof, sizeof hello.proof);
+    h->tag = hello.nonce ^ 42;
+    if (fault == NO_MEM) return;
+
+    struct td_xfer_mem mem = {.arena_bytes = bytes, .block_bytes = h->g.block_bytes, .n_blocks = (uint32_t)(bytes / h->g.block_bytes),
+                              .n_words = fault == FEW_WORDS ? 65 : 64};
+    struct td_xfer_frame f = {.type = TD_XFER_MEM, .length = sizeof mem, .conn = h->tag};
+    uint8_t out[64 + sizeof mem];
+    int pipes[2], fds[2] = {h->arena_fd, h->words_fd};
+    if (fault == PIPES) {
+        assert_int_equal(pipe(pipes), 0);
+        memcpy(fds, pipes, sizeof fds);
+    }
+    union { struct cmsghdr header; char room[CMSG_SPACE(sizeof fds)]; } control = {0};
+    struct iovec iov = {.iov_base = out, .iov_len = sizeof out};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+    td_xfer_frame_encode(&f, out);
+    memcpy(out + 64, &mem, sizeof mem);
+    if (fault != NO_FDS) {
+        msg.msg_control = &control;
+        msg.msg_controllen = sizeof control;
+        control.header = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fds)};
+        memcpy(CMSG_DATA(&control.header), fds, sizeof fds);
+    }
+    assert_int_equal(sendmsg(h->fd, &msg, MSG_NOSIGNAL), sizeof out);
+    if (fault == PIPES) {
+        close(pipes[0]);
+        close(pipes[1]);
+    }
+}
+
+static void hand_say(struct hand *h, enum td_xfer_frame_type type, uint32_t op_, uint64_t handle, uint64_t offset, const void *payload, uint32_t n)
+{
+    struct td_xfer_frame f = {.type = (uint8_t)type, .slot = h->g.slot, .generation = h->g.generation, .op = op_, .attempt = 1, .handle = handle,
+                              .offset = offset, .length = n, .conn = h->tag};
+    send_frame(h->fd, f, payload);
+}
+
+static void hand_close(struct hand *h)
+{
+    close(h->fd);
+    close(h->arena_fd);
+    close(h->words_fd);
+    munmap(h->arena, h->bytes);
+    munmap((void *)h->word, 4096);
+}
+
+/* One block of one frame, sent by hand. The word is withdrawn before (delay < 0) or some time after the blocks were announced, and the block is
+ * overwritten at once: the slot is READY with the right bytes, or it is not READY. Returns whether it was. */
+static bool hand_round(struct pair *t, int delay_us)
+{
+    struct transfer m;
+    struct hand h;
+    grant(t, &m, 1, WAIT_MS);
+    hand_open(&h, &m, 4 * t->block_bytes, NO_FAULT);
+    uint64_t n_stale = stats(t->d).n_stale_frames;
+    node_fill_bytes(h.arena + 2 * t->block_bytes, t->block_bytes, m.seed);
+    uint32_t ref[2] = {0, 2};
+    *h.word = delay_us < 0 ? 0 : 9;
+    hand_say(&h, TD_XFER_OPEN, 0, 9, 0, h.g.key, TD_XFER_KEY_BYTES);
+    hand_say(&h, TD_XFER_REF, 0, 9, 0, ref, sizeof ref);
+    hand_say(&h, TD_XFER_FINAL, 0, 9, t->block_bytes, "", 0);
+    if (delay_us < 0) { /* the receiver has looked, and has not taken it */
+        uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS);
+        while (stats(t->d).n_stale_frames == n_stale && td_now_ns() < until) poll(NULL, 0, 1);
+        assert_int_equal(stats(t->d).n_stale_frames, n_stale + 1);
+    }
+    for (uint64_t until = td_now_ns() + (uint64_t)(delay_us > 0 ? delay_us : 0) * 1000; td_now_ns() < until;) {}
+    atomic_store(h.word, 0);
+    atomic_thread_fence(memory_order_seq_cst);
+    memset(h.arena + 2 * t->block_bytes, 0xee, t->block_bytes);
+    hand_say(&h, TD_XFER_ABORT, 0, 9, 0, "", 0);
+    struct td_xfer_event e = event(t->d);
+    bool ready = e.kind == TD_XFER_SLOT_READY;
+    if (ready) check_pool(t, &m, true);
+    else assert_int_equal(e.kind, TD_XFER_SLOT_FAILED);
+    give_back(t, m.slot);
+    assert_int_equal(event(t->d).kind, TD_XFER_SLOT_FREE);
+    hand_close(&h);
+    return ready;
+}
+
+static void withdrawn_blocks_are_never_ready(void **state)
+{
+    struct pair t;
+    int n_ready = 0, n_rounds = 150;
+    pair_open(&t, *state, 1u << 20);
+    for (int i = 0; i < 3; i++) assert_false(hand_round(&t, -1));
+    assert_true(hand_round(&t, 300000)); /* and with time enough it is ready: the check above can fail */
+    rng_state = 5;
+    for (int i = 0; i < n_rounds; i++) n_ready += hand_round(&t, (int)rnd(600));
+    print_message("withdrawn in the middle: %d of %d were ready before\n", n_ready, n_rounds);
+    pair_close(&t);
+}
+
+static void lying_senders_on_this_host_are_refused(void **state)
+{
+    struct pair t;
+    struct transfer m;
+    struct hand h;
+    pair_open(&t, *state, BLOCK_BYTES);
+    uint64_t bytes = 4 * BLOCK_BYTES;
+    for (enum hand_fault fault = NO_MEM; fault < N_HAND_FAULTS; fault++) {
+        grant(&t, &m, 1, WAIT_MS);
+        hand_open(&h, &m, bytes, fault);
+        if (fault == NO_MEM) hand_say(&h, TD_XFER_OPEN, 0, 9, 0, h.g.key, TD_XFER_KEY_BYTES);
+        assert_true(is_closed(h.fd));
+        hand_close(&h);
+        give_back(&t, m.slot);
+        expect(t.d, TD_XFER_SLOT_FREE, TD_ERR_CANCELLED);
+    }
+    /* a control word that does not exist; a source block that does not exist; the same grant block twice; DATA on shm */
+    for (int fault = 0; fault < 4; fault++) {
+        grant(&t, &m, 2, WAIT_MS);
+        hand_open(&h, &m, bytes, NO_FAULT);
+        *h.word = 9;
+        hand_say(&h, TD_XFER_OPEN, fault == 0 ? 64 : 0, 9, 0, h.g.key, TD_XFER_KEY_BYTES);
+        uint32_t far[2] = {0, 4}, near[2] = {1, 3};
+        if (fault == 1) hand_say(&h, TD_XFER_REF, 0, 9, 0, far, sizeof far);
+        if (fault == 2) {
+            hand_say(&h, TD_XFER_REF, 0, 9, 0, near, sizeof near);
+            hand_say(&h, TD_XFER_REF, 0, 9, 0, near, sizeof near);
+        }
+        if (fault == 3) hand_say(&h, TD_XFER_DATA, 0, 9, 0, near, sizeof near);
+        assert_true(is_closed(h.fd));
+        hand_close(&h);
+        if (fault) expect(t.d, TD_XFER_SLOT_FAILED, TD_ERR_PEER);
+        give_back(&t, m.slot);
+        assert_int_equal(event(t.d).kind, TD_XFER_SLOT_FREE);
+    }
+    /* memory that shrinks after it was shown: a short read, no signal, never ready */
+    grant(&t, &m, 1, WAIT_MS);
+    hand_open(&h, &m, bytes, NO_FAULT);
+    *h.word = 9;
+    hand_say(&h, TD_XFER_OPEN, 0, 9, 0, h.g.key, TD_XFER_KEY_BYTES);
+    assert_int_equal(ftruncate(h.arena_fd, (off_t)bytes - 100), 0);
+    uint32_t last[2] = {0, 3};
+    hand_say(&h, TD_XFER_REF, 0, 9, 0, last, sizeof last);
+    hand_say(&h, TD_XFER_FINAL, 0, 9, BLOCK_BYTES, "", 0);
+    hand_say(&h, TD_XFER_ABORT, 0, 9, 0, "", 0);
+    assert_int_equal(event(t.d).kind, TD_XFER_SLOT_FAILED);
+    hand_close(&h);
+    give_back(&t, m.slot);
+    assert_int_equal(event(t.d).kind, TD_XFER_SLOT_FREE);
+    poison_all(&t);
+    whole(&t, 10);
+    pair_close(&t);
+}
+
 /* ------------------------------------------------------------------------------------------------------------------------------- */
 
 static struct variant variants[] = {
@@ -1045,30 +1345,34 @@ static const char *variant_name(const char *test, const struct variant *v)
 
 int main(int argc, char **argv)
 {
-    if (argc == 3 && strcmp(argv[1], "--node") == 0) return node_child_main(atoi(argv[2]));
+    if (argc == 3 && strcmp(argv[1], "--node") == 0) return node_child_main((int)strtol(argv[2], NULL, 10));
     program = argv[0];
     if (argc == 2) cmocka_set_test_filter(argv[1]);
     static const struct {
         const char *name;
         CMUnitTestFunction function;
-        bool needs_child, tcp_only, receiver_child_only;
+        bool needs_child, tcp_only, receiver_child_only, shm_only;
     } suite[] = {
-        {"transfers_arrive_whole", transfers_arrive_whole, false, false, false},
-        {"blocks_larger_than_a_frame_arrive_whole", blocks_larger_than_a_frame_arrive_whole, false, false, false},
-        {"any_order_and_late_final", any_order_and_late_final, false, false, false},
-        {"cancel_at_every_point", cancel_at_every_point, false, false, false},
-        {"revoke_at_every_point", revoke_at_every_point, false, false, false},
-        {"deadlines_end_both_sides", deadlines_end_both_sides, false, false, false},
-        {"an_old_grant_opens_nothing", an_old_grant_opens_nothing, false, false, false},
-        {"bad_grants_are_refused_by_name", bad_grants_are_refused_by_name, false, false, false},
-        {"a_small_transfer_does_not_wait_for_a_large_one", a_small_transfer_does_not_wait_for_a_large_one, false, false, false},
-        {"random_transfers_with_faults", random_transfers_with_faults, false, false, false},
-        {"kill_at_every_point", kill_at_every_point, true, false, false},
-        {"stop_at_every_point", stop_at_every_point, true, false, false},
-        {"stop_in_the_middle_of_bytes", stop_in_the_middle_of_bytes, true, false, false},
-        {"a_restarted_receiver_refuses_old_grants", a_restarted_receiver_refuses_old_grants, true, false, true},
-        {"strangers_are_refused", strangers_are_refused, false, true, false},
-        {"silent_connections_are_bounded", silent_connections_are_bounded, false, true, false},
+        {"transfers_arrive_whole", transfers_arrive_whole, false, false, false, false},
+        {"blocks_larger_than_a_frame_arrive_whole", blocks_larger_than_a_frame_arrive_whole, false, false, false, false},
+        {"any_order_and_late_final", any_order_and_late_final, false, false, false, false},
+        {"cancel_at_every_point", cancel_at_every_point, false, false, false, false},
+        {"revoke_at_every_point", revoke_at_every_point, false, false, false, false},
+        {"deadlines_end_both_sides", deadlines_end_both_sides, false, false, false, false},
+        {"an_old_grant_opens_nothing", an_old_grant_opens_nothing, false, false, false, false},
+        {"bad_grants_are_refused_by_name", bad_grants_are_refused_by_name, false, false, false, false},
+        {"a_small_transfer_does_not_wait_for_a_large_one", a_small_transfer_does_not_wait_for_a_large_one, false, false, false, false},
+        {"random_transfers_with_faults", random_transfers_with_faults, false, false, false, false},
+        {"kill_at_every_point", kill_at_every_point, true, false, false, false},
+        {"stop_at_every_point", stop_at_every_point, true, false, false, false},
+        {"stop_in_the_middle_of_bytes", stop_in_the_middle_of_bytes, true, false, false, false},
+        {"a_restarted_receiver_refuses_old_grants", a_restarted_receiver_refuses_old_grants, true, false, true, false},
+        {"strangers_are_refused", strangers_are_refused, false, true, false, false},
+        {"silent_connections_are_bounded", silent_connections_are_bounded, false, true, false, false},
+        {"a_cut_connection_is_another_attempt", a_cut_connection_is_another_attempt, true, false, true, false},
+        {"a_cancel_inside_a_frame_keeps_the_connection", a_cancel_inside_a_frame_keeps_the_connection, true, true, true, false},
+        {"withdrawn_blocks_are_never_ready", withdrawn_blocks_are_never_ready, true, false, true, true},
+        {"lying_senders_on_this_host_are_refused", lying_senders_on_this_host_are_refused, true, false, true, true},
     };
     struct CMUnitTest tests[128];
     size_t n = 0;
@@ -1076,6 +1380,7 @@ int main(int argc, char **argv)
         for (size_t k = 0; k < sizeof variants / sizeof variants[0]; k++) {
             if (suite[i].needs_child && variants[k].where == BOTH_HERE) continue;
             if (suite[i].tcp_only && variants[k].path != TD_XFER_PATH_TCP) continue;
+            if (suite[i].shm_only && variants[k].path != TD_XFER_PATH_SHM) continue;
             if (suite[i].receiver_child_only && variants[k].where != RECEIVER_CHILD) continue;
             tests[n++] = (struct CMUnitTest){.name = variant_name(suite[i].name, &variants[k]), .test_func = suite[i].function, .initial_state = &variants[k]};
         }
