@@ -27,6 +27,7 @@ struct request {
     uint64_t arrived_ns, queued_ns, moved_ns;
     uint32_t prefill, decode; /* worker of the open leg, NIL = closed */
     uint64_t prefill_tokens, decode_tokens; /* what the ledger holds for each leg */
+    bool refused;             /* a worker called the request invalid */
     bool decode_flows;        /* a decode token of this attempt was seen: the KV is there */
     bool output_done;         /* the client has its last token: whatever is lost now, nothing is left to compute */
     uint32_t prev, next;      /* queue */
@@ -362,7 +363,16 @@ static void leg_failed(struct td_core *c, struct request *r, uint32_t worker, ui
     case G_INVALID:
     case G_NOT_FOUND:
     case G_RANGE:
-    case G_UNIMPLEMENTED: fail(c, r, code, what, 0); return; /* the same anywhere */
+    case G_UNIMPLEMENTED: /* the router has checked the request: it may be this worker that is too small, too old or mistaken. One second opinion */
+        if (r->refused) {
+            fail(c, r, code, what, 0);
+            return;
+        }
+        r->refused = true;
+        c->workers[worker].shunned = true;
+        if (r->decode != NIL) c->workers[r->decode].shunned = true; /* the prefill worker refused: perhaps the grant */
+        fail_over(c, r, what);
+        return;
     case G_EXHAUSTED:
         c->workers[worker].shunned = true;
         requeue(c, r, false);

@@ -114,22 +114,25 @@ static void test_statuses(void **state)
     struct td_core *c = core_of(TD_MODE_PD, "least_token");
     join(c, 1, 0, TD_ROLE_PREFILL);
     join(c, 1, 1, TD_ROLE_DECODE);
-    /* the client's fault is told at once */
+    /* a request that a worker refuses gets one second opinion, then the client is told */
     arrive(c, 2, 0, 1, 40);
-    assert_int_equal(leg(c, TD_EV_DECODE_END, 3, 0, 1, 0, 3), 1);
+    assert_int_equal(leg(c, TD_EV_DECODE_END, 3, 0, 1, 0, 3), 0);
+    assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 3, .worker = 1, .a = 1}), 1);
+    assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
+    assert_int_equal(leg(c, TD_EV_DECODE_END, 3, 0, 1, 1, 3), 1);
     assert_int_equal(actions[0].kind, TD_ACT_FAIL);
     assert_int_equal(actions[0].code, 3);
     /* a full worker is not asked again before its next snapshot, and nobody's failovers are used up */
     arrive(c, 4, 0, 2, 40);
     assert_int_equal(leg(c, TD_EV_DECODE_END, 5, 0, 2, 0, 8), 0);
     assert_int_equal(td_core_failovers(c, 0), 0);
-    assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 6, .worker = 1, .a = 1}), 1);
+    assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 6, .worker = 1, .a = 2}), 1);
     assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
     assert_int_equal(actions[0].attempt, 1);
     /* failovers are bounded */
     for (uint32_t i = 0; i < 3; i++) {
         assert_int_equal(leg(c, TD_EV_DECODE_END, 7 + i, 0, 2, 1 + i, 14), 0); /* the failed worker is shunned ... */
-        assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 7 + i, .worker = 1, .a = 2 + i}), 1); /* ... until it speaks */
+        assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 7 + i, .worker = 1, .a = 3 + i}), 1); /* ... until it speaks */
         assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
     }
     assert_int_equal(leg(c, TD_EV_DECODE_END, 20, 0, 2, 4, 14), 1);
