@@ -4,11 +4,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <netdb.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -160,6 +162,31 @@ static td_status spawn_worker(struct cluster *c, const char *role, int i, struct
     return spawn(c, program, name, &a, err);
 }
 
+/* A port that somebody else listens on would make our router fail and hand our workers to a stranger's; port 0 would be known to nobody. The bind here
+ * is only a look: it is undone at once, and the router still says precisely what it cannot have. */
+static td_status check_listen(const char *listen, struct td_err *err)
+{
+    if (!strncmp(listen, "unix:", 5)) return TD_OK;
+    char host[256];
+    const char *colon = strrchr(listen, ':');
+    if (!colon || (size_t)(colon - listen) >= sizeof host || strtoul(colon + 1, NULL, 10) == 0)
+        return td_fail(err, TD_ERR_INVALID, "listen is \"%s\", must be host:port with a port above 0: workers and clients must know it", listen);
+    bool bracketed = listen[0] == '[' && colon[-1] == ']';
+    snprintf(host, sizeof host, "%.*s", (int)(colon - listen) - (bracketed ? 2 : 0), listen + (bracketed ? 1 : 0));
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *ai = NULL;
+    int e = getaddrinfo(host[0] ? host : NULL, colon + 1, &hints, &ai);
+    if (e) return td_fail(err, TD_ERR_INVALID, "listen \"%s\": %s", listen, gai_strerror(e));
+    int one = 1, fd = socket(ai->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    td_status s = TD_OK;
+    if (fd >= 0) {
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one); /* as the router's listener: old connections in TIME_WAIT do not matter */
+        if (bind(fd, ai->ai_addr, ai->ai_addrlen)) s = td_fail(err, TD_ERR_IO, "listen \"%s\": %s; choose another with --listen", listen, strerror(errno));
+        close(fd);
+    }
+    freeaddrinfo(ai);
+    return s;
+}
+
 /* Reaps what ended; returns the first child that ended, or NULL. */
 static struct child *reap(struct cluster *c)
 {
@@ -190,7 +217,21 @@ static int wait_signal(int timeout_ms)
     return sig > 0 ? sig : 0;
 }
 
-static void on_status(const ProtobufCMessage *msg, void *ctx) { *(size_t *)ctx = ((const Tandem__V1__StatusResponse *)msg)->n_workers; }
+struct joined {
+    const struct cluster *cluster;
+    size_t have;
+};
+
+/* Counts our own children among the router's workers. */
+static void on_status(const ProtobufCMessage *msg, void *ctx)
+{
+    struct joined *j = ctx;
+    const Tandem__V1__StatusResponse *m = (const Tandem__V1__StatusResponse *)msg;
+    j->have = 0;
+    for (size_t i = 0; i < m->n_workers; i++)
+        for (int k = 0; k < j->cluster->n; k++)
+            if (j->cluster->children[k].pid > 0 && m->workers[i]->pid == (uint32_t)j->cluster->children[k].pid) j->have++;
+}
 
 /* True when all workers have joined; false on a signal, a dead child or the deadline (told to the user). */
 static bool wait_joined(struct cluster *c)
@@ -199,7 +240,8 @@ static bool wait_joined(struct cluster *c)
     struct cli_server at = {g->listen, "", "", ""};
     struct cli_client client;
     struct td_err err = {0};
-    size_t want = (size_t)(g->prefill + g->decode), have = 0;
+    size_t want = (size_t)(g->prefill + g->decode);
+    struct joined joined = {c, 0};
     if (cli_client_open(&client, &at, &err)) {
         td_die("tandem up", &err);
         return false;
@@ -209,8 +251,8 @@ static bool wait_joined(struct cluster *c)
     for (;;) {
         struct cli_result res = {0};
         Tandem__V1__StatusRequest m = TANDEM__V1__STATUS_REQUEST__INIT;
-        cli_call(&client, "/tandem.v1.Inference/Status", &tandem__v1__status_response__descriptor, &m.base, 500, true, on_status, &have, &res);
-        if (res.code == GRPC_STATUS_OK && have >= want) {
+        cli_call(&client, "/tandem.v1.Inference/Status", &tandem__v1__status_response__descriptor, &m.base, 500, true, on_status, &joined, &res);
+        if (res.code == GRPC_STATUS_OK && joined.have >= want) {
             ok = true;
             break;
         }
@@ -220,7 +262,7 @@ static bool wait_joined(struct cluster *c)
             break;
         }
         if (td_now_ns() > deadline) {
-            fprintf(stderr, "tandem up: %zu of %zu workers joined within %llu ms; see --log-level info\n", have, want,
+            fprintf(stderr, "tandem up: %zu of %zu workers joined within %llu ms; see --log-level info\n", joined.have, want,
                     (unsigned long long)g->start_timeout_ms);
             break;
         }
@@ -273,6 +315,7 @@ int cli_up(int argc, char **argv)
         td_fail(&err, TD_ERR_INVALID, "prefill is 0 and mode is pd: nobody would prefill; use --mode colocated");
         return td_die("tandem up", &err);
     }
+    if (check_listen(g.listen, &err)) return td_die("tandem up", &err);
     c.cfg = &g;
     ssize_t n = readlink("/proc/self/exe", c.bin_dir, sizeof c.bin_dir - 1);
     char *slash = n > 0 ? (c.bin_dir[n] = 0, strrchr(c.bin_dir, '/')) : NULL;

@@ -1,7 +1,7 @@
 /* fleet.c - the workers: their registry streams, what they said last, and the channels to them.
  *
- * A worker is identified by its stream; one that comes back with the same name or address replaces what was left of its former self. Workers
- * of another model, protocol or KV layout are turned away with a reason: the router never pairs what cannot exchange blocks. */
+ * A worker is identified by its stream; one that comes back with the same name or address replaces what was left of its former self - but a second
+ * process with the name of one that lives is turned away, else the two would throw each other out for ever. Workers of another model, protocol or KV layout are turned away with a reason: the router never pairs what cannot exchange blocks. */
 #include <string.h>
 
 #include "common/base/clock.h"
@@ -42,6 +42,7 @@ static void conn_gone(struct worker_conn *w, const char *why)
            w->draining ? "it drained" : why, w->n_legs);
     if (w->call) {
         td_rpc_call_set_user(w->call, NULL);
+        td_rpc_call_finish(w->call, GRPC_STATUS_ABORTED, why, NULL, 0); /* no effect when the stream has ended; else it must not go on unheard */
         td_rpc_call_unref(w->call);
         w->call = NULL;
     }
@@ -83,8 +84,12 @@ static td_status hello_check(const struct router *r, const Tandem__V1__Hello *h,
                        h->vocab, r->model_name, r->model.vocab);
     if (h->kv_blocks == 0 || h->block_size == 0 || h->max_model_len == 0 || h->max_seqs == 0)
         return td_fail(err, TD_ERR_INVALID, "kv_blocks, block_size, max_model_len and max_seqs must be > 0");
+    uint64_t now = td_now_ns();
     for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
         const struct worker_conn *w = &r->workers[i];
+        if (w->used && !w->gone && !strcmp(w->name, h->name) && w->incarnation != h->incarnation && strcmp(w->address, h->address) &&
+            now - w->snap_ns < r->cfg.worker_timeout_ms * TD_NS_PER_MS)
+            return td_fail(err, TD_ERR_INVALID, "name \"%s\" belongs to a worker that lives, at %s (pid %u): names are unique", h->name, w->address, w->pid);
         if (w->used && !w->gone && w->layout_hash != h->layout_hash && strcmp(w->name, h->name))
             return td_fail(err, TD_ERR_INVALID,
                            "KV layout %016llx differs from %s's %016llx: model, dtype, block size and instruction set must agree in one cluster",

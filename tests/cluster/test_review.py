@@ -1,0 +1,206 @@
+"""Corners of a cluster's life: who may register, what a router leaves behind, workers that lie, a port that is taken."""
+import concurrent.futures
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+
+import grpc
+import pytest
+
+from harness import BIN, POCKET, SLOW, Cluster, wpb
+
+OK = grpc.StatusCode.OK
+LONG = dict(temperature=0, ignore_eos=True)
+
+
+def test_router_leaves_with_live_requests():
+    """A router that may not wait cancels its clients' calls, exits 0, and the workers hold nothing for it any more."""
+    with Cluster(router_args=["--drain-timeout-ms", 0]) as c:
+        streams = [c.stream(c.request(prompt=f"Story {i}", max_tokens=1800, **LONG)) for i in range(6)]
+        for s in streams:
+            next(s)
+        c.router.signal(signal.SIGTERM)
+        for s in streams:
+            with pytest.raises(grpc.RpcError):
+                for _ in s:
+                    pass
+            assert s.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED), s.code()
+        assert c.router.wait_exit(10 * SLOW) == 0
+        c.router.check_sanitizers()
+        c.start_router(listen=f"127.0.0.1:{c.port}")
+        c.wait_workers(2)
+        c.wait_idle(4)
+        assert c.generate(prompt="Once", max_tokens=4, temperature=0).code == OK
+
+
+def test_second_worker_of_a_name_is_turned_away():
+    """Two processes of one name: the one that lives keeps its place and its requests; the other is told why, and comes in when the first has gone."""
+    with Cluster(prefill=1, decode=1) as c:
+        want = c.generate(prompt="Once upon a time", max_tokens=900, **LONG)
+        stream = c.stream(c.request(prompt="Once upon a time", max_tokens=900, **LONG))
+        tokens = list(next(stream).token_ids)
+        first = c.workers["decode-0"]
+        c.next_index["decode"] = 0
+        second = c.start_worker("decode", wait=False)
+        second.wait_log(r"ev=registration_rejected .*decode-0")
+        ledger = None
+        for m in stream:
+            tokens += m.token_ids
+            if m.finish_reason:
+                ledger = m.ledger
+        assert tokens == want.tokens and ledger.failovers == 0
+        first.signal(signal.SIGKILL)
+        first.wait_exit(10)
+        c.wait_for(lambda: any(w.pid == second.pid and w.state == "ready" for w in c.status().workers), "the second to join", 10 * SLOW)
+        assert c.generate(prompt="Once upon a time", max_tokens=900, **LONG).tokens == want.tokens
+
+
+@pytest.mark.parametrize("listen,why", [("taken", "in use"), ("127.0.0.1:0", "port")])
+def test_up_refuses_a_port_it_cannot_have(listen, why):
+    """`tandem up` on a port that serves something else must not hand its workers to a stranger's router."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        address = f"127.0.0.1:{s.getsockname()[1]}" if listen == "taken" else listen
+        done = subprocess.run([os.path.join(BIN, "tandem"), "up", "--model", POCKET, "--listen", address, "--start-timeout-ms", "20000"], capture_output=True,
+                              text=True, timeout=60 * SLOW, check=False)
+    assert done.returncode != 0 and why in done.stderr, done.stderr
+    assert "is up" not in done.stdout
+
+
+# ---- workers that lie ------------------------------------------------------------------------------------------------------------------------
+
+
+class FakeDecode:
+    """A decode worker made of lies: registers like a real one, answers Decode with what `script(request)` yields, then with `code`."""
+
+    def __init__(self, cluster, script, code=OK, name="liar"):
+        real = [w for w in cluster.status().workers if w.role == "decode"][0]
+        self.script, self.code, self.calls = script, code, 0
+        self.server = grpc.server(concurrent.futures.ThreadPoolExecutor(8))
+        handlers = {"Decode": grpc.unary_stream_rpc_method_handler(self.decode, wpb.DecodeRequest.FromString, wpb.DecodeEvent.SerializeToString)}
+        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("tandem.v1.Worker", handlers),))
+        port = self.server.add_insecure_port("127.0.0.1:0")
+        self.server.start()
+        hello = wpb.Hello(name=name, role="decode", address=f"127.0.0.1:{port}", incarnation=7, protocol=1, layout_hash=layout_hash(cluster), model="pocket",
+                          block_size=real.block_size, kv_blocks=real.kv_blocks, max_model_len=2048, vocab=vocab(), max_seqs=64, pid=1)
+        self.stop = threading.Event()
+
+        def messages():
+            yield wpb.WorkerMessage(hello=hello)
+            seq = 0
+            while not self.stop.wait(0.05):
+                seq += 1
+                yield wpb.WorkerMessage(snapshot=wpb.Snapshot(seq=seq))
+
+        join = cluster.channel.stream_stream("/tandem.v1.Registry/Join", request_serializer=wpb.WorkerMessage.SerializeToString,
+                                             response_deserializer=wpb.RouterMessage.FromString)
+        self.stream = join(messages())
+        first = next(self.stream)
+        assert first.WhichOneof("message") == "welcome", first
+
+    def decode(self, request, context):
+        self.calls += 1
+        yield from self.script(request)
+        if self.code != OK:
+            context.abort(self.code, "as scripted")
+
+    def close(self):
+        self.stop.set()
+        self.stream.cancel()
+        self.server.stop(None).wait()
+
+
+def vocab():
+    with open(os.path.join(POCKET, "config.json"), encoding="utf-8") as f:
+        return json.load(f)["vocab_size"]
+
+
+def layout_hash(cluster):
+    """What the router tells a worker of another layout: the hash of those it has."""
+
+    def messages():
+        yield wpb.WorkerMessage(hello=wpb.Hello(name="probe", role="decode", address="127.0.0.1:1", protocol=1, layout_hash=1, block_size=16, kv_blocks=1,
+                                                max_model_len=1, vocab=vocab(), max_seqs=1))
+
+    join = cluster.channel.stream_stream("/tandem.v1.Registry/Join", request_serializer=wpb.WorkerMessage.SerializeToString,
+                                         response_deserializer=wpb.RouterMessage.FromString)
+    answer = next(join(messages()))
+    return int(re.search(r"differs from \S+'s ([0-9a-f]{16})", answer.reject.reason).group(1), 16)
+
+
+def out(index, token, finish=0):
+    return wpb.TokenOut(index=index, token=token, finish=finish)
+
+
+def tokens(*outs):
+    return wpb.DecodeEvent(tokens=wpb.Tokens(out=outs))
+
+
+def n_of(request):
+    return len(request.seq.tokens)
+
+
+LIES = {
+    "nothing": lambda r: [],
+    "empty event": lambda r: [wpb.DecodeEvent()],
+    "no tokens": lambda r: [tokens()],
+    "gap": lambda r: [tokens(out(n_of(r) + 1, 5))],
+    "prompt overwritten": lambda r: [tokens(out(0, 5))],
+    "huge index": lambda r: [tokens(out(0xFFFFFFFF, 5))],
+    "token out of range": lambda r: [tokens(out(n_of(r), 1 << 30))],
+    "negative token": lambda r: [tokens(out(n_of(r), -1))],
+    "unknown finish": lambda r: [tokens(out(n_of(r), -7, 9))],
+    "ticket without grant": lambda r: [wpb.DecodeEvent(ticket=wpb.Ticket(slot=1))],
+    "ticket of nonsense": lambda r: [wpb.DecodeEvent(ticket=wpb.Ticket(slot=1, grant=b"\xff" * 70000, cached_tokens=0))],
+    "ticket cached too much": lambda r: [wpb.DecodeEvent(ticket=wpb.Ticket(slot=1, grant=b"x", cached_tokens=0xFFFFFFFF))],
+    "ticket twice": lambda r: [wpb.DecodeEvent(ticket=wpb.Ticket(slot=1, grant=b"x" * 40)), wpb.DecodeEvent(ticket=wpb.Ticket(slot=2, grant=b"y" * 40))],
+    "times with a strange path": lambda r: [wpb.DecodeEvent(times=wpb.DecodeTimes(transfer_path="\u00e9\n" * 50, preemptions=0xFFFFFFFF))],
+}
+
+
+@pytest.fixture(scope="module")
+def honest():
+    with Cluster(prefill=1, decode=1, router_args=["--policy", "round_robin"]) as c:
+        yield c, c.generate(prompt="Once upon a time", max_tokens=8, **LONG).tokens
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_lying_decode_worker(honest, lie):
+    """Whatever it says, the client gets the honest worker's tokens, and the router forgets the liar's legs."""
+    c, want = honest
+    fake = FakeDecode(c, LIES[lie], name="liar " + lie)
+    try:
+        for _ in range(4):  # round robin: two of them meet the liar
+            r = c.generate(prompt="Once upon a time", max_tokens=8, **LONG)
+            assert (r.code, r.tokens) == (OK, want), (r.code, r.details)
+            led = r.ledger
+            assert led.router_queue_us + led.reserve_us + led.prefill_queue_us + led.prefill_us + led.rpc_us == led.ttft_us
+        assert fake.calls > 0
+    finally:
+        fake.close()
+    c.wait_for(lambda: len(c.status().workers) == 2, "the liar to leave", 10 * SLOW)
+    c.wait_idle()
+
+
+def test_worker_gone_after_the_last_token(honest):
+    """All tokens came, then the worker failed instead of saying OK: the answer is whole."""
+    c, _ = honest
+
+    def script(r):
+        n = n_of(r)
+        yield tokens(*[out(n + i, 10 + i, 2 if i == 7 else 0) for i in range(8)])
+
+    fake = FakeDecode(c, script, code=grpc.StatusCode.UNAVAILABLE, name="dies late")
+    try:
+        results = [c.generate(prompt="Once upon a time", max_tokens=8, **LONG) for _ in range(4)]
+        assert all(r.code == OK and len(r.tokens) == 8 for r in results), results
+        assert fake.calls > 0 and any(r.tokens == list(range(10, 18)) for r in results)
+        assert all(r.ledger.failovers == 0 for r in results)
+    finally:
+        fake.close()
+    c.wait_for(lambda: len(c.status().workers) == 2, "it to leave", 10 * SLOW)
