@@ -7,6 +7,7 @@
 #include "common/worker/engine.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -60,7 +61,9 @@ static td_status kv_bytes_parse(const char *text, uint64_t *ret_bytes, struct td
 static td_status engine_open_threads(struct td_engine *e, const struct td_engine_config *c, struct td_err *err)
 {
     int cpus[1024], n_cpus = 0;
-    e->n_threads = c->n_threads > 0 ? c->n_threads : (int32_t)sysconf(_SC_NPROCESSORS_ONLN);
+    cpu_set_t mine; /* "all CPUs" are those that this process may use: taskset and cpusets count */
+    int n_mine = sched_getaffinity(0, sizeof mine, &mine) == 0 ? CPU_COUNT(&mine) : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    e->n_threads = c->n_threads > 0 ? c->n_threads : n_mine;
     if (e->n_threads > 1024) return td_fail(err, TD_ERR_LIMIT, "threads is %d, limit 1024", e->n_threads);
     bool pinned = c->cpus && c->cpus[0];
     if (pinned) {

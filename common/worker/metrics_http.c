@@ -54,6 +54,10 @@ td_status td_metrics_http_start(const char *address, struct td_metrics_http **re
     if (!colon || (size_t)(colon - address) >= sizeof host)
         return td_fail(err, TD_ERR_INVALID, "metrics_listen is \"%s\", must be host:port", address);
     snprintf(host, sizeof host, "%.*s", (int)(colon - address), address);
+    char *end;
+    unsigned long port = strtoul(colon + 1, &end, 10); /* getaddrinfo would take 65536 + 80 for 80 */
+    if (colon[1] < '0' || colon[1] > '9' || *end || port > 65535)
+        return td_fail(err, TD_ERR_INVALID, "metrics_listen is \"%s\": the port must be 0..65535", address);
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *ai = NULL;
     int e = getaddrinfo(host[0] ? host : NULL, colon + 1, &hints, &ai);
     if (e) return td_fail(err, TD_ERR_INVALID, "metrics_listen \"%s\": %s", address, gai_strerror(e));

@@ -323,6 +323,7 @@ static bool step(struct td_worker *w)
 {
     int32_t n_preempted = 0;
     int32_t n = td_engine_plan(w->engine, w->running, w->n_running, w->items, w->preempted, &n_preempted);
+    w->preemptions += (uint64_t)n_preempted;
     w->n_running -= n_preempted; /* preempted ones were at the end of the list */
     for (int32_t i = 0; i < n_preempted; i++) waiting_insert(w, w->preempted[i]->owner);
     if (n == 0) return n_preempted > 0;
@@ -352,12 +353,55 @@ static bool step(struct td_worker *w)
     return true;
 }
 
+/* Registered at boot, set by the engine thread from the same numbers as the snapshot. Totals are kept here, so a counter gets the difference. */
+static struct {
+    struct td_metric *kv_usage, *running, *waiting, *preemptions, *prompt_tokens, *output_tokens, *prefix_queries, *prefix_hits, *sent, *received, *steps;
+    uint64_t seen[8];
+} metrics;
+
+static void open_metrics(void)
+{
+    metrics.kv_usage = td_gauge("td_kv_cache_usage_ratio", "", "KV blocks held by live requests over all blocks");
+    metrics.running = td_gauge("td_num_requests_running", "", "Requests in the step loop");
+    metrics.waiting = td_gauge("td_num_requests_waiting", "", "Requests waiting for KV blocks");
+    metrics.preemptions = td_counter("td_num_preemptions_total", "", "Sequences thrown out of the KV pool and computed again");
+    metrics.prompt_tokens = td_counter("td_prompt_tokens_total", "", "Prompt tokens computed here");
+    metrics.output_tokens = td_counter("td_generation_tokens_total", "", "Decode steps of sequences, one token each");
+    metrics.prefix_queries = td_counter("td_prefix_cache_queries_total", "", "Tokens looked up in the prefix cache");
+    metrics.prefix_hits = td_counter("td_prefix_cache_hits_total", "", "Tokens found in the prefix cache");
+    metrics.sent = td_counter("td_kv_transfer_bytes_total", "direction=\"sent\"", "KV bytes moved between workers");
+    metrics.received = td_counter("td_kv_transfer_bytes_total", "direction=\"received\"", "KV bytes moved between workers");
+    metrics.steps = td_counter("td_engine_steps_total", "", "Batches run");
+}
+
+static void count(struct td_metric *m, uint64_t *seen, uint64_t total)
+{
+    if (total > *seen) td_metric_add(m, total - *seen);
+    *seen = total;
+}
+
+static void update_metrics(const struct td_worker *w, const struct td_kv_pool_stats *kv, const struct td_xfer_stats *xs)
+{
+    td_metric_set(metrics.kv_usage, (double)kv->n_held / (double)kv->n_blocks);
+    td_metric_set(metrics.running, w->n_running);
+    td_metric_set(metrics.waiting, w->n_waiting);
+    count(metrics.preemptions, &metrics.seen[0], w->preemptions);
+    count(metrics.prompt_tokens, &metrics.seen[1], w->prefill_tokens);
+    count(metrics.output_tokens, &metrics.seen[2], w->decode_tokens);
+    count(metrics.prefix_queries, &metrics.seen[3], kv->n_prefix_queries_tokens);
+    count(metrics.prefix_hits, &metrics.seen[4], kv->n_prefix_hit_tokens);
+    count(metrics.sent, &metrics.seen[5], xs->bytes_sent);
+    count(metrics.received, &metrics.seen[6], xs->bytes_received);
+    count(metrics.steps, &metrics.seen[7], w->steps);
+}
+
 static void update_snapshot(struct td_worker *w)
 {
     struct td_kv_pool_stats kv;
     struct td_xfer_stats xs;
     td_kv_pool_stats(td_engine_kv(w->engine), &kv);
     td_xfer_stats(w->xfer, &xs);
+    update_metrics(w, &kv, &xs);
     uint64_t queued = 0;
     for (struct td_req *r = w->waiting; r; r = r->next) queued += (uint64_t)(r->seq->n_tokens);
     for (int32_t i = 0; i < w->n_running; i++)
@@ -517,6 +561,7 @@ td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
     if (!s) s = open_server(w, err);
     if (!s && config->metrics_listen[0]) s = td_metrics_http_start(config->metrics_listen, &w->metrics, err);
     if (s) return s;
+    open_metrics();
     update_snapshot(w);
     if (pthread_create(&w->thread, NULL, engine_main, w)) return td_fail(err, TD_ERR_IO, "engine thread: %s", strerror(errno));
     w->thread_started = true;

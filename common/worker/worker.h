@@ -143,7 +143,7 @@ struct td_worker {
     int32_t n_running, n_waiting;
     struct td_step_item *items;        /* [max_batch] */
     struct td_seq **preempted;
-    uint64_t prefill_tokens, decode_tokens, steps;
+    uint64_t prefill_tokens, decode_tokens, steps, preemptions;
 
     atomic_bool draining, stopping, hand_over;
     atomic_uint n_live;                /* reqs not freed */
