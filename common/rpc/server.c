@@ -274,9 +274,22 @@ static void free_server(struct td_rpc_server *server)
     free(server);
 }
 
+/* Core takes port 65536 + 80 for 80. */
+static td_status check_port(const char *address, struct td_err *err)
+{
+    const char *colon = strrchr(address, ':');
+    if (!colon || strncmp(address, "unix", 4) == 0) return TD_OK;        /* core says what is wrong with it */
+    char *end;
+    unsigned long port = strtoul(colon + 1, &end, 10);
+    if (colon[1] >= '0' && colon[1] <= '9' && !*end && port <= 65535) return TD_OK;
+    return td_fail(err, TD_ERR_INVALID, "listen %s: the port must be 0..65535", address);
+}
+
 static td_status listen_on(struct td_rpc_server *server, const struct td_rpc_server_config *config, struct td_err *err)
 {
     grpc_server_credentials *creds;
+    td_status port_status = check_port(config->address, err);
+    if (port_status) return port_status;
     if (config->tls) {
         td_status status = td_rpc_tls_server(config->tls, &server->tls, &creds, err);
         if (status) return status;
