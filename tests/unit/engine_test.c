@@ -1,0 +1,536 @@
+/* common/worker/engine: whatever happens to a sequence - batch, chunks, prefix hits, preemption, import, a neighbour's cancel, a failover - its tokens
+ * and logprobs are those of a run alone (I1), and every block and sequence comes back. A small random model: two layers, block size 16. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "common/worker/engine.h"
+
+enum { BS = 16, VOCAB = 128, MAX_LEN = 256, N = 24, MAX_OUT = 64 };
+
+static char config_path[64];
+
+static int write_config(void **state)
+{
+    (void)state;
+    static const char text[] = "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":128,"
+                               "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":16,\"vocab_size\":128,"
+                               "\"max_position_embeddings\":256,\"rms_norm_eps\":1e-05,\"rope_theta\":10000.0,\"tie_word_embeddings\":false,"
+                               "\"hidden_act\":\"silu\",\"torch_dtype\":\"float32\"}";
+    snprintf(config_path, sizeof config_path, "/tmp/engine_test_XXXXXX");
+    int fd = mkstemp(config_path);
+    if (fd < 0) return -1;
+    ssize_t n = write(fd, text, sizeof text - 1);
+    close(fd);
+    return n == (ssize_t)sizeof text - 1 ? 0 : -1;
+}
+
+static int remove_config(void **state)
+{
+    (void)state;
+    return unlink(config_path);
+}
+
+struct shape {
+    int32_t n_blocks, max_seqs, max_batch, chunk, n_threads;
+    bool prefix;
+};
+
+static struct td_engine *open_engine(struct shape s)
+{
+    char kv[32];
+    snprintf(kv, sizeof kv, "%d", s.n_blocks * BS * 2 * 2 * 2 * 16 * 4); /* tokens x layers x K,V x kv heads x head_dim x f32 */
+    struct td_engine_config c = {.random_config = config_path, .dtype = "f32", .n_threads = s.n_threads ? s.n_threads : 1, .kv_memory = kv,
+                                 .block_size = BS, .max_seqs = s.max_seqs, .max_batch = s.max_batch, .max_step_tokens = s.chunk,
+                                 .prefix_cache = s.prefix, .quiet = true};
+    struct td_engine *e = NULL;
+    struct td_err err = {0};
+    if (td_engine_open(&c, &e, &err)) fail_msg("%s", err.msg);
+    struct td_kv_pool_stats st;
+    td_kv_pool_stats(td_engine_kv(e), &st);
+    assert_int_equal(st.n_blocks, s.n_blocks);
+    return e;
+}
+
+static void assert_empty(struct td_engine *e)
+{
+    struct td_kv_pool_stats st;
+    td_kv_pool_stats(td_engine_kv(e), &st);
+    assert_int_equal(st.n_held, 0);
+    assert_int_equal(st.n_free + st.n_cached, st.n_blocks);
+    assert_int_equal(td_engine_seqs_live(e), 0);
+}
+
+static int32_t n_held(struct td_engine *e)
+{
+    struct td_kv_pool_stats st;
+    td_kv_pool_stats(td_engine_kv(e), &st);
+    return st.n_held;
+}
+
+static uint64_t rng_state;
+static uint32_t rnd(uint32_t n)
+{
+    rng_state = rng_state * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t)(rng_state >> 33) % n;
+}
+
+/* ---- requests, and a driver that does what a worker does ---------------------------------------------------------------------------------- */
+
+struct request {
+    int32_t prompt[MAX_LEN], n_prompt, max_tokens, stop_token;
+    uint64_t seed;
+    float temperature;
+    /* results */
+    int32_t out[MAX_OUT], n_out;
+    float logprobs[MAX_OUT];
+    enum td_finish finish;
+};
+
+static struct request requests[N], oracle[N];
+
+/* Lengths on both sides of every block boundary; a third share a prefix of several blocks. */
+static void make_requests(void)
+{
+    static const int32_t lengths[] = {1, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100};
+    static const int32_t outs[] = {1, 2, 15, 16, 17, 33};
+    rng_state = 11;
+    int32_t shared[MAX_LEN];
+    for (int i = 0; i < MAX_LEN; i++) shared[i] = (int32_t)rnd(VOCAB);
+    memset(requests, 0, sizeof requests);
+    for (int i = 0; i < N; i++) {
+        struct request *q = &requests[i];
+        q->n_prompt = lengths[i % 12];
+        for (int32_t k = 0; k < q->n_prompt; k++) q->prompt[k] = i % 3 == 0 ? shared[k] : (int32_t)rnd(VOCAB);
+        q->max_tokens = outs[(i + i / 12) % 6];
+        q->seed = 1000 + (uint64_t)i;
+        q->temperature = i % 2 ? 1.0f : 0.0f;
+        q->stop_token = -1;
+    }
+}
+
+static struct td_seq *start(struct td_engine *e, struct request *q, uint64_t priority)
+{
+    struct td_seq *seq = td_engine_seq_get(e);
+    assert_non_null(seq);
+    int32_t tokens[MAX_LEN];
+    memcpy(tokens, q->prompt, (size_t)q->n_prompt * sizeof *tokens);
+    memcpy(tokens + q->n_prompt, q->out, (size_t)q->n_out * sizeof *tokens); /* n_out > 0: a failover goes on */
+    struct td_sampling s = {.temperature = q->temperature, .top_p = 1, .repetition_penalty = 1.1f, .frequency_penalty = 0.2f, .seed = q->seed,
+                            .n_logprobs = 0};
+    struct td_err err = {0};
+    if (td_engine_seq_set(e, seq, tokens, q->n_prompt + q->n_out, q->n_prompt, &s, &q->stop_token, q->stop_token >= 0, q->max_tokens, &err))
+        fail_msg("%s", err.msg);
+    seq->priority = priority;
+    seq->owner = q;
+    return seq;
+}
+
+static void stop(struct td_engine *e, struct td_seq *seq)
+{
+    td_engine_release(e, seq);
+    td_engine_seq_put(e, seq);
+}
+
+struct driver {
+    struct td_engine *e;
+    struct td_seq *running[N], *waiting[N], *preempted[N];
+    struct td_step_item items[N];
+    int32_t n_running, n_waiting;
+    uint64_t n_preemptions, n_steps;
+    int32_t cancel_permille; /* of sequences, each turn */
+    bool greedy_admission;   /* no headroom for those that run: preemptions for sure */
+};
+
+static void insert(struct td_seq **list, int32_t *n, struct td_seq *seq)
+{
+    int32_t i = (*n)++;
+    for (; i > 0 && seq->priority < list[i - 1]->priority; i--) list[i] = list[i - 1];
+    list[i] = seq;
+}
+
+static void take_out(struct td_seq **list, int32_t *n, const struct td_seq *seq)
+{
+    int32_t i = 0;
+    while (list[i] != seq) {
+        i++;
+        assert_true(i < *n);
+    }
+    memmove(list + i, list + i + 1, (size_t)(*n - i - 1) * sizeof *list);
+    --*n;
+}
+
+static void take_token(const struct td_step_item *it)
+{
+    struct request *q = it->seq->owner;
+    assert_true(q->n_out < MAX_OUT);
+    q->out[q->n_out] = it->out.token;
+    q->logprobs[q->n_out++] = it->out.logprob;
+    q->finish = it->seq->finish;
+    assert_int_equal(it->seq->n_tokens, q->n_prompt + q->n_out);
+}
+
+static void turn(struct driver *d)
+{
+    while (d->n_waiting > 0 && td_engine_admit(d->e, d->waiting[0], false, d->greedy_admission ? 0 : d->n_running) == TD_OK) {
+        struct td_seq *seq = d->waiting[0];
+        take_out(d->waiting, &d->n_waiting, seq);
+        insert(d->running, &d->n_running, seq);
+    }
+    int32_t n_preempted = 0;
+    int32_t n = td_engine_plan(d->e, d->running, d->n_running, d->items, d->preempted, &n_preempted);
+    assert_in_range(n, 0, td_engine_max_batch(d->e));
+    d->n_running -= n_preempted;
+    d->n_preemptions += (uint64_t)n_preempted;
+    for (int32_t i = 0; i < n_preempted; i++) {
+        assert_int_equal(d->preempted[i]->n_blocks, 0);
+        assert_int_equal(d->preempted[i]->phase, TD_SEQ_IDLE);
+        insert(d->waiting, &d->n_waiting, d->preempted[i]);
+    }
+    struct td_err err = {0};
+    if (n && td_engine_step(d->e, d->items, n, &err)) fail_msg("%s", err.msg);
+    d->n_steps++;
+    for (int32_t i = 0; i < n; i++) {
+        assert_int_equal(d->items[i].status, TD_OK);
+        if (!d->items[i].sampled) continue;
+        take_token(&d->items[i]);
+        if (!d->items[i].seq->finish) continue;
+        take_out(d->running, &d->n_running, d->items[i].seq);
+        stop(d->e, d->items[i].seq);
+    }
+}
+
+/* Runs all; at most `concurrency` at once. A request that is cancelled starts again from what it has (a failover), so all finish. */
+static void run_all(struct driver *d, int32_t concurrency)
+{
+    int32_t next = 0;
+    while (next < N || d->n_running + d->n_waiting > 0) {
+        while (next < N && d->n_running + d->n_waiting < concurrency) {
+            insert(d->waiting, &d->n_waiting, start(d->e, &requests[next], (uint64_t)next));
+            next++;
+        }
+        turn(d);
+        assert_true(d->n_steps < 20000); /* else: a livelock */
+        if (d->n_running > 0 && rnd(1000) < (uint32_t)d->cancel_permille) {
+            struct td_seq *victim = d->running[rnd((uint32_t)d->n_running)];
+            struct request *q = victim->owner;
+            uint64_t priority = victim->priority;
+            take_out(d->running, &d->n_running, victim);
+            stop(d->e, victim);
+            insert(d->waiting, &d->n_waiting, start(d->e, q, priority));
+        }
+    }
+}
+
+static void assert_as_alone(void)
+{
+    for (int i = 0; i < N; i++) {
+        assert_int_equal(requests[i].n_out, oracle[i].n_out);
+        assert_memory_equal(requests[i].out, oracle[i].out, (size_t)oracle[i].n_out * sizeof *oracle[i].out);
+        assert_memory_equal(requests[i].logprobs, oracle[i].logprobs, (size_t)oracle[i].n_out * sizeof *oracle[i].logprobs);
+        assert_int_equal(requests[i].finish, oracle[i].finish);
+    }
+}
+
+static void make_oracle(void)
+{
+    make_requests();
+    struct driver d = {.e = open_engine((struct shape){.n_blocks = 64, .max_seqs = 1, .max_batch = 1, .chunk = 256})};
+    run_all(&d, 1);
+    assert_int_equal(d.n_preemptions, 0);
+    assert_empty(d.e);
+    td_engine_close(d.e);
+    for (int i = 0; i < N; i++) {
+        assert_int_equal(requests[i].n_out, requests[i].max_tokens);
+        assert_int_equal(requests[i].finish, TD_FINISH_LENGTH);
+    }
+    memcpy(oracle, requests, sizeof oracle);
+    make_requests();
+}
+
+/* ---- tests ---------------------------------------------------------------------------------------------------------------------------------- */
+
+static void test_batch_choose(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t remaining[5];
+        bool decode[5];
+        int32_t n, max_items, max_tokens, want[5], want_items;
+    } cases[] = {
+        {{1, 1, 1}, {true, true, true}, 3, 8, 8, {1, 1, 1}, 3},
+        {{1, 1, 1}, {true, true, true}, 3, 2, 8, {1, 1, 0}, 2},
+        {{100, 1, 50}, {false, true, false}, 3, 8, 64, {63, 1, 0}, 2},     /* decodes first, then the oldest prefill takes the rest */
+        {{10, 1, 50}, {false, true, false}, 3, 8, 64, {10, 1, 50}, 3},
+        {{10, 1, 50}, {false, true, false}, 3, 2, 64, {10, 1, 0}, 2},
+        {{10, 1, 1, 1}, {false, true, true, true}, 4, 8, 3, {0, 1, 1, 1}, 3}, /* decodes fill the budget */
+        {{7}, {false}, 1, 1, 1, {1}, 1},
+        {{0}, {false}, 0, 4, 4, {0}, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int32_t got[5] = {-1, -1, -1, -1, -1};
+        assert_int_equal(td_batch_choose(cases[i].remaining, cases[i].decode, cases[i].n, cases[i].max_items, cases[i].max_tokens, got), cases[i].want_items);
+        for (int32_t k = 0; k < cases[i].n; k++) assert_int_equal(got[k], cases[i].want[k]);
+    }
+}
+
+static void test_as_alone(void **state)
+{
+    (void)state;
+    static const struct {
+        struct shape shape;
+        int32_t concurrency, cancel_permille;
+        bool must_preempt;
+    } cases[] = {
+        {{.n_blocks = 400, .max_seqs = N, .max_batch = N, .chunk = 256}, N, 0, false},
+        {{.n_blocks = 400, .max_seqs = N, .max_batch = 3, .chunk = 7}, N, 0, false},              /* far more running than a batch holds */
+        {{.n_blocks = 400, .max_seqs = N, .max_batch = 8, .chunk = 16, .prefix = true}, 8, 0, false}, /* chunks that end on block boundaries */
+        {{.n_blocks = 30, .max_seqs = N, .max_batch = N, .chunk = 33}, N, 0, true},
+        {{.n_blocks = 30, .max_seqs = N, .max_batch = N, .chunk = 64, .prefix = true}, N, 0, true},
+        {{.n_blocks = 9, .max_seqs = N, .max_batch = 4, .chunk = 20, .prefix = true}, N, 0, true},   /* hardly more than the longest alone */
+        {{.n_blocks = 30, .max_seqs = N, .max_batch = 5, .chunk = 19, .prefix = true}, N, 60, true},
+        {{.n_blocks = 400, .max_seqs = N, .max_batch = 16, .chunk = 64, .n_threads = 2, .prefix = true}, 16, 30, false},
+    };
+    make_oracle();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        make_requests();
+        struct driver d = {.e = open_engine(cases[i].shape), .cancel_permille = cases[i].cancel_permille,
+                           .greedy_admission = cases[i].must_preempt};
+        run_all(&d, cases[i].concurrency);
+        assert_as_alone();
+        assert_empty(d.e);
+        if (cases[i].must_preempt) assert_true(d.n_preemptions > 0);
+        struct td_kv_pool_stats st;
+        td_kv_pool_stats(td_engine_kv(d.e), &st);
+        if (cases[i].shape.prefix) assert_true(st.n_prefix_hit_tokens > 0);
+        else assert_int_equal(st.n_cached, 0);
+        td_engine_close(d.e);
+    }
+}
+
+/* A sequence that fills the context to its last position, in a pool that holds exactly that. */
+static void test_to_the_last_position(void **state)
+{
+    (void)state;
+    struct driver d = {.e = open_engine((struct shape){.n_blocks = 4, .max_seqs = 2, .max_batch = 2, .chunk = 64})};
+    assert_int_equal(td_engine_max_len(d.e), 4 * BS); /* the pool bounds it, not the model's 256 */
+    make_requests();
+    struct request *q = &requests[9];
+    for (int32_t n_prompt = 1; n_prompt < 4 * BS; n_prompt += 21) {
+        q->n_prompt = n_prompt;
+        q->n_out = 0;
+        q->max_tokens = 4 * BS - n_prompt;
+        insert(d.waiting, &d.n_waiting, start(d.e, q, 0));
+        while (d.n_running + d.n_waiting > 0) turn(&d);
+        assert_int_equal(q->n_out, 4 * BS - n_prompt);
+        assert_int_equal(q->finish, TD_FINISH_LENGTH);
+        assert_empty(d.e);
+    }
+    assert_int_equal(d.n_preemptions, 0);
+    td_engine_close(d.e);
+}
+
+static void test_stop_token_is_the_last(void **state)
+{
+    (void)state;
+    make_oracle();
+    struct driver d = {.e = open_engine((struct shape){.n_blocks = 64, .max_seqs = 2, .max_batch = 2, .chunk = 256})};
+    struct request *q = &requests[5];
+    assert_true(oracle[5].n_out > 2);
+    for (int32_t at = 0; at < 3; at++) { /* at 0: the first token is the last */
+        q->n_out = 0;
+        q->stop_token = oracle[5].out[at];
+        int32_t want = 0;
+        while (oracle[5].out[want] != q->stop_token) want++;
+        insert(d.waiting, &d.n_waiting, start(d.e, q, 0));
+        while (d.n_running + d.n_waiting > 0) turn(&d);
+        assert_int_equal(q->n_out, want + 1);
+        assert_int_equal(q->finish, TD_FINISH_STOP);
+    }
+    assert_empty(d.e);
+    td_engine_close(d.e);
+}
+
+static void test_admission(void **state)
+{
+    (void)state;
+    struct td_engine *e = open_engine((struct shape){.n_blocks = 6, .max_seqs = 4, .max_batch = 4, .chunk = 64, .prefix = true});
+    make_requests();
+    requests[1].n_prompt = 2 * BS;      /* 2 blocks */
+    requests[2].n_prompt = 2 * BS + 1;  /* 3 */
+    requests[1].max_tokens = requests[2].max_tokens = requests[4].max_tokens = 2;
+    requests[4].n_prompt = 5 * BS + 1;  /* 6: all */
+    struct td_seq *a = start(e, &requests[1], 1), *b = start(e, &requests[2], 2), *all = start(e, &requests[4], 3);
+    /* alone, headroom does not matter */
+    assert_int_equal(td_engine_admit(e, all, false, 100), TD_OK);
+    assert_int_equal(n_held(e), 6);
+    assert_int_equal(td_engine_admit(e, a, false, 0), TD_ERR_AGAIN);
+    assert_int_equal(a->n_blocks, 0);
+    td_engine_release(e, all);
+    assert_int_equal(n_held(e), 0);
+    /* beside another it does */
+    assert_int_equal(td_engine_admit(e, a, false, 1), TD_OK);
+    assert_int_equal(td_engine_admit(e, b, false, 2), TD_ERR_AGAIN); /* 4 free, 3 wanted, 2 to stay */
+    assert_int_equal(n_held(e), 2);
+    assert_int_equal(td_engine_admit(e, b, false, 1), TD_OK);
+    assert_int_equal(n_held(e), 5);
+    td_engine_release(e, a);
+    td_engine_release(e, b);
+    td_engine_seq_put(e, a);
+    td_engine_seq_put(e, b);
+    td_engine_seq_put(e, all);
+    /* every sequence handed out, then none */
+    struct td_seq *s[4];
+    for (int i = 0; i < 4; i++) assert_non_null(s[i] = td_engine_seq_get(e));
+    assert_null(td_engine_seq_get(e));
+    for (int i = 0; i < 4; i++) td_engine_seq_put(e, s[i]);
+    assert_empty(e);
+    td_engine_close(e);
+}
+
+/* A refused admission gives back the prefix hits it had taken; a hit never covers the last token; hits are of full blocks. */
+static void test_prefix_hits(void **state)
+{
+    (void)state;
+    make_oracle();
+    struct driver d = {.e = open_engine((struct shape){.n_blocks = 8, .max_seqs = 4, .max_batch = 4, .chunk = 256, .prefix = true})};
+    struct request *q = &requests[9]; /* i % 3 == 0: the shared prefix; 64 tokens = exactly 4 blocks */
+    q->n_prompt = 4 * BS;
+    q->max_tokens = 2;
+    insert(d.waiting, &d.n_waiting, start(d.e, q, 0));
+    while (d.n_running + d.n_waiting > 0) turn(&d);
+    int32_t first[2] = {q->out[0], q->out[1]};
+    q->n_out = 0;
+    struct td_seq *again = start(d.e, q, 0);
+    assert_int_equal(td_engine_admit(d.e, again, false, 0), TD_OK);
+    assert_int_equal(again->n_cached, 3 * BS); /* the fourth block holds the last token: it is computed */
+    struct td_seq *third = start(d.e, &requests[9], 1);
+    assert_int_equal(td_engine_admit(d.e, third, true, 4), TD_ERR_AGAIN); /* 1 wanted beside 3 hits, 4 free, 4 to stay */
+    assert_int_equal(n_held(d.e), 4);
+    assert_int_equal(td_engine_admit(d.e, third, true, 3), TD_OK);
+    assert_int_equal(n_held(d.e), 5); /* three are shared */
+    for (int i = 0; i < 3; i++) assert_int_equal(third->blocks[i], again->blocks[i]);
+    assert_int_not_equal(third->blocks[3], again->blocks[3]);
+    stop(d.e, third); /* an import that never came: the shared ones stay, its own is published by nobody */
+    d.running[d.n_running++] = again;
+    while (d.n_running + d.n_waiting > 0) turn(&d);
+    assert_memory_equal(q->out, first, sizeof first);
+    assert_empty(d.e);
+    td_engine_close(d.e);
+}
+
+/* What a hand-over does, with memcpy for a transfer: prefill on one engine, decode on the other; then a preemption there. */
+static void test_import(void **state)
+{
+    (void)state;
+    make_oracle();
+    struct td_engine *p = open_engine((struct shape){.n_blocks = 64, .max_seqs = 4, .max_batch = 4, .chunk = 24, .prefix = true});
+    struct driver d = {.e = open_engine((struct shape){.n_blocks = 64, .max_seqs = N, .max_batch = 8, .chunk = 64, .prefix = true})};
+    assert_true(td_engine_layout_hash(p) == td_engine_layout_hash(d.e));
+    size_t block_bytes = td_kv_pool_layout(td_engine_kv(p))->block_bytes;
+    for (int i = 0; i < N; i++) {
+        struct request *q = &requests[i];
+        struct td_seq *dst = start(d.e, q, (uint64_t)i), *src = start(p, q, 0);
+        assert_int_equal(td_engine_admit(d.e, dst, true, 0), TD_OK);
+        assert_int_equal(dst->phase, TD_SEQ_IMPORT);
+        assert_int_equal(td_engine_admit(p, src, false, 0), TD_OK);
+        assert_int_equal(src->n_blocks, dst->n_blocks);
+        struct td_step_item item;
+        do {
+            struct td_seq *none[1];
+            int32_t n_none = 0;
+            struct td_err err = {0};
+            assert_int_equal(td_engine_plan(p, &src, 1, &item, none, &n_none), 1);
+            if (td_engine_step(p, &item, 1, &err)) fail_msg("%s", err.msg);
+        } while (!item.sampled);
+        take_token(&item);
+        for (int32_t b = dst->n_cached / BS; b < dst->n_blocks; b++)
+            memcpy(td_kv_pool_block(td_engine_kv(d.e), dst->blocks[b]), td_kv_pool_block(td_engine_kv(p), src->blocks[b]), block_bytes);
+        stop(p, src);
+        td_engine_imported(d.e, dst, item.out.token);
+        assert_int_equal(dst->finish, q->max_tokens == 1 ? TD_FINISH_LENGTH : TD_FINISH_NONE);
+        if (dst->finish) {
+            stop(d.e, dst);
+            continue;
+        }
+        if (i % 5 == 4) { /* preempted right after: it is computed again here, the first token stays */
+            td_engine_release(d.e, dst);
+            insert(d.waiting, &d.n_waiting, dst);
+        } else {
+            insert(d.running, &d.n_running, dst);
+        }
+        while (d.n_running + d.n_waiting > 3) turn(&d);
+    }
+    while (d.n_running + d.n_waiting > 0) turn(&d);
+    assert_as_alone();
+    assert_empty(p);
+    assert_empty(d.e);
+    td_engine_close(p);
+    td_engine_close(d.e);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    struct td_engine *e = open_engine((struct shape){.n_blocks = 4, .max_seqs = 2, .max_batch = 2, .chunk = 64}); /* longest: 64 */
+    int32_t tokens[MAX_LEN] = {1, 2, 3}, stops[TD_MAX_STOP_TOKENS + 1] = {0};
+    struct td_sampling ok = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1}, hot = ok;
+    hot.temperature = -1;
+    static const int32_t out_of_range[] = {1, VOCAB, 3}, negative[] = {1, -5, 3};
+    const struct {
+        const int32_t *tokens;
+        int32_t n_tokens, n_prompt;
+        const struct td_sampling *sampling;
+        int32_t n_stops;
+        int64_t max_tokens;
+        const char *want;
+    } cases[] = {
+        {tokens, 0, 1, &ok, 0, 1, "tokens is empty"},
+        {tokens, 64, 64, &ok, 0, 1, "tokens has 64 ids, must be below the longest sequence this worker can hold, 64"},
+        {tokens, 3, 0, &ok, 0, 1, "n_prompt is 0, must be 1..3"},
+        {tokens, 3, 4, &ok, 0, 1, "n_prompt is 4, must be 1..3"},
+        {tokens, 3, -1, &ok, 0, 1, "n_prompt is -1"},
+        {tokens, 3, 3, &ok, 0, 0, "max_tokens is 0, must be 1..61"},
+        {tokens, 3, 3, &ok, 0, 62, "max_tokens is 62, must be 1..61"},
+        {tokens, 3, 3, &ok, 0, INT64_MAX, "max_tokens is 9223372036854775807"},
+        {tokens, 3, 1, &ok, 0, 2, "nothing is left to do"},
+        {out_of_range, 3, 3, &ok, 0, 1, "tokens[1] is 128, must be 0..127"},
+        {negative, 3, 3, &ok, 0, 1, "tokens[1] is -5"},
+        {tokens, 3, 3, &hot, 0, 1, "temperature"},
+        {tokens, 3, 3, &ok, TD_MAX_STOP_TOKENS + 1, 1, "stop_token_ids has 129 ids, limit 128"},
+    };
+    struct td_seq *seq = td_engine_seq_get(e);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct td_err err = {0};
+        td_status s = td_engine_seq_set(e, seq, cases[i].tokens, cases[i].n_tokens, cases[i].n_prompt, cases[i].sampling, stops, cases[i].n_stops,
+                                        cases[i].max_tokens, &err);
+        assert_int_equal(s, TD_ERR_INVALID);
+        if (!strstr(err.msg, cases[i].want)) fail_msg("case %zu says \"%s\", not \"%s\"", i, err.msg, cases[i].want);
+    }
+    struct td_err err = {0};
+    assert_int_equal(td_engine_seq_set(e, seq, tokens, 63, 63, &ok, stops, TD_MAX_STOP_TOKENS, 1, &err), TD_OK);
+    td_engine_seq_put(e, seq);
+    assert_empty(e);
+    td_engine_close(e);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_batch_choose),
+        cmocka_unit_test(test_as_alone),
+        cmocka_unit_test(test_to_the_last_position),
+        cmocka_unit_test(test_stop_token_is_the_last),
+        cmocka_unit_test(test_admission),
+        cmocka_unit_test(test_prefix_hits),
+        cmocka_unit_test(test_import),
+        cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests(tests, write_config, remove_config);
+}
