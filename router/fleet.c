@@ -49,6 +49,7 @@ static void conn_gone(struct worker_conn *w, const char *why)
     w->n_legs++; /* held while the core cancels legs */
     router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .worker = w->index});
     w->gone = true;
+    router_update_max_len(r);
     worker_conn_release(w);
 }
 
@@ -144,6 +145,7 @@ static void take_hello(struct router *r, struct td_rpc_call *call, const Tandem_
         reject(call, err.msg);
         return;
     }
+    router_update_max_len(r);
     w->call = call;
     td_rpc_call_ref(call);
     td_rpc_call_set_user(call, w);

@@ -304,9 +304,8 @@ static void close_ledger(struct router *r, struct request_state *q)
     Tandem__V1__Ledger *l = &q->ledger;
     l->ttft_us = us_between(q->arrived_ns, q->first_ns);
     l->e2e_us = us_between(q->arrived_ns, td_now_ns());
-    uint64_t sent = q->decode_sent_ns <= q->first_ns ? q->decode_sent_ns : q->arrived_ns; /* a later attempt came after the first token */
-    l->router_queue_us = us_between(q->arrived_ns, sent);
-    l->reserve_us = q->ticket_ns && q->ticket_ns <= q->first_ns ? us_between(sent, q->ticket_ns) : 0;
+    l->router_queue_us = us_between(q->arrived_ns, q->first_decode_sent_ns);
+    l->reserve_us = us_between(q->first_decode_sent_ns, q->first_ticket_ns);
     uint64_t known = l->router_queue_us + l->reserve_us + l->prefill_queue_us + l->prefill_us;
     if (known > l->ttft_us) { /* microsecond rounding of four spans: take it off the longest */
         uint64_t over = known - l->ttft_us;

@@ -136,6 +136,8 @@ static void take_one(struct router *r, struct request_state *q, Tandem__V1__Toke
         q->first_sent = true;
         q->first_attempt = q->attempt;
         q->first_ns = now;
+        q->first_decode_sent_ns = q->decode_sent_ns; /* a later attempt has its own times: the ledger is of this one */
+        q->first_ticket_ns = q->ticket_ns;
     }
     q->last_ns = now;
     if (stopped) {

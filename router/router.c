@@ -37,7 +37,8 @@ const struct td_option router_options[] = {
     {"metrics_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(metrics_listen), "HTTP host:port of /metrics and /healthz; empty = off"},
     {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_cert), "certificate chain (PEM); with tls_key turns TLS on"},
     {"tls_key", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_key), "private key (PEM)"},
-    {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_ca), "CA that clients and workers must be signed by (mutual TLS)"},
+    {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_ca), "CA that workers, and clients, must be signed by (mutual TLS)"},
+    {"tls_client_auth", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(tls_client_auth), "with tls_ca: refuse callers that show no certificate of it"},
     {0},
 };
 
@@ -77,13 +78,15 @@ void router_event(struct router *r, struct td_core_event e)
     for (size_t i = 0; i < n; i++) carry_out(r, &r->actions[i]);
 }
 
-uint32_t router_max_len(const struct router *r)
+uint32_t router_max_len(const struct router *r) { return r->max_len; }
+
+void router_update_max_len(struct router *r)
 {
     uint32_t len = (uint32_t)r->model.max_positions;
     if (r->cfg.max_model_len && (uint32_t)r->cfg.max_model_len < len) len = (uint32_t)r->cfg.max_model_len;
     for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++)
         if (r->workers[i].used && !r->workers[i].gone && r->workers[i].max_model_len < len) len = r->workers[i].max_model_len;
-    return len;
+    r->max_len = len;
 }
 
 static void on_tick(void *arg)
@@ -187,7 +190,9 @@ static td_status open_server(struct router *r, struct td_err *err)
     td_status s = td_rpc_loop_create("router", &r->loop, err);
     if (s) return s;
     const struct td_rpc_method *services[] = {inference_methods, registry_methods, NULL};
-    struct td_rpc_server_config c = {.loop = r->loop, .address = r->cfg.listen, .tls = r->use_tls ? &r->tls : NULL, .services = services,
+    struct td_rpc_tls server_tls = r->tls; /* copied by the start */
+    if (!r->cfg.tls_client_auth) server_tls.ca_file = NULL;
+    struct td_rpc_server_config c = {.loop = r->loop, .address = r->cfg.listen, .tls = r->use_tls ? &server_tls : NULL, .services = services,
                                      .limits = {.max_message_bytes = (uint32_t)r->cfg.max_message_bytes,
                                                 .max_live_calls = (uint32_t)r->cfg.max_requests * 2 + TD_CORE_MAX_WORKERS},
                                      .reflection = true, .ctx = r};
@@ -208,6 +213,7 @@ td_status router_open(struct router *r, const struct router_config *config, stru
     r->started_ns = td_now_ns();
     r->m = metrics_new();
     td_status s = open_model(r, err);
+    if (!s) router_update_max_len(r);
     if (!s) s = open_core(r, err);
     if (!s) s = open_server(r, err);
     if (!s && config->metrics_listen[0]) s = td_metrics_http_start(config->metrics_listen, &r->metrics, err);

@@ -29,6 +29,7 @@ struct router_config {
     const char *model, *served_model_name, *listen, *mode, *policy, *decision_log, *log_level, *tls_cert, *tls_key, *tls_ca, *metrics_listen;
     int64_t max_requests, max_queued, max_model_len;
     uint64_t hybrid_local_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, max_failovers, drain_timeout_ms, max_message_bytes;
+    bool tls_client_auth;
 };
 extern const struct td_option router_options[];
 
@@ -88,6 +89,7 @@ struct request_state {
     char last_error[512];                  /* of a leg: the reason is never discarded */
 
     uint64_t arrived_ns, decode_sent_ns, ticket_ns, prefill_sent_ns, first_ns, prefill_first_ns, decode_first_ns, last_ns;
+    uint64_t first_decode_sent_ns, first_ticket_ns; /* of the attempt that made the first token */
     Tandem__V1__Ledger ledger;
     char prefill_name[128], decode_name[128], path[16];
 };
@@ -126,6 +128,7 @@ struct router {
     struct request_state *requests;        /* [max_requests] */
     uint32_t *free_slots, n_free_slots;
     struct worker_conn workers[TD_CORE_MAX_WORKERS];
+    uint32_t max_len;                      /* what router_max_len answers; fleet.c keeps it */
     atomic_uint n_live;
     atomic_bool draining;
     struct td_metrics_http *metrics;
@@ -139,6 +142,7 @@ void router_drain(struct router *r);
 void router_close(struct router *r);
 void router_event(struct router *r, struct td_core_event event);
 uint32_t router_max_len(const struct router *r); /* longest sequence every connected worker can hold */
+void router_update_max_len(struct router *r);    /* a worker came or went */
 
 /* inference.c */
 extern const struct td_rpc_method inference_methods[];

@@ -59,6 +59,22 @@ def test_second_worker_of_a_name_is_turned_away():
         assert c.generate(prompt="Once upon a time", max_tokens=900, **LONG).tokens == want.tokens
 
 
+@pytest.mark.parametrize("mode", ["pd", "colocated"])
+def test_ledger_survives_a_failover(mode):
+    """The stages are those of the attempt that made the first token, also when a later attempt made the rest."""
+    with Cluster(prefill=1 if mode == "pd" else 0, decode=2, mode=mode, envs={"decode-0": {"TANDEM_FAULT": "decode_token:kill:5"}},
+                 router_args=["--policy", "round_robin"]) as c:
+        results = [c.generate(prompt="The old boat " * 20, max_tokens=24, **LONG) for _ in range(2)]
+        assert all(r.code == OK and len(r.tokens) == 24 for r in results)
+        assert results[0].tokens == results[1].tokens
+        assert sorted(r.ledger.failovers for r in results) == [0, 1]
+        for led in (r.ledger for r in results):
+            assert led.router_queue_us + led.reserve_us + led.prefill_queue_us + led.prefill_us + led.rpc_us == led.ttft_us <= led.e2e_us
+            assert led.prefill_us > 0 and (led.reserve_us > 0) == (mode == "pd")
+            assert led.mode == mode
+        c.wait_idle(4)
+
+
 @pytest.mark.parametrize("listen,why", [("taken", "in use"), ("127.0.0.1:0", "port")])
 def test_up_refuses_a_port_it_cannot_have(listen, why):
     """`tandem up` on a port that serves something else must not hand its workers to a stranger's router."""
