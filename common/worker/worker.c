@@ -515,7 +515,9 @@ static td_status open_server(struct td_worker *w, struct td_err *err)
     td_status s = td_rpc_loop_create(w->role->name, &w->loop, err);
     if (s) return s;
     const struct td_rpc_method *services[] = {w->role->methods, NULL};
-    struct td_rpc_server_config c = {.loop = w->loop, .address = w->cfg.listen, .tls = w->use_tls ? &w->tls : NULL, .services = services,
+    struct td_rpc_tls server_tls = w->tls; /* copied by the start */
+    if (!w->cfg.tls_client_auth) server_tls.ca_file = NULL;
+    struct td_rpc_server_config c = {.loop = w->loop, .address = w->cfg.listen, .tls = w->use_tls ? &server_tls : NULL, .services = services,
                                      .limits = {.max_live_calls = (uint32_t)w->cfg.max_seqs * 2 + 64}, .keepalive_ms = 1000 /* a frozen router's requests are freed within about two seconds (I3) */, .reflection = true,
                                      .ctx = w};
     if ((s = td_rpc_server_start(&c, &w->server, err))) return s;

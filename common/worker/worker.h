@@ -34,7 +34,7 @@ struct td_worker_config {
     const char *tls_cert, *tls_key, *tls_ca, *metrics_listen, *random_weights;
     int64_t threads, block_size, max_seqs, max_batch, max_model_len, max_step_tokens;
     uint64_t drain_timeout_ms, peer_timeout_ms;
-    bool prefix_cache;
+    bool prefix_cache, tls_client_auth;
 };
 
 /* The rows both daemons share; end the table with {0}. */
@@ -64,7 +64,8 @@ struct td_worker_config {
     {"metrics_listen", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.metrics_listen), "HTTP host:port of /metrics and /healthz; empty = off"},   \
     {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_cert), "certificate chain (PEM); with tls_key turns TLS on"},                 \
     {"tls_key", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_key), "private key (PEM)"},                                                    \
-    {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_ca), "CA that peers must be signed by (mutual TLS)"}
+    {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_ca), "CA that peers must be signed by (mutual TLS)"},                 \
+    {"tls_client_auth", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.tls_client_auth), "with tls_ca: refuse callers without its certificate"}
 
 enum td_req_state {
     TD_REQ_FREE,
