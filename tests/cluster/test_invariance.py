@@ -35,9 +35,9 @@ def make_requests():
 REQUESTS = make_requests()
 
 
-def one_process(dtype, concurrency=1, chunk=512, order=0, prefix=0, kv="16MiB"):
+def one_process(dtype, concurrency=1, chunk=512, order=0, prefix=0, kv="16MiB", requests=None):
     done = subprocess.run([os.path.join(BIN, "one_process"), POCKET, dtype, str(concurrency), str(chunk), str(order), str(prefix), kv],
-                          input=json.dumps(REQUESTS), capture_output=True, text=True, timeout=120 * SLOW, check=False)
+                          input=json.dumps(requests or REQUESTS), capture_output=True, text=True, timeout=120 * SLOW, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(done.stdout)
     return [(r["tokens"], r["logprobs"]) for r in result["results"]], result["preemptions"]
@@ -64,12 +64,14 @@ def test_engine(oracle, concurrency, chunk, order, prefix):
 
 
 def test_engine_preempts(oracle):
-    """A pool so small that sequences must be thrown out and computed again."""
-    dtype, want = oracle
+    """Short prompts with long outputs in a pool that cannot hold them all: sequences are thrown out and computed again, to the same tokens."""
+    dtype, _ = oracle
     with open(os.path.join(POCKET, "config.json"), encoding="utf-8") as f:
         m = json.load(f)
     block_bytes = 16 * 2 * m["num_hidden_layers"] * m["num_key_value_heads"] * m["head_dim"] * (4 if dtype == "f32" else 2)
-    results, preemptions = one_process(dtype, 16, 64, 0, 0, kv=str(block_bytes * 20))
+    requests = [dict(q, ids=q["ids"][:10], max_tokens=60) for q in REQUESTS[:12]]  # 5 blocks each in the end, 12 in all
+    want, _ = one_process(dtype, requests=requests)
+    results, preemptions = one_process(dtype, 12, 64, kv=str(block_bytes * 12), requests=requests)
     check(results, want)
     assert preemptions > 0
 
