@@ -37,7 +37,7 @@ td_status td_arena_create(size_t bytes, int shareable, const char *name, struct 
     size_t map_bytes = mapped_bytes(bytes), reserve_bytes = map_bytes + HUGE_PAGE;
     int fd = -1, e;
     if (shareable) {
-        fd = memfd_create(name, MFD_CLOEXEC);
+        fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING); /* whoever shares it can promise that it does not shrink */
         if (fd < 0) return td_fail(err, TD_ERR_IO, "arena %s: memfd_create: %s", name, strerror(errno));
         do e = fallocate(fd, 0, 0, (off_t)map_bytes);
         while (e < 0 && errno == EINTR);

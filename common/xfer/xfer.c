@@ -94,7 +94,6 @@ struct td_xfer_conn *xfer_conn_new(struct td_xfer *x, int fd, enum td_xfer_path 
     memset(c, 0, sizeof *c);
     c->id = ++x->n_conn_serials << 16 | (uint64_t)(c - x->conns);
     c->fd = fd;
-    c->arena_fd = -1;
     c->path = path;
     c->initiator = initiator;
     do c->nonce = xfer_random(x);
@@ -431,7 +430,7 @@ static void on_hello_ack(struct td_xfer *x, struct td_xfer_conn *c)
 
 static void on_open(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    if (c->path == TD_XFER_PATH_SHM && (!c->words || c->rx_frame.op >= c->n_words)) {
+    if (c->path == TD_XFER_PATH_SHM && (!c->source || c->rx_frame.op >= c->n_words)) {
         refuse(x, c, "open without memory");
         return;
     }

@@ -63,7 +63,8 @@ struct td_xfer_conn {
     uint8_t out[XFER_OUT_BYTES];
     /* shm, receiver: the sender's memory */
     int fds[XFER_MAX_FDS], n_fds;  /* came with the last header */
-    int arena_fd;
+    const uint8_t *source;
+    size_t source_bytes;
     const struct xfer_control_word *words;
     uint32_t n_words;
     int32_t n_source_blocks;

@@ -5,8 +5,8 @@
  * talking to the grant's author once HELLO_ACK carries the proof: only then it hands over, by SCM_RIGHTS, its pool (a read-only
  * descriptor) and its control words. After that the same frames as on tcp flow, except that REF names source blocks where DATA would carry bytes.
  *
- * Copying reads the pool by pread, not through a mapping: a sender that truncates its memory makes a short read, not a SIGBUS, and no page table for
- * a whole foreign pool is built.
+ * The receiver maps both, read-only. It takes only memfds that are sealed against shrinking, so that no sender can make a copy end in SIGBUS. Pages
+ * of the mapping come on first touch: reading by pread instead was measured at half the speed of memcpy.
  *
  * The fence is a control word per op, written by the sender alone: the op's handle while its source blocks hold what was submitted, 0 from
  * just before the op's terminal event. As in a seqlock the receiver looks before and after the copy; bytes between two looks that
@@ -70,12 +70,14 @@ td_status xfer_shm_offer(struct td_xfer *x, const struct td_arena *arena, struct
     size_t bytes = (size_t)x->core.max_ops * sizeof *x->words;
     void *map = MAP_FAILED;
     snprintf(path, sizeof path, "/proc/self/fd/%d", arena->memfd);
-    int ro = open(path, O_RDONLY | O_CLOEXEC); /* receivers need not, and so must not, be able to write */
+    bool sealed = fcntl(arena->memfd, F_ADD_SEALS, F_SEAL_SHRINK) == 0;
+    int ro = sealed ? open(path, O_RDONLY | O_CLOEXEC) : -1; /* receivers need not, and so must not, be able to write */
     int words_fd = memfd_create("tandem-xfer-words", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (words_fd >= 0 && ftruncate(words_fd, (off_t)bytes) == 0 && fcntl(words_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0)
         map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, words_fd, 0);
     if (ro < 0 || map == MAP_FAILED) {
         td_status status = td_fail(err, TD_ERR_IO, "xfer: cannot offer the pool to this host: %s", strerror(errno));
+        if (map != MAP_FAILED) munmap(map, bytes);
         if (ro >= 0) close(ro);
         if (words_fd >= 0) close(words_fd);
         return status;
@@ -157,14 +159,19 @@ ssize_t xfer_shm_recv(struct td_xfer_conn *c, void *to, size_t n)
     return k;
 }
 
+/* False for all but memfds, too. */
+static bool is_sealed(int fd)
+{
+    int seals = fcntl(fd, F_GET_SEALS);
+    return seals >= 0 && (seals & F_SEAL_SHRINK);
+}
+
 td_status xfer_shm_take_mem(struct td_xfer *x, struct td_xfer_conn *c, const struct td_xfer_mem *mem, char reason[TD_XFER_REASON_MAX])
 {
     struct stat arena, words;
     td_status status = TD_ERR_CORRUPT;
     snprintf(reason, TD_XFER_REASON_MAX, "mem: the descriptors do not hold what it says");
-    /* F_GET_SEALS answers for memfds only: a descriptor of anything else could block a read for ever. */
-    if (c->path != TD_XFER_PATH_SHM || c->words || c->n_fds != 2) goto out;
-    if (fcntl(c->fds[0], F_GET_SEALS) < 0 || (fcntl(c->fds[1], F_GET_SEALS) & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW)) goto out;
+    if (!is_sealed(c->fds[0]) || !is_sealed(c->fds[1])) goto out;
     if (fstat(c->fds[0], &arena) || fstat(c->fds[1], &words)) goto out;
     if (mem->block_bytes != x->block_bytes || mem->n_blocks < 1 || mem->n_blocks > 1u << 28 ||
         mem->arena_bytes != mem->block_bytes * mem->n_blocks || (uint64_t)arena.st_size < mem->arena_bytes)
@@ -174,10 +181,12 @@ td_status xfer_shm_take_mem(struct td_xfer *x, struct td_xfer_conn *c, const str
     if (map == MAP_FAILED) goto out;
     c->words = map;
     c->n_words = mem->n_words;
+    map = mmap(NULL, mem->arena_bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, c->fds[0], 0);
+    if (map == MAP_FAILED) goto out;
+    madvise(map, mem->arena_bytes, MADV_HUGEPAGE); /* a wish */
+    c->source = map;
+    c->source_bytes = mem->arena_bytes;
     c->n_source_blocks = (int32_t)mem->n_blocks;
-    c->arena_fd = c->fds[0];
-    c->fds[0] = c->fds[1];
-    c->n_fds = 1;
     status = TD_OK;
 out:
     drop_fds(c);
@@ -187,9 +196,9 @@ out:
 void xfer_shm_conn_clear(struct td_xfer_conn *c)
 {
     drop_fds(c);
-    if (c->arena_fd >= 0) close(c->arena_fd);
+    if (c->source) munmap((void *)(uintptr_t)c->source, c->source_bytes);
     if (c->words) munmap((void *)(uintptr_t)c->words, c->n_words * sizeof *c->words);
-    c->arena_fd = -1;
+    c->source = NULL;
     c->words = NULL;
 }
 
@@ -206,41 +215,25 @@ static bool word_shows(const struct xfer_control_word *word, uint64_t handle)
     return atomic_load((_Atomic uint64_t *)(uintptr_t)&word->handle) == handle;
 }
 
-/* Reads n_bytes at `at` of the sender's pool, whole. */
-static bool read_whole(int fd, uint8_t *to, size_t n_bytes, uint64_t at)
-{
-    while (n_bytes) {
-        ssize_t k = pread(fd, to, n_bytes, (off_t)at);
-        if (k < 0 && errno == EINTR) continue;
-        if (k <= 0) return false;
-        to += k;
-        at += (uint64_t)k;
-        n_bytes -= (size_t)k;
-    }
-    return true;
-}
-
 bool xfer_shm_copy(struct td_xfer *x)
 {
     struct td_xfer_copy copy;
     if (!td_xfer_core_copy_next(&x->core, &x->copy_cursor, TD_XFER_FRAME_DATA_MAX, XFER_MAX_IOV, &copy)) return false;
     const struct td_xfer_slot *s = &x->core.slots[copy.slot]; /* its lists stand still while io */
     struct td_xfer_conn *c = xfer_conn_by_id(x, copy.conn);
-    TD_ASSERT(c && c->words); /* REF without MEM is refused, and the slot is unbound when its connection goes */
+    TD_ASSERT(c && c->source); /* REF without MEM is refused, and the slot is unbound when its connection goes */
     const struct xfer_control_word *word = &c->words[copy.op];
-    int fd = c->arena_fd;
+    const uint8_t *source = c->source;
     pthread_mutex_unlock(&x->lock);
     bool valid = word_shows(word, copy.handle);
     FENCE(memory_order_acquire);
-    size_t done = 0;
     for (int32_t i = 0; valid && i < copy.n_blocks; i++) {
         int32_t b = copy.grant_block + i;
         size_t n = copy.n_blocks == 1 ? copy.n_bytes : x->block_bytes;
-        valid = read_whole(fd, x->base + (size_t)s->dst[b] * x->block_bytes + copy.offset, n, (uint64_t)s->src[b] * x->block_bytes + copy.offset);
-        done += n;
+        memcpy(x->base + (size_t)s->dst[b] * x->block_bytes + copy.offset, source + (size_t)s->src[b] * x->block_bytes + copy.offset, n);
     }
     FENCE(memory_order_acquire); /* the copy's reads, then the word */
-    valid = valid && done == copy.n_bytes && word_shows(word, copy.handle);
+    valid = valid && word_shows(word, copy.handle);
     pthread_mutex_lock(&x->lock);
     if (valid) c->last_use_ns = xfer_now(x);
     td_xfer_core_copy_end(&x->core, xfer_now(x), &copy, valid);
