@@ -1,0 +1,623 @@
+"""What operators and standard tools touch: health, reflection, TLS, metrics, the decision log, every command's help and its work, back-pressure."""
+import json
+import os
+import re
+import select
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import time
+import urllib.request
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from harness import BIN, POCKET, ROOT, SANITIZER, SHORT, SLOW, Cluster, pb
+from test_bad_input import call, field, tcp_ports
+
+Code = grpc.StatusCode
+OK = Code.OK
+DAEMONS = ["tandem-router", "tandem-prefill", "tandem-decode"]
+COMMANDS = ["up", "generate", "chat", "status", "tokenize", "logits", "engine-bench"]
+
+
+def run(args, stdin=b"", timeout=60, env=None):
+    """One command to its end: (exit status, stdout, stderr)."""
+    full = {**os.environ, "TSAN_OPTIONS": "ignore_noninstrumented_modules=1", **(env or {})}
+    p = subprocess.run([os.path.join(BIN, args[0]), *map(str, args[1:])], input=stdin, capture_output=True, timeout=timeout * SLOW, env=full, check=False)
+    err = p.stderr.decode("utf-8", "replace")
+    assert not SANITIZER.search(err), err[-5000:]
+    return p.returncode, p.stdout, err
+
+
+# ---- help, version, unknown flags --------------------------------------------------------------------------------------------------------------
+
+PROGRAMS = [[d] for d in DAEMONS] + [["tandem", c] for c in COMMANDS]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=[" ".join(p) for p in PROGRAMS])
+def test_help_version_and_unknown_flags(program):
+    rc, out, err = run([*program, "--help"])
+    assert rc == 0 and not err
+    flags = re.findall(r"^  (--[a-z0-9-]+)", out.decode(), re.M)
+    assert len(flags) > 5 and {"--help", "--version", "--print-config"} <= set(flags)
+    rc, out, err = run([*program, "--version"])
+    assert rc == 0 and re.search(r"\d+\.\d+\.\d+", out.decode()) and not err
+    required = ["--model", POCKET] if "--model" in flags and program[-1] not in ("generate", "chat") else []
+    if program[-1] == "logits":
+        required += ["--tokens", "1", "--out", "/dev/null"]
+    rc, out, err = run([*program, *required, "--print-config"])
+    assert rc == 0 and not err, err
+    printed = dict(line.split("=", 1) for line in out.decode().splitlines())
+    assert {f[2:].replace("-", "_") for f in flags} - {"help", "version", "print_config"} == set(printed)
+    name = flags[0][2:]
+    wrong = "--" + name[:-1] + ("x" if name[-1] != "x" else "y") + "zz"
+    rc, out, err = run([*program, *required, wrong, "1"])
+    assert rc == 2 and wrong in err and f"--{name}" in err and len(err.splitlines()) == 1, err
+    rc, out, err = run([*program, *required, flags[0]])  # a value is missing
+    assert rc == 2 and flags[0] in err, err
+
+
+def test_tandem_itself():
+    assert run(["tandem", "--help"])[0] == 0 and run(["tandem", "--version"])[0] == 0
+    assert run(["tandem"])[0] == 2
+    rc, _, err = run(["tandem", "fly"])
+    assert rc == 2 and "fly" in err
+
+
+def test_no_cluster_is_said_so():
+    for command in ("status", "generate", "chat"):
+        rc, _, err = run(["tandem", command, "--server", "127.0.0.1:1"], stdin=b"hello\n")
+        assert rc == 1 and "UNAVAILABLE" in err and "127.0.0.1:1" in err, err
+
+
+# ---- tandem up and its clients -----------------------------------------------------------------------------------------------------------------
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Up:
+    """`tandem up` as a user starts it; stdout and stderr are read as they come."""
+
+    def __init__(self, *args):
+        self.at = f"127.0.0.1:{free_port()}"
+        env = {**os.environ, "TSAN_OPTIONS": "ignore_noninstrumented_modules=1"}
+        self.p = subprocess.Popen([os.path.join(BIN, "tandem"), "up", "--model", POCKET, "--listen", self.at, "--dtype", "f32", "--kv-memory", "16MiB", *map(str, args)],
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, start_new_session=True)
+        self.out, self.err = b"", b""
+        self.threads = [threading.Thread(target=self._read, args=(n,), daemon=True) for n in ("out", "err")]
+        for t in self.threads:
+            t.start()
+        self.wait_for(lambda: b"tandem is up at" in self.out, 60)
+        self.pids = [w["pid"] for w in self.status()["workers"]] + self.children()
+
+    def _read(self, which):
+        f = self.p.stdout if which == "out" else self.p.stderr
+        while data := os.read(f.fileno(), 65536):
+            setattr(self, which, getattr(self, which) + data)
+
+    def wait_for(self, condition, timeout):
+        deadline = time.monotonic() + timeout * SLOW
+        while not condition():
+            assert time.monotonic() < deadline, (self.out[-500:], self.err[-3000:])
+            time.sleep(0.01)
+
+    def children(self):
+        with open(f"/proc/{self.p.pid}/task/{self.p.pid}/children", encoding="ascii") as f:
+            return [int(x) for x in f.read().split()]
+
+    def cli(self, command, *args, stdin=b""):
+        return run(["tandem", command, "--server", self.at, *args], stdin)
+
+    def status(self):
+        rc, out, err = self.cli("status", "--json")
+        assert rc == 0, err
+        return json.loads(out)
+
+    def end(self, expected):
+        """Waits for the end; no process of it may be left."""
+        assert self.p.wait(30 * SLOW) == expected, self.err[-3000:]
+        for t in self.threads:
+            t.join(5 * SLOW)
+        text = self.err.decode("utf-8", "replace")
+        assert not SANITIZER.search(text), text[-5000:]
+        deadline = time.monotonic() + 5
+        while left := [pid for pid in self.pids if os.path.exists(f"/proc/{pid}")]:
+            assert time.monotonic() < deadline, f"left behind: {left}"
+            time.sleep(0.01)
+
+    def stop(self):
+        self.p.send_signal(signal.SIGINT)
+        self.end(0)
+
+
+@pytest.fixture(scope="module")
+def up():
+    u = Up("--prefill", 2, "--decode", 2)
+    yield u
+    u.stop()
+
+
+def test_up_generate(up):
+    prompt = "Once upon a time"
+    rc, out, err = up.cli("generate", "--max-tokens", 16, "--temperature", 0, prompt)
+    assert rc == 0 and out.endswith(b"\n") and len(out) > 20 and not err, err
+    again = up.cli("generate", "--max-tokens", 16, "--temperature", 0, stdin=prompt.encode())  # the prompt from stdin
+    assert again[1] == out
+    rc, ids, err = up.cli("generate", "--max-tokens", 16, "--temperature", 0, "--token-ids", "--prompt", prompt)
+    assert rc == 0 and len(ids.split()) == 16 and all(x.isdigit() for x in ids.split())
+    text = run(["tandem", "tokenize", "--model", POCKET, "--decode", "--whole"], ids)[1]
+    assert text.strip() == out.decode().strip().encode()
+    rc, with_stats, err = up.cli("generate", "--max-tokens", 16, "--temperature", 0, "--stats", prompt)
+    assert rc == 0 and with_stats == out
+    for word in ("TTFT", "TPOT", "router queue", "prefill", "KV transfer", "finish length", "failovers"):
+        assert word in err, err
+    stages = [float(re.search(rf"  {name} +([\d.]+) ms", err).group(1)) for name in ("router queue", "reserve", "prefill queue", "prefill", "rpc")]
+    assert abs(sum(stages) - float(re.search(r"TTFT +([\d.]+) ms", err).group(1))) < 0.01  # it adds up
+    seeded = [up.cli("generate", "--max-tokens", 12, "--temperature", 1, "--seed", 5, prompt)[1] for _ in range(2)]
+    assert seeded[0] == seeded[1]
+    tokens = run(["tandem", "tokenize", "--model", POCKET, "--whole", "--add-special"], prompt.encode())[1].split()
+    rc, by_ids, err = up.cli("generate", "--max-tokens", 16, "--temperature", 0, "--ids", b",".join(tokens).decode())
+    assert rc == 0 and by_ids == out, err
+    rc, out, err = up.cli("generate", "--max-tokens", 0, prompt)
+    assert rc == 1 and "INVALID_ARGUMENT" in err and "max_tokens" in err
+    rc, out, err = up.cli("generate", "--model", "other", prompt)
+    assert rc == 1 and "NOT_FOUND" in err
+    rc, out, err = up.cli("generate", "--ids", "1,x", prompt)
+    assert rc == 2 and "ids" in err
+    rc, out, err = up.cli("generate", "--max-tokens", 1500, "--ignore-eos", "--timeout-ms", 100, prompt)
+    assert rc == 1 and "DEADLINE_EXCEEDED" in err
+
+
+def test_up_chat(up):
+    """Two turns through a pipe; the second one sees the first."""
+    turn = ["--max-tokens", 12, "--temperature", 0]
+    rc, out, err = up.cli("chat", *turn, "--system", "You are kind.", stdin=b"Tell me about a fox.\n\nAnd a hen?\n/quit\nnever sent\n")
+    assert rc == 0 and not err and len(out.strip().splitlines()) >= 2, (out, err)
+    one = up.cli("chat", *turn, "--system", "You are kind.", stdin=b"Tell me about a fox.\n")
+    assert one[0] == 0 and out.startswith(one[1])
+    second = up.cli("chat", *turn, "--system", "You are kind.", stdin=b"And a hen?\n")
+    assert out[len(one[1]):] != second[1]
+    rc, out, err = up.cli("generate", "--chat", *turn, "--system", "You are kind.", "Tell me about a fox.")
+    assert rc == 0 and out == one[1]
+
+
+def test_up_status(up):
+    s = up.status()
+    assert s["model"] == os.path.basename(os.path.realpath(POCKET)) and s["mode"] == "pd" and s["live"] == s["queued"] == 0
+    assert sorted(w["name"] for w in s["workers"]) == ["decode-0", "decode-1", "prefill-0", "prefill-1"]
+    for w in s["workers"]:
+        assert w["state"] == "ready" and w["kv_blocks"] > 0 and w["role"] in w["name"] and w["kv_blocks_held"] == 0
+    rc, table, err = up.cli("status")
+    assert rc == 0 and not err
+    lines = table.decode().splitlines()
+    assert s["model"] in lines[0] and "WORKER" in lines[1] and len(lines) == 6
+    assert all(re.search(rf"^{w['name']} .*{w['role']} .*ready .*{w['address']}", table.decode(), re.M) for w in s["workers"])
+
+
+def test_up_second_interrupt_and_killed_children():
+    u = Up("--drain-timeout-ms", 60000)
+    victim = next(w for w in u.status()["workers"] if w["role"] == "prefill")
+    os.kill(victim["pid"], signal.SIGKILL)
+    u.wait_for(lambda: b"prefill-0 was killed by signal 9" in u.err, 10)
+    assert u.p.poll() is None  # a lost worker only makes the cluster smaller
+    # what waits for a prefill worker that will not come keeps the drain waiting: a second Ctrl-C does not
+    waiting = subprocess.Popen([os.path.join(BIN, "tandem"), "generate", "--server", u.at, "Once"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    u.wait_for(lambda: u.status()["live"] == 1, 10)
+    u.p.send_signal(signal.SIGINT)
+    u.wait_for(lambda: len(u.children()) == 1, 20)  # the workers have gone; the router drains
+    u.p.send_signal(signal.SIGINT)
+    u.end(1)
+    assert b"killing it" in u.err
+    assert waiting.wait(20 * SLOW) == 1
+
+    u = Up()
+    router = next(p for p in u.children() if p not in [w["pid"] for w in u.status()["workers"]])
+    os.kill(router, signal.SIGKILL)  # without the router there is no cluster
+    u.end(1)
+    assert b"router was killed by signal 9" in u.err
+
+
+def test_up_killed_leaves_nothing():
+    u = Up()
+    u.p.send_signal(signal.SIGKILL)
+    u.end(-signal.SIGKILL)
+
+
+def test_up_that_cannot():
+    rc, _, err = run(["tandem", "up", "--model", "/nowhere", "--listen", f"127.0.0.1:{free_port()}"])
+    assert rc == 1 and "/nowhere" in err
+    rc, _, err = run(["tandem", "up", "--model", POCKET, "--prefill", 0])
+    assert rc == 2 and "prefill" in err
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        at = f"127.0.0.1:{s.getsockname()[1]}"
+        rc, _, err = run(["tandem", "up", "--model", POCKET, "--listen", at, "--kv-memory", "1MiB"])
+        assert rc == 1 and at in err
+
+
+# ---- commands without a cluster ------------------------------------------------------------------------------------------------------------------
+
+
+def test_tokenize_round_trip():
+    text = "Once upon a time,\n  a fox\tmet a hen. Grüße, 狐狸! 🦊\n\nThe end"
+    lines = text.split("\n")
+    rc, out, _ = run(["tandem", "tokenize", "--model", POCKET], text.encode())
+    assert rc == 0 and len(out.splitlines()) == len(lines)
+    back = run(["tandem", "tokenize", "--model", POCKET, "--decode"], out)
+    assert back[0] == 0 and back[1].decode() == text + "\n"
+    rc, whole, _ = run(["tandem", "tokenize", "--model", POCKET, "--whole"], text.encode())
+    assert rc == 0 and whole.count(b"\n") == 1
+    assert run(["tandem", "tokenize", "--model", POCKET, "--whole", "--decode"], whole)[1].decode() == text
+    special = run(["tandem", "tokenize", "--model", POCKET, "--whole", "--add-special"], b"fox")[1].split()
+    plain = run(["tandem", "tokenize", "--model", POCKET, "--whole"], b"fox")[1].split()
+    assert special[-len(plain):] == plain or special[: len(plain)] == plain
+    assert run(["tandem", "tokenize", "--model", POCKET, "--whole"], b"a\0b")[1] != run(["tandem", "tokenize", "--model", POCKET, "--whole"], b"a")[1]
+    rc, _, err = run(["tandem", "tokenize", "--model", POCKET], b"fine\nbad \xff\n")
+    assert rc == 2 and "line 2" in err and "UTF-8" in err
+    rc, _, err = run(["tandem", "tokenize", "--model", POCKET, "--decode"], b"5 99999999\n")
+    assert rc == 2 and "99999999" in err
+    rc, _, err = run(["tandem", "tokenize", "--model", POCKET, "--decode"], b"5 fox\n")
+    assert rc == 2 and "fox" in err
+    assert run(["tandem", "tokenize", "--model", POCKET], b"")[:2] == (0, b"")
+
+
+def test_logits(tmp_path):
+    ids = [5, 300, 301, 302, 1999, 7, 8, 9, 10, 400, 401, 402, 403, 404, 405, 406, 407, 408, 409]  # more than a block
+    out = {}
+    for chunk in (0, 1, 5):
+        for dtype in ("f32", "bf16"):
+            path = tmp_path / f"{chunk}-{dtype}"
+            rc, stdout, err = run(["tandem", "logits", "--model", POCKET, "--tokens", ",".join(map(str, ids)), "--chunk", chunk, "--dtype", dtype, "--threads", 1, "--out", path])
+            assert rc == 0 and not stdout, err
+            out[chunk, dtype] = path.read_bytes()
+    assert len(out[0, "f32"]) == len(ids) * 2048 * 4
+    for dtype in ("f32", "bf16"):
+        assert out[0, dtype] == out[1, dtype] == out[5, dtype], "the chunk shows in the bits"
+    row = struct.unpack("<2048f", out[0, "f32"][-2048 * 4:])
+    assert max(row) - min(row) > 1 and all(abs(x) < 1e4 for x in row)
+    base = ["tandem", "logits", "--model", POCKET, "--out", tmp_path / "x"]
+    for tokens, part in (("", "empty"), ("1,x", "x"), ("2048", "2047"), ("-1", "2047"), ("5," * 3000, "2048")):
+        rc, _, err = run([*base, "--tokens", tokens])
+        assert rc == 2 and part in err, err
+    rc, _, err = run([*base[:-1], "/nowhere/x", "--tokens", "1"])
+    assert rc == 1 and "/nowhere/x" in err
+
+
+def test_engine_bench():
+    tiny = ["--batch", 2, "--prompt-len", 24, "--output-len", 3, "--repeat", 1, "--threads", 1, "--kv-memory", "64MiB", "--json"]
+    models = [["--model", POCKET]] if SHORT else [["--model", POCKET], ["--random-weights", os.path.join(ROOT, "bench/configs/llama-110m.json"), "--dtype", "bf16"]]
+    for model in models:
+        rc, out, err = run(["tandem", "engine-bench", *model, *tiny], timeout=100)
+        assert rc == 0, err
+        j = json.loads(out)
+        assert j["batch"] == 2 and j["prefill_tok_s"]["median"] > 0 and j["decode_tok_s"]["min"] <= j["decode_tok_s"]["median"] <= j["decode_tok_s"]["max"]
+    assert SHORT or 90e6 < j["parameters"] < 130e6
+    rc, _, err = run(["tandem", "engine-bench"])
+    assert rc == 2 and "--model" in err
+    rc, _, err = run(["tandem", "engine-bench", "--model", POCKET, *tiny, "--prompt-len", 5000])
+    assert rc != 0 and "5000" in err, err
+
+
+# ---- health, reflection ------------------------------------------------------------------------------------------------------------------------
+
+SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
+
+
+def health(channel, service=""):
+    code, details, out = call(channel, "/grpc.health.v1.Health/Check", field(1, service.encode()) if service else b"")
+    if code != OK:
+        return code
+    return out[0][1] if out[0] else 0  # field 1, an enum
+
+
+def channel_of(address):
+    return grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
+
+
+def test_health_and_drain():
+    with Cluster() as c:
+        workers = {w.name: channel_of(w.address) for w in c.status().workers}
+        assert health(c.channel) == health(c.channel, "tandem.v1.Inference") == health(c.channel, "tandem.v1.Registry") == SERVING
+        assert health(c.channel, "no.such.Service") == Code.NOT_FOUND
+        for name, ch in workers.items():
+            assert health(ch) == health(ch, "tandem.v1.Worker") == SERVING, name
+        watches = {name: ch.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=60 * SLOW) for name, ch in [("router", c.channel), *workers.items()]}
+        for w in watches.values():
+            assert next(w) == b"\x08\x01"
+        unknown = c.channel.unary_stream("/grpc.health.v1.Health/Watch")(field(1, b"no.such"), timeout=60 * SLOW)
+        assert next(unknown) == b"\x08\x03"
+        unknown.cancel()
+        long = c.stream(c.request(prompt="Once upon a time", max_tokens=1500, temperature=0, ignore_eos=True))
+        next(long)
+        for name, d in [("prefill-0", c.workers["prefill-0"]), ("decode-0", c.workers["decode-0"]), ("router", c.router)]:
+            d.signal(signal.SIGTERM)
+            assert next(watches[name]) == b"\x08\x02", name  # NOT_SERVING while it drains
+        assert sum(len(m.token_ids) for m in long) > 1000  # and what runs is finished
+        assert long.code() == OK
+        for d in c.all:
+            assert d.wait_exit(20 * SLOW) == 0
+        for ch in workers.values():
+            ch.close()
+
+
+def reflect(channel, version, *requests):
+    path = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+    return list(channel.stream_stream(path)(iter(requests), timeout=20 * SLOW))
+
+
+def fields_of(data):
+    """(number, value) pairs of a message; values as bytes or ints."""
+    out, i = [], 0
+
+    def varint():
+        nonlocal i
+        n = shift = 0
+        while True:
+            b = data[i]
+            i += 1
+            n |= (b & 127) << shift
+            shift += 7
+            if b < 128:
+                return n
+
+    while i < len(data):
+        key = varint()
+        if key & 7 == 0:
+            out.append((key >> 3, varint()))
+        else:
+            n = varint()
+            out.append((key >> 3, data[i : i + n]))
+            i += n
+    return out
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+def test_reflection(version):
+    """Nothing but reflection is known: services are listed, the descriptors make a Generate call."""
+    with Cluster() as c:
+        listed, unknown, by_symbol = reflect(c.channel, version, field(7, b"*"), field(4, b"no.such.Thing"), field(4, b"tandem.v1.Inference"))
+        names = {dict(fields_of(v))[1].decode() for k, v in fields_of(dict(fields_of(listed))[6])}
+        assert {"tandem.v1.Inference", "tandem.v1.Registry", "grpc.health.v1.Health", f"grpc.reflection.{version}.ServerReflection"} <= names
+        assert dict(fields_of(dict(fields_of(unknown))[7]))[1] == Code.NOT_FOUND.value[0]
+        pool = descriptor_pool.DescriptorPool()
+        files = [descriptor_pb2.FileDescriptorProto.FromString(v) for k, v in fields_of(dict(fields_of(by_symbol))[4])]
+        for f in files:
+            pool.Add(f)
+        method = pool.FindServiceByName("tandem.v1.Inference").methods_by_name["Generate"]
+        factory = message_factory.MessageFactory(pool)
+        request, response = factory.GetPrototype(method.input_type), factory.GetPrototype(method.output_type)
+        r = request(prompt="Once upon a time", return_token_ids=True)
+        r.stop.max_tokens = 5
+        r.sampling.temperature = 0
+        code, details, out = call(c.channel, "/tandem.v1.Inference/Generate", r.SerializeToString())
+        assert code == OK, details
+        got = [t for m in out for t in response.FromString(m).token_ids]
+        assert got == c.generate(prompt="Once upon a time", max_tokens=5, temperature=0).tokens
+        worker = channel_of(c.status().workers[0].address)
+        (listed,) = reflect(worker, version, field(7, b""))
+        assert b"tandem.v1.Worker" in listed
+        worker.close()
+
+
+# ---- TLS -----------------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory):
+    """Two CAs; a server's and a client's certificate of the first, a client's of the second."""
+    d = tmp_path_factory.mktemp("certs")
+
+    def openssl(*args):
+        subprocess.run(["openssl", *args], check=True, capture_output=True, cwd=d)
+
+    for ca in ("ca", "other-ca"):
+        openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{ca}.key", "-out", f"{ca}.pem", "-days", "2", "-subj", f"/CN={ca}")
+    for name, ca in (("server", "ca"), ("client", "ca"), ("stranger", "other-ca")):
+        (d / "ext").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+        openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-days", "2", "-extfile", "ext", "-out", f"{name}.pem")
+    return d
+
+
+def credentials(certs, ca="ca", name=None):
+    read = lambda f: (certs / f).read_bytes()  # noqa: E731
+    if name:
+        return grpc.ssl_channel_credentials(read(f"{ca}.pem"), read(f"{name}.key"), read(f"{name}.pem"))
+    return grpc.ssl_channel_credentials(read(f"{ca}.pem"))
+
+
+def reaches(port, creds):
+    """A status call over fresh credentials: its code."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    target = f"127.0.0.1:{port}"
+    channel = grpc.secure_channel(target, creds, options) if creds else grpc.insecure_channel(target, options)
+    try:
+        return call(channel, "/tandem.v1.Inference/Status", b"", timeout=10 * SLOW)[0]
+    finally:
+        channel.close()
+
+
+@pytest.fixture(scope="module")
+def plain_tokens():
+    with Cluster() as c:
+        return c.generate(prompt="Once upon a time", max_tokens=16, temperature=0).tokens
+
+
+@pytest.mark.parametrize("mutual", [True, False])
+def test_tls(certs, plain_tokens, mutual):
+    args = ["--tls-cert", certs / "server.pem", "--tls-key", certs / "server.key", "--tls-ca", certs / "ca.pem"] + ([] if mutual else ["--no-tls-client-auth"])
+    own = credentials(certs, name="client" if mutual else None)
+    with Cluster(router_args=args, worker_args=args, tls=own) as c:
+        r = c.generate(prompt="Once upon a time", max_tokens=16, temperature=0)
+        assert (r.code, r.tokens) == (OK, plain_tokens), r.details
+        ports = [c.port, *(int(w.address.rsplit(":", 1)[1]) for w in c.status().workers)]
+        for port in ports:  # router and workers alike: UNIMPLEMENTED = the worker answered
+            assert reaches(port, own) in (OK, Code.UNIMPLEMENTED)
+            assert reaches(port, None) == Code.UNAVAILABLE  # plaintext
+            assert reaches(port, credentials(certs, ca="other-ca")) == Code.UNAVAILABLE  # a client that trusts somebody else
+            no_certificate, stranger = reaches(port, credentials(certs)), reaches(port, credentials(certs, name="stranger"))
+            if mutual:
+                assert no_certificate == stranger == Code.UNAVAILABLE
+            else:
+                assert no_certificate in (OK, Code.UNIMPLEMENTED)
+        cli = ["tandem", "generate", "--server", f"127.0.0.1:{c.port}", "--tls-ca", certs / "ca.pem", "--max-tokens", 16, "--temperature", 0, "--token-ids", "Once upon a time"]
+        with_identity = [*cli, "--tls-cert", certs / "client.pem", "--tls-key", certs / "client.key"]
+        rc, out, err = run(with_identity)
+        assert rc == 0 and [int(x) for x in out.split()] == plain_tokens, err
+        assert run(cli)[0] == (1 if mutual else 0)
+        assert run(["tandem", "status", "--server", f"127.0.0.1:{c.port}"])[0] == 1
+        c.wait_idle()
+
+
+def test_worker_of_another_ca_is_refused(certs):
+    good = ["--tls-cert", certs / "server.pem", "--tls-key", certs / "server.key", "--tls-ca", certs / "ca.pem"]
+    bad = ["--tls-cert", certs / "stranger.pem", "--tls-key", certs / "stranger.key", "--tls-ca", certs / "ca.pem"]
+    with Cluster(router_args=good, worker_args=good, tls=credentials(certs, name="client")) as c:
+        stranger = c.start_worker("decode", wait=False, args=bad)
+        stranger.wait_log(r"ev=router_lost")
+        assert len(c.status().workers) == 2
+        assert stranger.alive()
+
+
+# ---- metrics, decision log -----------------------------------------------------------------------------------------------------------------------
+
+
+def http(port, path, method="GET"):
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=10 * SLOW) as r:
+            return r.status, r.headers.get("Content-Type", ""), r.read().decode()
+    except urllib.error.HTTPError as e:
+        return e.code, "", e.read().decode()
+
+
+def parse_metrics(text):
+    """Prometheus text format, strictly enough: {name{labels}: value}; each series has a TYPE before it."""
+    values, types = {}, {}
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            assert name not in types and kind in ("counter", "gauge", "histogram"), line
+            types[name] = kind
+        elif not line.startswith("#"):
+            m = re.fullmatch(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[a-zA-Z_]\w*="(?:\\.|[^"\\])*"(?:,[a-zA-Z_]\w*="(?:\\.|[^"\\])*")*\})? (\S+)', line)
+            assert m, line
+            base = re.sub(r"_(bucket|sum|count)$", "", m[1])
+            assert m[1] in types or types.get(base) == "histogram", line
+            key = m[1] + (m[2] or "")
+            assert key not in values, line
+            values[key] = float(m[3])
+    return values
+
+
+def test_metrics(tmp_path):
+    log = tmp_path / "decisions"
+    with Cluster(router_args=["--metrics-listen", "127.0.0.1:0", "--decision-log", log], worker_args=["--metrics-listen", "127.0.0.1:0"]) as c:
+        port = next(p for p in tcp_ports(c.router.pid) if p != c.port)
+        n = 7
+        results = c.generate_many([c.request(prompt=f"Fox {i}", max_tokens=5, temperature=0, ignore_eos=True) for i in range(n)])
+        assert all(r.code == OK for r in results)
+        bad = c.generate(prompt="", max_tokens=5)
+        assert bad.code == Code.INVALID_ARGUMENT
+        c.wait_idle()
+        status, kind, text = http(port, "/metrics")
+        assert status == 200 and kind.startswith("text/plain")
+        m = parse_metrics(text)
+        assert m["td_time_to_first_token_seconds_count"] == n == m["td_request_success_total"]
+        assert m['td_time_to_first_token_seconds_bucket{le="+Inf"}'] == n
+        buckets = [v for k, v in m.items() if k.startswith("td_time_to_first_token_seconds_bucket")]
+        assert buckets == sorted(buckets)
+        assert m["td_generation_tokens_total"] == 5 * n and m["td_request_failure_total"] == 1 and m["td_token_mismatch_total"] == 0
+        want = sum(r.ledger.ttft_us for r in results) / 1e6
+        assert abs(m["td_time_to_first_token_seconds_sum"] - want) < 1e-4 * n
+        assert abs(sum(v for k, v in m.items() if k.startswith("td_stage_seconds_sum")) - want) < 1e-4 * n  # the stages add up there too
+        assert http(port, "/healthz")[0] == 200 and http(port, "/nothing")[0] == 404 and http(port, "/metrics", "POST")[0] == 405
+        for name, d in c.workers.items():
+            rpc = int(next(w for w in c.status().workers if w.name == name).address.rsplit(":", 1)[1])
+            pages = []
+            for p in tcp_ports(d.pid):
+                if p != rpc:
+                    try:
+                        pages.append(http(p, "/metrics"))
+                    except (OSError, ValueError):
+                        pass  # the KV port speaks no HTTP
+            assert any(s == 200 for s, _, _ in pages), name
+            for s, _, text in pages:
+                assert s != 200 or parse_metrics(text) is not None
+    lines = log.read_text().splitlines()
+    assert lines[0].startswith("c version=1 mode=0 policy=least_token") and all(re.fullmatch(r"[cea]( \w+=\S*)+( reason=.*)?", line) for line in lines)
+    events, actions = ([int(x) for x in re.findall(rf"^{kind} kind=(\d+)", "\n".join(lines), re.M)] for kind in "ea")
+    assert events.count(6) == n and actions.count(1) == n and actions.count(2) == n and actions.count(5) == n and actions.count(6) == 0  # router/core/core.h
+
+
+# ---- exhaustion is back-pressure -------------------------------------------------------------------------------------------------------------------
+
+
+def refused(r):
+    assert r.code == Code.RESOURCE_EXHAUSTED, (r.code, r.details)
+    assert int(r.trailing["retry-delay-ms"]) > 0 and r.details and not r.tokens
+
+
+def test_too_many_requests():
+    """More than max_requests, more than max_queued: the rest is told when to come back, and what was taken is finished."""
+    for args in (["--max-requests", 4], ["--max-queued", 3]):
+        with Cluster(router_args=args, worker_args=["--max-seqs", 4]) as c:
+            alone = c.generate(prompt="A fox", max_tokens=40, temperature=0, ignore_eos=True)
+            results = c.generate_many([c.request(prompt="A fox", max_tokens=40, temperature=0, ignore_eos=True) for _ in range(40)])
+            done = [r for r in results if r.code == OK]
+            for r in results:
+                if r.code == OK:
+                    assert r.tokens == alone.tokens
+                else:
+                    refused(r)
+            assert 1 <= len(done) < 40, args
+            c.wait_idle()
+            again = c.generate(prompt="A fox", max_tokens=40, temperature=0, ignore_eos=True)
+            assert again.code == OK and again.tokens == alone.tokens
+
+
+@pytest.mark.parametrize("mode", ["pd", "colocated"])
+def test_tiny_pools(mode):
+    """Sequences that together need many times the pool: they wait or are preempted, none fails, each has the tokens it has alone."""
+    n = 10 if SHORT else 30
+    with Cluster(mode=mode, kv_memory="1MiB", worker_args=["--max-seqs", 8, "--max-batch", 4, "--max-step-tokens", 32]) as c:  # 25 blocks of 16
+        requests = [c.request(prompt=f"Story {i}. " + "The fox ran. " * (i % 9), max_tokens=60 + 9 * (i % 7), temperature=0.7 * (i % 2), seed=i, ignore_eos=True) for i in range(n)]
+        together = c.generate_many(requests)
+        assert [r.code for r in together] == [OK] * n, [r.details for r in together if r.code != OK]
+        c.wait_idle(10)
+        for i in range(0, n, 3):
+            assert c.generate(requests[i]).tokens == together[i].tokens, i
+        assert SHORT or mode == "pd" or sum(r.ledger.preemptions for r in together) > 0
+        c.wait_idle(10)
+
+
+def test_cancelled_while_waiting():
+    """Requests that queue for a place and are cancelled there leave nothing behind."""
+    with Cluster(kv_memory="1MiB", worker_args=["--max-seqs", 2]) as c:
+        streams = [c.stream(c.request(prompt=f"Fox {i}", max_tokens=300, temperature=0, ignore_eos=True)) for i in range(30)]
+        c.wait_for(lambda: c.status().queued > 5, "a queue", 10 * SLOW)
+        for s in streams:
+            s.cancel()
+        c.wait_idle()
+        expired = c.generate_many([c.request(prompt=f"Fox {i}", max_tokens=300, temperature=0, ignore_eos=True) for i in range(20)], timeout=0.02)
+        assert {r.code for r in expired} <= {OK, Code.DEADLINE_EXCEEDED} and any(r.code != OK for r in expired)
+        c.wait_idle()
+
+
+def test_no_worker():
+    with Cluster(prefill=0, decode=0, router_args=["--queue-timeout-ms", 200]) as c:
+        r = c.generate(prompt="A fox", max_tokens=2)
+        assert r.code == Code.UNAVAILABLE and "worker" in r.details
+        c.start_worker("decode")
+        r = c.generate(prompt="A fox", max_tokens=2)  # pd: nobody to prefill
+        assert r.code == Code.UNAVAILABLE and "worker" in r.details
+        c.wait_idle()
