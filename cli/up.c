@@ -289,7 +289,8 @@ static bool stop_children(struct cluster *c, int first, int last)
                 continue;
             }
             ch->pid = 0;
-            if (!WIFEXITED(ch->status) || WEXITSTATUS(ch->status) != 0) {
+            bool starting = WIFSIGNALED(ch->status) && WTERMSIG(ch->status) == SIGTERM; /* our signal met it before it had anything to drain */
+            if (!starting && (!WIFEXITED(ch->status) || WEXITSTATUS(ch->status) != 0)) {
                 describe_end(ch);
                 clean = false;
             }

@@ -29,6 +29,7 @@
 #include "common/worker/metrics_http.h"
 #include "common/worker/registry.h"
 
+#define ADMIT_AGAIN_MS 50
 #define STOP_BOUND_MS 5000 /* after drain: calls get their status and end within this, or are cancelled */
 
 /* ---- mail: rpc thread -> engine thread ------------------------------------------------------------------------------------------------ */
@@ -219,6 +220,7 @@ void td_worker_unset_running(struct td_worker *w, struct td_req *r)
 static void maybe_free(struct td_worker *w, struct td_req *r)
 {
     if (!r->call_ended || r->xfer_live || r->state != TD_REQ_OVER) return;
+    if (w->refused.req == r) w->refused.req = NULL;
     free(r->grant.data);
     r->grant.data = NULL;
     td_rpc_call_unref(r->call);
@@ -304,15 +306,29 @@ static void take_xfer_events(struct td_worker *w)
         for (size_t i = 0; i < n; i++) w->role->xfer_event(w, &w->reqs[ev[i].user], &ev[i]);
 }
 
+/* Blocks that an admission could use. */
+static int32_t room(struct td_worker *w)
+{
+    struct td_kv_pool_stats st;
+    td_kv_pool_stats(td_engine_kv(w->engine), &st);
+    return st.n_free + st.n_cached - w->n_running;
+}
+
+/* The head that found no room is not asked again before there is more (asking walks its whole prompt through the prefix cache, and this runs between
+ * decode steps); or after a while, for somebody may have published a prefix of it meanwhile. */
 static void admit_waiting(struct td_worker *w)
 {
     struct td_req *r;
     while ((r = w->waiting) && w->n_running < w->cfg.max_seqs) {
+        if (r == w->refused.req && room(w) <= w->refused.room && td_now_ns() < w->refused.again_ns) return;
         waiting_remove(w, r);
         r->state = TD_REQ_IMPORT; /* on no list while the role decides */
         td_status s = w->role->admit(w, r);
         if (s == TD_ERR_AGAIN) {
             waiting_insert(w, r);
+            w->refused.req = r;
+            w->refused.room = room(w);
+            w->refused.again_ns = td_deadline_after_ms(td_now_ns(), ADMIT_AGAIN_MS);
             return;
         }
         if (!r->admitted_ns) r->admitted_ns = td_now_ns();
@@ -437,10 +453,11 @@ static void *engine_main(void *arg)
     for (;;) {
         td_doorbell_wait(&w->bell, busy ? 0 : td_deadline_after_ms(td_now_ns(), 100));
         atomic_store(&w->progress_ns, td_now_ns());
+        bool stopping = atomic_load(&w->stopping); /* before the mail is taken: what was posted before it is not lost */
         take_mail(w);
         take_xfer_events(w);
         if (atomic_load(&w->hand_over)) hand_over_all(w);
-        if (atomic_load(&w->stopping) && atomic_load(&w->n_live) == 0) return NULL;
+        if (stopping && atomic_load(&w->n_live) == 0) return NULL;
         admit_waiting(w);
         busy = step(w);
         update_snapshot(w);
@@ -531,6 +548,16 @@ static td_status open_server(struct td_worker *w, struct td_err *err)
     return TD_OK;
 }
 
+/* While the weights are loaded there is nothing to drain: a signal ends the process at once, by its default action (a handler would wait for the kernel
+ * to fill gigabytes of pages). Only the main thread takes it: the pool's threads block all. */
+static td_status open_engine_interruptible(struct td_worker *w, const sigset_t *set, struct td_err *err)
+{
+    pthread_sigmask(SIG_UNBLOCK, set, NULL);
+    td_status s = open_engine(w, err);
+    pthread_sigmask(SIG_BLOCK, set, NULL);
+    return s;
+}
+
 td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role, const struct td_worker_config *config, struct td_err *err)
 {
     sigset_t set;
@@ -558,7 +585,8 @@ td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
     atomic_store(&w->progress_ns, td_now_ns());
 
     td_status s = td_doorbell_open(&w->bell, err);
-    if (!s) s = open_engine(w, err);
+    sigdelset(&set, SIGHUP); /* stays blocked */
+    if (!s) s = open_engine_interruptible(w, &set, err);
     if (!s) s = open_xfer(w, err);
     if (!s) s = open_server(w, err);
     if (!s && config->metrics_listen[0]) s = td_metrics_http_start(config->metrics_listen, &w->metrics, err);

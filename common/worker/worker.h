@@ -142,6 +142,11 @@ struct td_worker {
     struct td_req *waiting;            /* sorted by (priority, request) */
     struct td_seq **running;           /* [max_seqs], sorted the same; n_running */
     int32_t n_running, n_waiting;
+    struct {                           /* head of the queue that found no room */
+        const struct td_req *req;
+        int32_t room;
+        uint64_t again_ns;
+    } refused;
     struct td_step_item *items;        /* [max_batch] */
     struct td_seq **preempted;
     uint64_t prefill_tokens, decode_tokens, steps, preemptions;

@@ -11,7 +11,7 @@ import threading
 import grpc
 import pytest
 
-from harness import BIN, POCKET, SLOW, Cluster, wpb
+from harness import BIN, POCKET, SLOW, Cluster, Daemon, wpb
 
 OK = grpc.StatusCode.OK
 LONG = dict(temperature=0, ignore_eos=True)
@@ -57,6 +57,30 @@ def test_second_worker_of_a_name_is_turned_away():
         first.wait_exit(10)
         c.wait_for(lambda: any(w.pid == second.pid and w.state == "ready" for w in c.status().workers), "the second to join", 10 * SLOW)
         assert c.generate(prompt="Once upon a time", max_tokens=900, **LONG).tokens == want.tokens
+
+
+def test_signal_while_the_weights_load(tmp_path):
+    """A worker that has nothing to drain yet does not load to the end first."""
+    config = os.path.join(os.path.dirname(POCKET), "pocket", "config.json")
+    with open(config, encoding="utf-8") as f:
+        big = {**json.load(f), "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24, "num_attention_heads": 64}
+    (tmp_path / "config.json").write_text(json.dumps(big))
+    d = Daemon("early", "tandem-decode", ["--random-weights", tmp_path / "config.json", "--kv-memory", "64MiB", "--threads", 1], str(tmp_path))
+
+    def loading():
+        with open(f"/proc/{d.pid}/status", encoding="ascii") as f:
+            blocked = int(re.search(r"SigBlk:\s*(\w+)", f.read()).group(1), 16)
+        return blocked >> (signal.SIGHUP - 1) & 1 and not blocked >> (signal.SIGTERM - 1) & 1
+
+    try:
+        Cluster.wait_for(loading, "the load to begin", 10 * SLOW)
+        d.signal(signal.SIGTERM)
+        assert d.wait_exit(5) == -signal.SIGTERM
+        assert "ev=ready" not in d.log()
+    finally:
+        if d.alive():
+            d.process.kill()
+            d.process.wait()
 
 
 @pytest.mark.parametrize("mode", ["pd", "colocated"])
