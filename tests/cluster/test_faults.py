@@ -51,14 +51,22 @@ def assert_same(results, baseline):
         assert (r.tokens, r.text) == baseline[i], i
 
 
+def run_until(c, baseline, reached):
+    """Rounds of the load until the victim has met its fault point (which worker gets what is the router's business); all of them must be right."""
+    for _ in range(8):
+        assert_same(c.generate_many(requests(c)), baseline)
+        if reached():
+            return
+    raise AssertionError("the fault point was not reached")
+
+
 @pytest.mark.parametrize("path", ["shm"] if SHORT else ["shm", "tcp"])
 @pytest.mark.parametrize("point", DECODE_POINTS + PREFILL_POINTS)
 def test_kill_worker(baseline, point, path):
     victim = ("decode-0" if point in DECODE_POINTS else "prefill-0")
     with Cluster(prefill=2, decode=2, worker_args=[*CHUNKS, "--transfer", path], envs={victim: spec(point, "kill")}) as c:
-        results = c.generate_many(requests(c))
-        assert c.workers[victim].wait_exit(10 * SLOW) == -signal.SIGKILL, "the fault point was not reached"
-        assert_same(results, baseline)
+        run_until(c, baseline, lambda: not c.workers[victim].alive())
+        assert c.workers[victim].wait_exit(1) == -signal.SIGKILL
         c.wait_idle(4)
         # a new worker takes its place
         c.start_worker(victim.split("-")[0])
@@ -71,10 +79,8 @@ def test_stop_worker_then_continue(baseline, point):
     victim = ("decode-0" if point in DECODE_POINTS else "prefill-0")
     with Cluster(prefill=2, decode=2, worker_args=CHUNKS, envs={victim: spec(point, "stop")}) as c:
         d = c.workers[victim]
-        results = c.generate_many(requests(c))
-        assert "ev=fault_fires" in d.log(), "the fault point was not reached"
+        run_until(c, baseline, lambda: "ev=fault_fires" in d.log())
         d.stopped = True
-        assert_same(results, baseline)
         c.wait_idle(4)
         d.signal(signal.SIGCONT)  # it wakes with requests that are no longer its own
         c.wait_for(lambda: sum(w.state == "ready" for w in c.status().workers) == 4, "the stopped worker to come back", 10 * SLOW)
