@@ -116,7 +116,7 @@ static struct {
     double fma, widen_fma, read; /* FLOP/s, FLOP/s, B/s */
 } peak;
 
-static volatile float sink;
+static _Thread_local volatile float sink;
 static int64_t floor_reps;
 
 #define ALL_12(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)

@@ -4,12 +4,16 @@
  * what the inner loop reads, so a panel is read from front to back exactly once. Prepared x: tiles of at most TILE_ROWS rows,
  * [tile][n_in][ld], f32 (already rounded for bf16 weights): one line per k as well.
  *
- * Three ways through the same chains of multiply-adds:
- *   few rows           several panels at once, so that enough independent chains and streams are in flight
- *   few tiles          widen in registers while multiplying: memory is the limit, the widening hides behind it
- *   many tiles         widen a block of KB lines once into L1 and use it for every tile of up to ROW_TILES tiles; the accumulators
- * of PANEL_GROUP panels wait in `sums` while the next KB lines are taken, so that x is walked in blocks that fit L2 Parts take
- * panels, or tiles where panels would leave a part idle. */
+ * Three ways through the same chains of multiply-adds.
+ *
+ * Few rows: several panels at once, so that enough independent chains and streams are in flight; memory is the limit.
+ *
+ * Few tiles: widen in registers while multiplying; each tile's pass over a panel prefetches its share of the next panel.
+ *
+ * Many tiles: widen a block of KB lines once and use it for every tile of up to ROW_TILES tiles; the accumulators of PANEL_GROUP
+ * panels wait in `sums` while the next KB lines are taken, so that x is walked in blocks that fit L2.
+ *
+ * Parts take panels, or tiles where panels would leave a part idle. */
 #ifndef TD_KERNELS_GEMM_SIMD_H
 #define TD_KERNELS_GEMM_SIMD_H
 
@@ -23,7 +27,7 @@ enum {
     KB = 256, /* lines widened at a time: 32 KiB with AVX-512 */
     PANEL_GROUP = 4,
     ROW_TILES = 24,
-    WIDEN_FROM_TILES = 3, /* fewer tiles widen in registers */
+    WIDEN_FROM_TILES = 9, /* fewer tiles widen in registers */
     AHEAD_BYTES = 4096,   /* how far few rows prefetch into L1, per panel */
 };
 

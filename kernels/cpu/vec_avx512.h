@@ -18,8 +18,9 @@ enum {
 #define TD_EACH_TILE_ROWS(X, ...)                                                                                                  \
     X(1, __VA_ARGS__)                                                                                                              \
     X(2, __VA_ARGS__)                                                                                                              \
-    X(3, __VA_ARGS__) X(4, __VA_ARGS__) X(5, __VA_ARGS__) X(6, __VA_ARGS__) X(7, __VA_ARGS__) X(8, __VA_ARGS__) X(9, __VA_ARGS__)  \
-        X(10, __VA_ARGS__) X(11, __VA_ARGS__) X(12, __VA_ARGS__)
+    X(3, __VA_ARGS__)                                                                                                              \
+    X(4, __VA_ARGS__) X(5, __VA_ARGS__) X(6, __VA_ARGS__) X(7, __VA_ARGS__) X(8, __VA_ARGS__) X(9, __VA_ARGS__) X(10, __VA_ARGS__) \
+        X(11, __VA_ARGS__) X(12, __VA_ARGS__)
 
 /* Up to FEW_ROWS rows take several panels at once: FEW_PANELS_n with n rows. */
 #define FEW_ROWS 5
