@@ -165,7 +165,7 @@ static void on_tick(void *arg)
     }
     if (!r->welcomed && now > r->hello_ns + WELCOME_MS * TD_NS_PER_MS) td_rpc_call_cancel(r->call);
     if (atomic_load(&r->w->draining) && !r->told_drain) send_drain(r);
-    send_snapshot(r, now);
+    if (!r->unhealthy) send_snapshot(r, now); /* a worker that makes no progress falls silent: the router moves its requests */
 }
 
 td_status td_registry_create(struct td_worker *w, struct td_registry **ret_registry, struct td_err *err)

@@ -449,6 +449,7 @@ static void hand_over_all(struct td_worker *w)
 static void *engine_main(void *arg)
 {
     struct td_worker *w = arg;
+    pthread_setname_np(pthread_self(), "engine");
     bool busy = true;
     for (;;) {
         td_doorbell_wait(&w->bell, busy ? 0 : td_deadline_after_ms(td_now_ns(), 100));
@@ -548,6 +549,15 @@ static td_status open_server(struct td_worker *w, struct td_err *err)
     return TD_OK;
 }
 
+/* With the host: in containers every worker's pid is 1, and names are unique in a cluster. */
+static void default_name(struct td_worker *w, const struct td_worker_role *role)
+{
+    char host[65] = "host";
+    if (gethostname(host, sizeof host)) snprintf(host, sizeof host, "host");
+    host[sizeof host - 1] = 0;
+    snprintf(w->name, sizeof w->name, "%s-%s-%d", role->name, host, (int)getpid());
+}
+
 /* While the weights are loaded there is nothing to drain: a signal ends the process at once, by its default action (a handler would wait for the kernel
  * to fill gigabytes of pages). Only the main thread takes it: the pool's threads block all. */
 static td_status open_engine_interruptible(struct td_worker *w, const sigset_t *set, struct td_err *err)
@@ -574,7 +584,7 @@ td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
     w->role = role;
     w->incarnation = td_random_u64();
     if (config->name[0]) snprintf(w->name, sizeof w->name, "%s", config->name);
-    else snprintf(w->name, sizeof w->name, "%s-%d", role->name, (int)getpid());
+    else default_name(w, role);
     w->use_tls = config->tls_cert[0] != 0;
     if (w->use_tls != (config->tls_key[0] != 0)) return td_fail(err, TD_ERR_INVALID, "tls_cert and tls_key must be given together");
     w->tls = (struct td_rpc_tls){.cert_file = config->tls_cert, .key_file = config->tls_key, .ca_file = config->tls_ca[0] ? config->tls_ca : NULL};

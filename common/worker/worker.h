@@ -39,7 +39,7 @@ struct td_worker_config {
 
 /* The rows both daemons share; end the table with {0}. */
 #define TD_WORKER_OPTIONS(S, M)                                                                                                               \
-    {"name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.name), "worker's name in logs and status; default ROLE-PID"},                         \
+    {"name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.name), "worker's name, unique; default ROLE-HOST-PID"},                               \
     {"model", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.model), "Hugging Face model directory"},                                             \
     {"random_weights", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.random_weights), "config.json to run with random weights (benchmarks)"},    \
     {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", offsetof(S, M.dtype), "compute and KV type; auto = the checkpoint's"},             \

@@ -1,5 +1,6 @@
 """Corners of a cluster's life: who may register, what a router leaves behind, workers that lie, a port that is taken."""
 import concurrent.futures
+import ctypes
 import json
 import os
 import re
@@ -81,6 +82,40 @@ def test_signal_while_the_weights_load(tmp_path):
         if d.alive():
             d.process.kill()
             d.process.wait()
+
+
+def test_engine_thread_that_hangs():
+    """Health means progress: a worker whose engine stands still while its RPC thread answers loses its requests to others, and comes back."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    seize, interrupt, detach = 0x4206, 0x4207, 17
+    with Cluster(prefill=0, decode=1, mode="colocated") as c:
+        want = c.generate(prompt="Once upon a time", max_tokens=1500, **LONG).tokens
+        d = c.workers["decode-0"]
+        tasks = f"/proc/{d.pid}/task"
+
+        def comm(tid):
+            with open(f"{tasks}/{tid}/comm", encoding="utf-8") as f:
+                return f.read().strip()
+
+        engine = [int(t) for t in os.listdir(tasks) if comm(t) == "engine"][0]
+        stream = c.stream(c.request(prompt="Once upon a time", max_tokens=1500, **LONG))
+        tokens = list(next(stream).token_ids)
+        if libc.ptrace(seize, engine, None, None):
+            pytest.skip(f"no ptrace here: {os.strerror(ctypes.get_errno())}")
+        assert libc.ptrace(interrupt, engine, None, None) == 0
+        os.waitpid(engine, 0x40000000)  # __WALL
+        c.start_worker("decode")
+        ledger = None
+        for m in stream:
+            tokens += m.token_ids
+            if m.finish_reason:
+                ledger = m.ledger
+        assert tokens == want and ledger.failovers == 1 and ledger.decode_worker == "decode-1"
+        assert next(w for w in c.status().workers if w.name == "decode-0").state == "suspect"
+        assert libc.ptrace(detach, engine, None, None) == 0
+        c.wait_workers(2)
+        c.wait_idle(4)
 
 
 @pytest.mark.parametrize("mode", ["pd", "colocated"])
