@@ -151,7 +151,7 @@ static int by_value(const void *a, const void *b)
 
 int main(int argc, char **argv)
 {
-    if (argc == 3 && strcmp(argv[1], "--node") == 0) return node_child_main(atoi(argv[2]));
+    if (argc == 3 && strcmp(argv[1], "--node") == 0) return node_child_main((int)strtol(argv[2], NULL, 10));
     if (argc != 1) {
         fprintf(stderr, "usage: %s\nKV transfer between two processes of this host, as CSV: GB/s beside memcpy and a bare send/recv loop.\n", argv[0]);
         return argc == 2 && strcmp(argv[1], "--help") == 0 ? 0 : 2;
