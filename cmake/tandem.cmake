@@ -84,7 +84,8 @@ function(td_test name)
   if(NOT A_LABELS)
     set(A_LABELS unit)
   endif()
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${A_TIMEOUT} LABELS "${A_LABELS}" SKIP_RETURN_CODE 77)
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${A_TIMEOUT} LABELS "${A_LABELS}" SKIP_RETURN_CODE 77
+    COST ${A_TIMEOUT}) # the long ones first
   td_test_environment(${name})
 endfunction()
 

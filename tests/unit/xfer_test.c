@@ -719,11 +719,18 @@ static void a_cut_connection_is_another_attempt(void **state)
 }
 
 /* A receiver stopped in the middle of a large transfer, at a moment chosen by the clock. */
+/* Sanitizer builds run fewer rounds of the same tests. */
+static bool is_short(void)
+{
+    const char *text = getenv("TANDEM_TEST_SHORT");
+    return text && strcmp(text, "1") == 0;
+}
+
 static void stop_in_the_middle_of_bytes(void **state)
 {
     const struct variant *v = *state;
-    int n_ready = 0, n_failed = 0;
-    for (int round = 0; round < 4; round++) {
+    int n_ready = 0, n_failed = 0, n_rounds = is_short() ? 1 : 4;
+    for (int round = 0; round < n_rounds; round++) {
         struct pair t;
         struct transfer m;
         pair_open(&t, v, BIG_BYTES);
@@ -774,7 +781,7 @@ static void stop_in_the_middle_of_bytes(void **state)
         pair_close(&t);
     }
     print_message("stopped in the middle: %d ready, %d failed\n", n_ready, n_failed);
-    assert_int_equal(n_ready + n_failed, 4);
+    assert_int_equal(n_ready + n_failed, n_rounds);
 }
 
 static void a_restarted_receiver_refuses_old_grants(void **state)
@@ -1037,7 +1044,7 @@ static void random_transfers_with_faults(void **state)
 {
     const char *seed_text = getenv("SEED"), *n_text = getenv("TANDEM_XFER_SOAK");
     uint64_t seed = seed_text ? strtoull(seed_text, NULL, 0) : td_random_u64() >> 32;
-    int n_total = n_text ? (int)strtol(n_text, NULL, 10) : 1000, n_started = 0, n_ready = 0, n_done = 0, n_failed = 0;
+    int n_total = n_text ? (int)strtol(n_text, NULL, 10) : is_short() ? 200 : 1000, n_started = 0, n_ready = 0, n_done = 0, n_failed = 0;
     print_message("SEED=%llu\n", (unsigned long long)seed);
     rng_state = seed;
     struct pair t;
@@ -1264,7 +1271,7 @@ static bool hand_round(struct pair *t, int delay_us)
 static void withdrawn_blocks_are_never_ready(void **state)
 {
     struct pair t;
-    int n_ready = 0, n_rounds = 150;
+    int n_ready = 0, n_rounds = is_short() ? 40 : 150;
     pair_open(&t, *state, 1u << 20);
     for (int i = 0; i < 3; i++) assert_false(hand_round(&t, -1));
     assert_true(hand_round(&t, 300000)); /* and with time enough it is ready: the check above can fail */
