@@ -19,7 +19,8 @@ def start(program, args, env=None, seconds=10):
     """Runs a program that must refuse to start; returns (exit status, the error line)."""
     began = time.monotonic()
     full = {**os.environ, "TSAN_OPTIONS": "ignore_noninstrumented_modules=1", **(env or {})}
-    p = subprocess.run([os.path.join(BIN, program), *map(str, args)], stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds * SLOW * 3, env=full, check=False)
+    p = subprocess.run([os.path.join(BIN, program), *map(str, args)], stdin=subprocess.DEVNULL, capture_output=True,
+                       timeout=seconds * SLOW * 3, env=full, check=False)
     text = p.stderr.decode("utf-8", "replace")
     assert not SANITIZER.search(text), text[-5000:]
     assert p.returncode in (1, 2), (p.returncode, text[-3000:])
@@ -173,7 +174,9 @@ WEIGHTS = [  # what a worker finds
     ("header_list", header(lambda j: b"[1]"), [ST, "header", "object"]),
     ("header_empty", header(lambda j: b"{}"), [ST, "no tensor"]),
     ("header_deep", header(lambda j: b'{"a":' + b"[" * 100000 + b"]" * 100000 + b"}"), [ST, "header"]),
-    ("header_duplicate", header(lambda j: b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'), [ST, "header"]),
+    ("header_duplicate",
+     header(lambda j: b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'),
+     [ST, "header"]),
     ("past_end", header(past_end), [ST, NORM]),
     ("overlap", header(overlap), [ST]),
     ("begin_after_end", tensor(NORM, data_offsets=[10, 5]), [ST, NORM, "data_offsets"]),
@@ -192,13 +195,20 @@ WEIGHTS = [  # what a worker finds
     ("tensor_missing", renamed(K0, "model.layers.0.self_attn.z_proj.weight"), ["layers.0.self_attn"]),
     ("tensor_transposed", header(lambda j: j[K0].update(shape=j[K0]["shape"][::-1])), [K0, "64"]),
     ("metadata_no_object", header(lambda j: j.update(__metadata__=3)), [ST, "__metadata__"]),
-    ("many_tensors", header(lambda j: json.dumps({f"t{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(200001)}).encode()), [ST, "200001", "200000"]),
+    ("many_tensors", header(lambda j: json.dumps({f"t{i}": {"dtype": "F32", "shape": [0],
+                                                            "data_offsets": [0, 0]} for i in range(200001)}).encode()),
+                                                            [ST, "200001", "200000"]),
     ("directory", as_directory(ST), [ST]),
     ("fifo", fifo(ST), [ST]),
     ("index_of_nothing", lambda d: ((d / ST).unlink(), (d / f"{ST}.index.json").write_text("{}")), ["index.json", "weight_map"]),
-    ("index_escapes", lambda d: ((d / ST).unlink(), (d / f"{ST}.index.json").write_text('{"weight_map":{"a":"../../etc/passwd"}}')), ["index.json", "passwd"]),
-    ("index_of_missing_shard", lambda d: ((d / ST).unlink(), (d / f"{ST}.index.json").write_text('{"weight_map":{"a":"model-1.safetensors"}}')), ["model-1.safetensors"]),
-    ("index_names_no_tensor", lambda d: (os.rename(d / ST, d / "s1.safetensors"), (d / f"{ST}.index.json").write_text('{"weight_map":{"nope":"s1.safetensors"}}')), ["index.json"]),
+    ("index_escapes", lambda d: ((d / ST).unlink(), (d / f"{ST}.index.json").write_text('{"weight_map":{"a":"../../etc/passwd"}}')),
+     ["index.json", "passwd"]),
+    ("index_of_missing_shard",
+     lambda d: ((d / ST).unlink(), (d / f"{ST}.index.json").write_text('{"weight_map":{"a":"model-1.safetensors"}}')),
+     ["model-1.safetensors"]),
+    ("index_names_no_tensor",
+     lambda d: (os.rename(d / ST, d / "s1.safetensors"), (d / f"{ST}.index.json").write_text('{"weight_map":{"nope":"s1.safetensors"}}')),
+     ["index.json"]),
 ]
 CONFIG = [  # both daemons read it
     ("missing", remove("config.json"), ["config.json"]),
@@ -229,13 +239,15 @@ CONFIG = [  # both daemons read it
     ("theta_0", config(rope_theta=0), ["config.json", "rope_theta", "0"]),
     ("rope_unknown", config(rope_scaling={"rope_type": "spiral", "factor": 2}), ["config.json", "rope_type", "spiral"]),
     ("rope_factor_0", config(rope_scaling={"rope_type": "linear", "factor": 0}), ["config.json", "factor", "0"]),
-    ("rope_contradiction", config(rope_scaling={"rope_type": "linear", "type": "llama3", "factor": 2}), ["config.json", "rope_type", "linear", "llama3"]),
+    ("rope_contradiction", config(rope_scaling={"rope_type": "linear", "type": "llama3", "factor": 2}),
+     ["config.json", "rope_type", "linear", "llama3"]),
     ("dtype_unknown", config(torch_dtype="float8"), ["config.json", "float8"]),
     ("eos_range", config(eos_token_id=99999), ["eos_token_id", "99999", "2047"]),
     ("quantized", config(quantization_config={"bits": 4}), ["config.json", "quantization_config"]),
     ("bias_text", config(attention_bias="yes"), ["config.json", "attention_bias"]),
     ("generation_no_json", write("generation_config.json", b"{"), ["generation_config.json"]),
-    ("generation_temperature", edit("generation_config.json", lambda j: j.update(temperature=-3)), ["generation_config.json", "temperature", "-3"]),
+    ("generation_temperature", edit("generation_config.json", lambda j: j.update(temperature=-3)),
+     ["generation_config.json", "temperature", "-3"]),
     ("generation_top_p", edit("generation_config.json", lambda j: j.update(top_p=7)), ["generation_config.json", "top_p", "7"]),
 ]
 DISAGREE = [  # config and weights: the worker sees it
@@ -269,7 +281,8 @@ TOKENIZER = [  # the router reads it
     ("merges_number", tok(lambda j: j["model"]["merges"].insert(3, 7)), ["tokenizer.json", "merges[3]"]),
     ("merges_one_word", tok(lambda j: j["model"]["merges"].insert(3, "a")), ["tokenizer.json", "merges[3]"]),
     ("pre_tokenizer_unknown", tok(lambda j: j.update(pre_tokenizer={"type": "Magic"})), ["tokenizer.json", "pre_tokenizer", "Magic"]),
-    ("regex_broken", tok(lambda j: j.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "(["}, "behavior": "Isolated", "invert": False})), ["tokenizer.json", "pre_tokenizer"]),
+    ("regex_broken", tok(lambda j: j.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "(["}, "behavior": "Isolated",
+                                                           "invert": False})), ["tokenizer.json", "pre_tokenizer"]),
     ("normalizer_unknown", tok(lambda j: j.update(normalizer={"type": "Magic"})), ["tokenizer.json", "normalizer", "Magic"]),
     ("decoder_unknown", tok(lambda j: j.update(decoder={"type": "Magic"})), ["tokenizer.json", "decoder", "Magic"]),
     ("added_no_list", tok(lambda j: j.update(added_tokens=5)), ["tokenizer.json", "added_tokens"]),
@@ -385,7 +398,8 @@ def test_port_in_use():
         s.bind(("127.0.0.1", 0))
         s.listen()
         at = f"127.0.0.1:{s.getsockname()[1]}"
-        for program, args in (("tandem-router", [*ROUTER, "--listen", at]), ("tandem-prefill", [*WORKER, "--listen", at]), ("tandem-router", [*ROUTER, "--metrics-listen", at])):
+        for program, args in (("tandem-router", [*ROUTER, "--listen", at]), ("tandem-prefill", [*WORKER, "--listen", at]),
+                              ("tandem-router", [*ROUTER, "--metrics-listen", at])):
             _, line = start(program, ["--model", POCKET, *args])
             assert at in line
 

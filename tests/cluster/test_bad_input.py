@@ -46,7 +46,8 @@ def field(number, data):
 
 def call(channel, path, data, timeout=None, metadata=None, **kw):
     """Sends one message of raw bytes; returns (code, details, list of raw messages)."""
-    c = channel.unary_stream(path, request_serializer=None, response_deserializer=None)(data, timeout=timeout or 20 * SLOW, metadata=metadata, **kw)
+    c = channel.unary_stream(path, request_serializer=None, response_deserializer=None)(data, timeout=timeout or 20 * SLOW,
+        metadata=metadata, **kw)
     out = []
     try:
         out.extend(c)
@@ -67,7 +68,8 @@ def channel_to(address):
     return grpc.insecure_channel(address, options)
 
 
-REFERENCE = dict(prompt="Once upon a time, there was a little fox who lived in the forest.", max_tokens=5 if SHORT else 12, temperature=0, ignore_eos=True)
+REFERENCE = dict(prompt="Once upon a time, there was a little fox who lived in the forest.", max_tokens=5 if SHORT else 12, temperature=0,
+                 ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +150,8 @@ FIELDS = [
     ("stop_ids_many", dict(prompt="a", stop_token_ids=[1] * 200), INVALID, ["stop.stop_token_ids", "200", "limit"]),
     ("request_id_long", dict(prompt="a", request_id="r" * 10000), INVALID, ["request_id", "10000", "limit"]),
 ]
-for _name, _bad in (("temperature", [-0.1, 101.0]), ("top_p", [0.0, -1.0, 1.5]), ("min_p", [-0.5, 1.5]), ("repetition_penalty", [0.0, -1.0]),
+for _name, _bad in (("temperature", [-0.1, 101.0]), ("top_p", [0.0, -1.0, 1.5]), ("min_p", [-0.5, 1.5]),
+                    ("repetition_penalty", [0.0, -1.0]),
                     ("presence_penalty", [-2.5, 2.5]), ("frequency_penalty", [-2.5, 2.5])):
     for _v in [*_bad, NAN, INF, -INF]:
         FIELDS.append((f"{_name}_{_v}", {"prompt": "a", _name: _v}, INVALID, [_name, f"{_v:g}"]))
@@ -164,8 +167,10 @@ def test_field(cluster, case):
 
 def test_limits_are_inclusive(cluster):
     """What lies just inside each limit is served."""
-    inside = [dict(temperature=100.0), dict(top_p=1.0), dict(top_p=1e-6), dict(min_p=1.0), dict(min_p=0.0), dict(repetition_penalty=1e-3), dict(top_k=2**31 - 1),
-              dict(presence_penalty=2.0, frequency_penalty=-2.0), dict(logprobs=20), dict(logprobs=0), dict(stop=["x" * 1024] * 16), dict(n=1),
+    inside = [dict(temperature=100.0), dict(top_p=1.0), dict(top_p=1e-6), dict(min_p=1.0), dict(min_p=0.0), dict(repetition_penalty=1e-3),
+              dict(top_k=2**31 - 1),
+              dict(presence_penalty=2.0, frequency_penalty=-2.0), dict(logprobs=20), dict(logprobs=0), dict(stop=["x" * 1024] * 16),
+              dict(n=1),
               dict(logit_bias=[(VOCAB - 1, -100.0), (0, 100.0)]), dict(stop_token_ids=[0, VOCAB - 1] * 60), dict(seed=2**64 - 1)]
     results = cluster.generate_many([cluster.request(prompt="A fox", max_tokens=2, ignore_eos=True, **kw) for kw in inside])
     assert [r.code for r in results] == [OK] * len(inside), [r.details for r in results]
@@ -238,7 +243,8 @@ def test_request_id_cannot_forge_log_lines(cluster):
 def test_unknown_oneof_and_fields(cluster):
     """A field from the future: tolerated. An input from the future: no input."""
     plain = cluster.request(**REFERENCE).SerializeToString()
-    future = field(1000, b"\xff" * 100) + varint(1001 << 3) + varint(2**64 - 1) + varint(1002 << 3 | 5) + b"abcd" + varint(1003 << 3 | 1) + b"abcdefgh"
+    future = field(1000,
+                   b"\xff" * 100) + varint(1001 << 3) + varint(2**64 - 1) + varint(1002 << 3 | 5) + b"abcd" + varint(1003 << 3 | 1) + b"abcdefgh"
     code, details, out = call(cluster.channel, GENERATE, plain + future)
     assert code == OK, details
     assert [t for m in out for t in pb.GenerateResponse.FromString(m).token_ids] == cluster.want
@@ -247,7 +253,8 @@ def test_unknown_oneof_and_fields(cluster):
     code, details, out = call(cluster.channel, GENERATE, two)
     assert code == OK and [t for m in out for t in pb.GenerateResponse.FromString(m).token_ids] == cluster.want
     sampling = pb.Sampling(temperature=0).SerializeToString() + future
-    code, details, out = call(cluster.channel, GENERATE, field(2, b"A fox") + field(6, sampling) + field(7, pb.StopConditions(max_tokens=2).SerializeToString() + future))
+    code, details, out = call(cluster.channel, GENERATE, field(2, b"A fox") + field(6, sampling) + field(7,
+        pb.StopConditions(max_tokens=2).SerializeToString() + future))
     assert code == OK, details
 
 
@@ -256,7 +263,8 @@ def test_unknown_oneof_and_fields(cluster):
 
 def test_messages_of_100_mb(cluster):
     big = field(2, b"x" * 100_000_000)
-    for ch, paths in [(cluster.channel, [GENERATE, TOKENIZE]), (cluster.workers_at["decode-0"], [DECODE]), (cluster.workers_at["prefill-0"], [PREFILL])]:
+    for ch, paths in [(cluster.channel, [GENERATE, TOKENIZE]), (cluster.workers_at["decode-0"], [DECODE]),
+                      (cluster.workers_at["prefill-0"], [PREFILL])]:
         for path in paths:
             r = call(ch, path, big)
             expect(r, EXHAUSTED)
@@ -277,17 +285,20 @@ def test_large_but_allowed_messages(cluster):
     expect(call(cluster.channel, GENERATE, field(2, b"a") * (n // 3)), (OK, INVALID, EXHAUSTED))  # the last of a oneof, often
     expect(call(cluster.channel, GENERATE, field(1000, b"") * (n // 4)), (INVALID, EXHAUSTED))  # unknown fields only
     expect(call(cluster.workers_at["decode-0"], DECODE, field(1, field(3, b"\5" * n))), INVALID, "seq.sampling")
-    expect(call(cluster.workers_at["decode-0"], DECODE, field(1, field(3, b"\5" * n) + field(5, b""))), INVALID, "tokens", str(n), str(CONTEXT))
+    expect(call(cluster.workers_at["decode-0"], DECODE, field(1, field(3, b"\5" * n) + field(5, b""))), INVALID, "tokens", str(n),
+           str(CONTEXT))
 
 
 # ---- bytes that are no message ---------------------------------------------------------------------------------------------------------------
 
 SAMPLES = {
-    GENERATE: pb.GenerateRequest(model="pocket", prompt="A fox " * 5, sampling=pb.Sampling(temperature=0, logit_bias=[pb.LogitBias(token=1, bias=2)]),
+    GENERATE: pb.GenerateRequest(model="pocket", prompt="A fox " * 5, sampling=pb.Sampling(temperature=0,
+        logit_bias=[pb.LogitBias(token=1, bias=2)]),
                                  stop=pb.StopConditions(max_tokens=1, stop=["abc"], stop_token_ids=[1, 2, 3])),
     TOKENIZE: pb.TokenizeRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="user", content="hello")])),
     DECODE: wpb.DecodeRequest(local_prefill=True, seq=wpb.Sequence(request=9, tokens=[1, 2, 3], n_prompt=3,
-                                                                 sampling=wpb.SamplingSpec(top_p=1, repetition_penalty=1, n_logprobs=-1, max_tokens=1))),
+                                                                 sampling=wpb.SamplingSpec(top_p=1, repetition_penalty=1, n_logprobs=-1,
+                                                                     max_tokens=1))),
     PREFILL: wpb.PrefillRequest(grant=b"\1\2\3" * 20, seq=wpb.Sequence(request=9, tokens=[1, 2, 3], n_prompt=3)),
     ABORT: wpb.AbortRequest(request=1 << 60, attempt=3, reason="none"),
     "/tandem.v1.Inference/Models": pb.ModelsRequest(),
@@ -332,10 +343,12 @@ def test_garbage_messages_to_every_method(cluster):
                 else:
                     n_bad += 1
                     expect(r, (INVALID, NOT_FOUND))  # a model's name of no model may come first
-                    assert r[0] == NOT_FOUND or re.search(r"tandem\.v1\.|grpc\.health|prompt|content|model |stop", r[1]), (port, path, data, r[1])  # says where
+                    assert r[0] == NOT_FOUND or re.search(r"tandem\.v1\.|grpc\.health|prompt|content|model |stop", r[1]), (port, path, data,
+                        r[1])  # says where
     assert n_bad > (30 if SHORT else 200)
     for ch in ports.values():  # streams of garbage
-        for path in ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", JOIN):
+        for path in ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+                     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", JOIN):
             c = ch.stream_stream(path)(iter([rng.randbytes(50), b"\xff" * 20]), timeout=10 * SLOW)
             try:
                 list(c)
@@ -346,7 +359,8 @@ def test_garbage_messages_to_every_method(cluster):
 
 def test_wrong_methods_and_shapes(cluster):
     for ch in (cluster.channel, *cluster.workers_at.values()):
-        for path in ("/tandem.v1.Nothing/Generate", "/tandem.v1.Inference/Nothing", "/", "//", "/x", "/tandem.v2.Inference/Generate", "/" + "x" * 5000):
+        for path in ("/tandem.v1.Nothing/Generate", "/tandem.v1.Inference/Nothing", "/", "//", "/x", "/tandem.v2.Inference/Generate",
+                     "/" + "x" * 5000):
             r = call(ch, path, b"")
             expect(r, UNIMPLEMENTED)
     expect(call(cluster.workers_at["decode-0"], GENERATE, SAMPLES[GENERATE].SerializeToString()), UNIMPLEMENTED)
@@ -437,9 +451,12 @@ def frame(kind, slot=0, generation=0, op=0, attempt=0, status=0, handle=0, offse
 
 HELLO_LIE = struct.pack("<QQQQ16s64s", 1, 2, 3, 4, b"\0" * 16, b"liar")
 TRANSFER_GARBAGE = [
-    b"TDX1" + b"\xff" * 60, frame(1, payload=HELLO_LIE), frame(1, payload=HELLO_LIE) + b"".join(frame(4, slot=i, generation=1, payload=b"k" * 16) for i in range(50)),
-    frame(5, payload=b"x" * 100), frame(5, length=1 << 20), frame(5, length=0xFFFFFFFF), frame(7, payload=b"note"), frame(99), frame(0), frame(1, version=9, payload=HELLO_LIE),
-    frame(1, flags=1, payload=HELLO_LIE), frame(4, slot=0xFFFFFFFF, generation=0xFFFFFFFF, payload=b"k" * 16), frame(11) * 1000, frame(9), frame(10, status=-20, payload=b"no"),
+    b"TDX1" + b"\xff" * 60, frame(1, payload=HELLO_LIE), frame(1, payload=HELLO_LIE) + b"".join(frame(4, slot=i, generation=1,
+        payload=b"k" * 16) for i in range(50)),
+    frame(5, payload=b"x" * 100), frame(5, length=1 << 20), frame(5, length=0xFFFFFFFF), frame(7, payload=b"note"), frame(99), frame(0),
+    frame(1, version=9, payload=HELLO_LIE),
+    frame(1, flags=1, payload=HELLO_LIE), frame(4, slot=0xFFFFFFFF, generation=0xFFFFFFFF, payload=b"k" * 16), frame(11) * 1000, frame(9),
+    frame(10, status=-20, payload=b"no"),
     frame(2, payload=HELLO_LIE), frame(6, payload=struct.pack("<Iii", 0, -1, 1 << 30)), frame(3, payload=b"\xff" * 24),
 ]
 
@@ -459,8 +476,10 @@ def poke(family, address, data, linger_s=0.02):
 def test_garbage_on_every_port(cluster):
     rng = random.Random(3)
     http2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-    data = [b"", b"\0", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500), rng.randbytes(10000), b"\xff" * 70000,
-            http2, http2 + rng.randbytes(3000), http2 + b"\xff\xff\xff\x04\0\0\0\0\0" + bytes(1000), http2 + b"\0\0\x06\4\0\0\0\0\0\0\4\xff\xff\xff\xff",
+    data = [b"", b"\0", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
+            rng.randbytes(10000), b"\xff" * 70000,
+            http2, http2 + rng.randbytes(3000), http2 + b"\xff\xff\xff\x04\0\0\0\0\0" + bytes(1000),
+            http2 + b"\0\0\x06\4\0\0\0\0\0\0\4\xff\xff\xff\xff",
             http2 + bytes(9) * 500, *TRANSFER_GARBAGE]
     seen = 0
     held = []
@@ -551,9 +570,11 @@ def test_grants_that_lie(cluster):
     rng = random.Random(1)
     stream, ticket = open_decode(cluster, 1 << 40, tokens)
     assert ticket.grant and ticket.cached_tokens == 0
-    bad = [(b"", 0, ["grant", "0 bytes"]), (b"x" * 5000, 0, ["grant", "5000"]), (b"x", 0, ["grant", "1 bytes"]), (rng.randbytes(len(ticket.grant)), 0, ["grant", "magic"]),
+    bad = [(b"", 0, ["grant", "0 bytes"]), (b"x" * 5000, 0, ["grant", "5000"]), (b"x", 0, ["grant", "1 bytes"]),
+           (rng.randbytes(len(ticket.grant)), 0, ["grant", "magic"]),
            (ticket.grant[:-1], 0, ["grant", str(len(ticket.grant) - 1)]), (ticket.grant + b"\0", 0, ["grant", str(len(ticket.grant) + 1)]),
-           (ticket.grant, 5, ["skip_tokens", "5", "16"]), (ticket.grant, 48, ["skip_tokens", "48", "40"]), (ticket.grant, 2**32 - 16, ["skip_tokens", str(2**32 - 16)]),
+           (ticket.grant, 5, ["skip_tokens", "5", "16"]), (ticket.grant, 48, ["skip_tokens", "48", "40"]),
+           (ticket.grant, 2**32 - 16, ["skip_tokens", str(2**32 - 16)]),
            (ticket.grant, 16, ["grant", "3 blocks", "skip_tokens"])]
     for grant, skip, parts in bad:
         r = send_prefill(cluster, 1 << 40, tokens, grant, skip)
@@ -573,7 +594,8 @@ def test_grants_that_lie(cluster):
 def forge(grant, **changes):
     """The grant with some fields changed and its CRC made right again (struct td_xfer_grant_blob)."""
     layout = "<IHHIIIiQQQHB5s16s16s64s64s64s"
-    names = ["magic", "version", "bytes", "crc", "slot", "generation", "n_blocks", "incarnation", "layout_hash", "block_bytes", "port", "path", "reserved", "key", "proof",
+    names = ["magic", "version", "bytes", "crc", "slot", "generation", "n_blocks", "incarnation", "layout_hash", "block_bytes", "port",
+             "path", "reserved", "key", "proof",
              "host", "shm_name", "instance"]
     values = dict(zip(names, struct.unpack(layout, grant)))
     values["crc"] = 0
@@ -608,12 +630,18 @@ def test_forged_grants_land_nowhere(cluster):
         stream, ticket = open_decode(cluster, (1 << 41) + path, victim_tokens)
         mine, my_ticket = open_decode(cluster, (1 << 42) + path, other)
         n = {"n_blocks": 3}
-        forged = [forge(ticket.grant, generation=lambda g: g + 1, path=path), forge(ticket.grant, generation=0, path=path), forge(ticket.grant, key=flip_bytes, path=path),
-                  forge(my_ticket.grant, slot=ticket.slot, path=path), forge(my_ticket.grant, slot=0xFFFFFFFF, path=path), forge(my_ticket.grant, incarnation=5, path=path),
-                  forge(my_ticket.grant, n_blocks=1000, path=path), forge(my_ticket.grant, n_blocks=-1, path=path), forge(my_ticket.grant, block_bytes=64, path=path),
-                  forge(my_ticket.grant, layout_hash=1, path=path), forge(my_ticket.grant, shm_name=b"", port=port, path=0), forge(my_ticket.grant, port=0, shm_name=b"", path=path),
-                  forge(my_ticket.grant, host=b"not an address", path=1), forge(my_ticket.grant, host=b"nobody.invalid", shm_name=b"", path=1),
-                  forge(my_ticket.grant, shm_name=b"tandem-xfer-none", port=0), forge(my_ticket.grant, reserved=b"\1" * 5), forge(my_ticket.grant, path=7)]
+        forged = [forge(ticket.grant, generation=lambda g: g + 1, path=path), forge(ticket.grant, generation=0, path=path),
+                  forge(ticket.grant, key=flip_bytes, path=path),
+                  forge(my_ticket.grant, slot=ticket.slot, path=path), forge(my_ticket.grant, slot=0xFFFFFFFF, path=path),
+                  forge(my_ticket.grant, incarnation=5, path=path),
+                  forge(my_ticket.grant, n_blocks=1000, path=path), forge(my_ticket.grant, n_blocks=-1, path=path),
+                  forge(my_ticket.grant, block_bytes=64, path=path),
+                  forge(my_ticket.grant, layout_hash=1, path=path), forge(my_ticket.grant, shm_name=b"", port=port, path=0),
+                  forge(my_ticket.grant, port=0, shm_name=b"", path=path),
+                  forge(my_ticket.grant, host=b"not an address", path=1),
+                  forge(my_ticket.grant, host=b"nobody.invalid", shm_name=b"", path=1),
+                  forge(my_ticket.grant, shm_name=b"tandem-xfer-none", port=0), forge(my_ticket.grant, reserved=b"\1" * 5),
+                  forge(my_ticket.grant, path=7)]
         assert n and len(forged[0]) == len(ticket.grant)
         for i, grant in enumerate(forged[: 8 if SHORT else None]):
             r = send_prefill(cluster, (1 << 42) + path, other, grant, 0)
@@ -635,7 +663,8 @@ def test_a_grant_serves_once(cluster):
     stream, ticket = open_decode(cluster, 1 << 43, tokens[:20], max_tokens=8)
     r = send_prefill(cluster, 1 << 43, tokens[:20], ticket.grant, ticket.cached_tokens, max_tokens=8)
     assert r[0] == OK, r[:2]
-    again = send_prefill(cluster, 1 << 43, tokens[:20], ticket.grant, ticket.cached_tokens, max_tokens=8)  # told that all is there already, or refused
+    again = send_prefill(cluster, 1 << 43, tokens[:20], ticket.grant, ticket.cached_tokens,
+                         max_tokens=8)  # told that all is there already, or refused
     assert again[0] not in (Code.INTERNAL, Code.DEADLINE_EXCEEDED), again[:2]
     other = fresh_tokens(6, 20)
     send_prefill(cluster, 1 << 43, other, ticket.grant, ticket.cached_tokens, max_tokens=8)  # other KV to the same place
@@ -650,7 +679,8 @@ def test_a_grant_serves_once(cluster):
 
 def test_abort_and_attempts(cluster):
     d = cluster.workers_at["decode-0"]
-    abort = lambda request, attempt: expect(call(d, ABORT, wpb.AbortRequest(request=request, attempt=attempt).SerializeToString()), OK)  # noqa: E731
+    abort = lambda request, attempt: expect(call(d, ABORT, wpb.AbortRequest(request=request, attempt=attempt).SerializeToString()),
+                                            OK)  # noqa: E731
     abort(12345, 0)  # nobody's
     abort(2**64 - 1, 2**32 - 1)
     tokens = fresh_tokens(5)
@@ -707,7 +737,8 @@ ROUTER_ANSWERS = {
 
 
 def own_decode(c, router_port):
-    return Daemon("own", "tandem-decode", ["--name", "own", "--model", c.model, "--router", f"127.0.0.1:{router_port}", "--dtype", c.dtype, "--threads", 1, "--kv-memory",
+    return Daemon("own", "tandem-decode", ["--name", "own", "--model", c.model, "--router", f"127.0.0.1:{router_port}", "--dtype", c.dtype,
+                                           "--threads", 1, "--kv-memory",
                                           c.kv_memory], c.dir.name)
 
 
@@ -754,7 +785,8 @@ class FakeWorker:
         self.out = queue.Queue()
         self.out.put(wpb.WorkerMessage(hello=hello))
         self.channel = channel_to(f"127.0.0.1:{cluster.port}")
-        self.stream = self.channel.stream_stream(JOIN, request_serializer=wpb.WorkerMessage.SerializeToString, response_deserializer=wpb.RouterMessage.FromString)(
+        self.stream = self.channel.stream_stream(JOIN, request_serializer=wpb.WorkerMessage.SerializeToString,
+                                                 response_deserializer=wpb.RouterMessage.FromString)(
             iter(self.out.get, None), timeout=60 * SLOW)
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self._snapshots, daemon=True)
@@ -814,7 +846,8 @@ def test_hello_refused(cluster, real_hello, case):
 
 def test_registry_out_of_order(cluster, real_hello):
     """Snapshots and drains before hello, hello twice, silence, a stranger's address: the router keeps what it has."""
-    for first in ([], [wpb.WorkerMessage(snapshot=wpb.Snapshot(seq=1, running=2**32 - 1))] * 3, [wpb.WorkerMessage(drain=wpb.Drain())], [wpb.WorkerMessage()]):
+    for first in ([], [wpb.WorkerMessage(snapshot=wpb.Snapshot(seq=1, running=2**32 - 1))] * 3, [wpb.WorkerMessage(drain=wpb.Drain())],
+                  [wpb.WorkerMessage()]):
         c = cluster.channel.stream_stream(JOIN, request_serializer=wpb.WorkerMessage.SerializeToString)(iter(first), timeout=10 * SLOW)
         list(c)
         assert c.code() == OK
@@ -822,7 +855,8 @@ def test_registry_out_of_order(cluster, real_hello):
     hello.name, hello.address = "fake", "127.0.0.1:1"
     f = FakeWorker(cluster, hello)
     assert next(f.stream).welcome.protocol == 1
-    f.out.put(wpb.WorkerMessage(snapshot=wpb.Snapshot(seq=2**64 - 1, kv_held=2**32 - 1, tokens_queued=2**64 - 1, running=2**32 - 1, waiting=2**32 - 1,
+    f.out.put(wpb.WorkerMessage(snapshot=wpb.Snapshot(seq=2**64 - 1, kv_held=2**32 - 1, tokens_queued=2**64 - 1, running=2**32 - 1,
+                                                      waiting=2**32 - 1,
                                                       prefill_tokens_total=2**64 - 1)))
     f.out.put(wpb.WorkerMessage(hello=hello))
     with pytest.raises(grpc.RpcError):
@@ -881,7 +915,9 @@ PREFILL_LIES = {
     "empty_first": lambda data, ctx: iter([wpb.PrefillEvent(first=wpb.FirstToken()).SerializeToString()]),
     "done_without_first": lambda data, ctx: iter([wpb.PrefillEvent(done=wpb.PrefillDone()).SerializeToString()]),
     "index_0": lambda data, ctx: iter([wpb.PrefillEvent(first=wpb.FirstToken(out=wpb.TokenOut(index=0, token=4))).SerializeToString()]),
-    "token_vocab": lambda data, ctx: iter([wpb.PrefillEvent(first=wpb.FirstToken(out=wpb.TokenOut(index=len(wpb.PrefillRequest.FromString(data).seq.tokens), token=VOCAB))).SerializeToString()]),
+    "token_vocab": lambda data,
+    ctx: iter([wpb.PrefillEvent(first=wpb.FirstToken(out=wpb.TokenOut(index=len(wpb.PrefillRequest.FromString(data).seq.tokens),
+                                                                      token=VOCAB))).SerializeToString()]),
 }
 
 

@@ -15,7 +15,8 @@ OK = grpc.StatusCode.OK
 
 
 def reference_requests(c):
-    return [c.request(prompt=f"Story {i}. " + "The little fox walked over the hill. " * (i % 5 * 3), max_tokens=8 + 5 * i, temperature=0.0 if i % 2 else 0.9, seed=50 + i,
+    return [c.request(prompt=f"Story {i}. " + "The little fox walked over the hill. " * (i % 5 * 3), max_tokens=8 + 5 * i,
+                      temperature=0.0 if i % 2 else 0.9, seed=50 + i,
                       ignore_eos=True) for i in range(10)]
 
 

@@ -27,7 +27,8 @@ COMMANDS = ["up", "generate", "chat", "status", "tokenize", "logits", "engine-be
 def run(args, stdin=b"", timeout=60, env=None):
     """One command to its end: (exit status, stdout, stderr)."""
     full = {**os.environ, "TSAN_OPTIONS": "ignore_noninstrumented_modules=1", **(env or {})}
-    p = subprocess.run([os.path.join(BIN, args[0]), *map(str, args[1:])], input=stdin, capture_output=True, timeout=timeout * SLOW, env=full, check=False)
+    p = subprocess.run([os.path.join(BIN, args[0]), *map(str, args[1:])], input=stdin, capture_output=True, timeout=timeout * SLOW,
+                       env=full, check=False)
     err = p.stderr.decode("utf-8", "replace")
     assert not SANITIZER.search(err), err[-5000:]
     return p.returncode, p.stdout, err
@@ -92,7 +93,8 @@ class Up:
     def __init__(self, *args):
         self.at = f"127.0.0.1:{free_port()}"
         env = {**os.environ, "TSAN_OPTIONS": "ignore_noninstrumented_modules=1"}
-        self.p = subprocess.Popen([os.path.join(BIN, "tandem"), "up", "--model", POCKET, "--listen", self.at, "--dtype", "f32", "--kv-memory", "16MiB", *map(str, args)],
+        self.p = subprocess.Popen([os.path.join(BIN, "tandem"), "up", "--model", POCKET, "--listen", self.at, "--dtype", "f32",
+                                   "--kv-memory", "16MiB", *map(str, args)],
                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, start_new_session=True)
         self.out, self.err = b"", b""
         self.threads = [threading.Thread(target=self._read, args=(n,), daemon=True) for n in ("out", "err")]
@@ -162,7 +164,8 @@ def test_up_generate(up):
     assert rc == 0 and with_stats == out
     for word in ("TTFT", "TPOT", "router queue", "prefill", "KV transfer", "finish length", "failovers"):
         assert word in err, err
-    stages = [float(re.search(rf"  {name} +([\d.]+) ms", err).group(1)) for name in ("router queue", "reserve", "prefill queue", "prefill", "rpc")]
+    stages = [float(re.search(rf"  {name} +([\d.]+) ms", err).group(1)) for name in ("router queue", "reserve", "prefill queue", "prefill",
+        "rpc")]
     assert abs(sum(stages) - float(re.search(r"TTFT +([\d.]+) ms", err).group(1))) < 0.01  # it adds up
     seeded = [up.cli("generate", "--max-tokens", 12, "--temperature", 1, "--seed", 5, prompt)[1] for _ in range(2)]
     assert seeded[0] == seeded[1]
@@ -212,7 +215,8 @@ def test_up_second_interrupt_and_killed_children():
     u.wait_for(lambda: b"prefill-0 was killed by signal 9" in u.err, 10)
     assert u.p.poll() is None  # a lost worker only makes the cluster smaller
     # what waits for a prefill worker that will not come keeps the drain waiting: a second Ctrl-C does not
-    waiting = subprocess.Popen([os.path.join(BIN, "tandem"), "generate", "--server", u.at, "Once"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    waiting = subprocess.Popen([os.path.join(BIN, "tandem"), "generate", "--server", u.at, "Once"], stdin=subprocess.DEVNULL,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     u.wait_for(lambda: u.status()["live"] == 1, 10)
     u.p.send_signal(signal.SIGINT)
     u.wait_for(lambda: len(u.children()) == 1, 20)  # the workers have gone; the router drains
@@ -263,7 +267,8 @@ def test_tokenize_round_trip():
     special = run(["tandem", "tokenize", "--model", POCKET, "--whole", "--add-special"], b"fox")[1].split()
     plain = run(["tandem", "tokenize", "--model", POCKET, "--whole"], b"fox")[1].split()
     assert special[-len(plain):] == plain or special[: len(plain)] == plain
-    assert run(["tandem", "tokenize", "--model", POCKET, "--whole"], b"a\0b")[1] != run(["tandem", "tokenize", "--model", POCKET, "--whole"], b"a")[1]
+    assert run(["tandem", "tokenize", "--model", POCKET, "--whole"], b"a\0b")[1] != run(["tandem", "tokenize", "--model", POCKET,
+        "--whole"], b"a")[1]
     rc, _, err = run(["tandem", "tokenize", "--model", POCKET], b"fine\nbad \xff\n")
     assert rc == 2 and "line 2" in err and "UTF-8" in err
     rc, _, err = run(["tandem", "tokenize", "--model", POCKET, "--decode"], b"5 99999999\n")
@@ -279,7 +284,8 @@ def test_logits(tmp_path):
     for chunk in (0, 1, 5):
         for dtype in ("f32", "bf16"):
             path = tmp_path / f"{chunk}-{dtype}"
-            rc, stdout, err = run(["tandem", "logits", "--model", POCKET, "--tokens", ",".join(map(str, ids)), "--chunk", chunk, "--dtype", dtype, "--threads", 1, "--out", path])
+            rc, stdout, err = run(["tandem", "logits", "--model", POCKET, "--tokens", ",".join(map(str, ids)), "--chunk", chunk, "--dtype",
+                                   dtype, "--threads", 1, "--out", path])
             assert rc == 0 and not stdout, err
             out[chunk, dtype] = path.read_bytes()
     assert len(out[0, "f32"]) == len(ids) * 2048 * 4
@@ -297,7 +303,9 @@ def test_logits(tmp_path):
 
 def test_engine_bench():
     tiny = ["--batch", 2, "--prompt-len", 24, "--output-len", 3, "--repeat", 1, "--threads", 1, "--kv-memory", "64MiB", "--json"]
-    models = [["--model", POCKET]] if SHORT else [["--model", POCKET], ["--random-weights", os.path.join(ROOT, "bench/configs/llama-110m.json"), "--dtype", "bf16"]]
+    models = [["--model", POCKET]] if SHORT else [["--model", POCKET],
+                                                  ["--random-weights", os.path.join(ROOT, "bench/configs/llama-110m.json"), "--dtype",
+                                                   "bf16"]]
     for model in models:
         rc, out, err = run(["tandem", "engine-bench", *model, *tiny], timeout=100)
         assert rc == 0, err
@@ -333,7 +341,8 @@ def test_health_and_drain():
         assert health(c.channel, "no.such.Service") == Code.NOT_FOUND
         for name, ch in workers.items():
             assert health(ch) == health(ch, "tandem.v1.Worker") == SERVING, name
-        watches = {name: ch.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=60 * SLOW) for name, ch in [("router", c.channel), *workers.items()]}
+        watches = {name: ch.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=60 * SLOW) for name,
+                   ch in [("router", c.channel), *workers.items()]}
         for w in watches.values():
             assert next(w) == b"\x08\x01"
         unknown = c.channel.unary_stream("/grpc.health.v1.Health/Watch")(field(1, b"no.such"), timeout=60 * SLOW)
@@ -388,9 +397,11 @@ def fields_of(data):
 def test_reflection(version):
     """Nothing but reflection is known: services are listed, the descriptors make a Generate call."""
     with Cluster() as c:
-        listed, unknown, by_symbol = reflect(c.channel, version, field(7, b"*"), field(4, b"no.such.Thing"), field(4, b"tandem.v1.Inference"))
+        listed, unknown, by_symbol = reflect(c.channel, version, field(7, b"*"), field(4, b"no.such.Thing"),
+                                             field(4, b"tandem.v1.Inference"))
         names = {dict(fields_of(v))[1].decode() for k, v in fields_of(dict(fields_of(listed))[6])}
-        assert {"tandem.v1.Inference", "tandem.v1.Registry", "grpc.health.v1.Health", f"grpc.reflection.{version}.ServerReflection"} <= names
+        assert {"tandem.v1.Inference", "tandem.v1.Registry", "grpc.health.v1.Health",
+                f"grpc.reflection.{version}.ServerReflection"} <= names
         assert dict(fields_of(dict(fields_of(unknown))[7]))[1] == Code.NOT_FOUND.value[0]
         pool = descriptor_pool.DescriptorPool()
         files = [descriptor_pb2.FileDescriptorProto.FromString(v) for k, v in fields_of(dict(fields_of(by_symbol))[4])]
@@ -424,11 +435,14 @@ def certs(tmp_path_factory):
         subprocess.run(["openssl", *args], check=True, capture_output=True, cwd=d)
 
     for ca in ("ca", "other-ca"):
-        openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{ca}.key", "-out", f"{ca}.pem", "-days", "2", "-subj", f"/CN={ca}")
+        openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{ca}.key", "-out",
+                f"{ca}.pem", "-days", "2", "-subj", f"/CN={ca}")
     for name, ca in (("server", "ca"), ("client", "ca"), ("stranger", "other-ca")):
         (d / "ext").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-        openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-days", "2", "-extfile", "ext", "-out", f"{name}.pem")
+        openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{name}.key", "-out", f"{name}.csr",
+                "-subj", f"/CN={name}")
+        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-days", "2",
+                "-extfile", "ext", "-out", f"{name}.pem")
     return d
 
 
@@ -458,7 +472,8 @@ def plain_tokens():
 
 @pytest.mark.parametrize("mutual", [True, False])
 def test_tls(certs, plain_tokens, mutual):
-    args = ["--tls-cert", certs / "server.pem", "--tls-key", certs / "server.key", "--tls-ca", certs / "ca.pem"] + ([] if mutual else ["--no-tls-client-auth"])
+    args = ["--tls-cert", certs / "server.pem", "--tls-key", certs / "server.key", "--tls-ca",
+            certs / "ca.pem"] + ([] if mutual else ["--no-tls-client-auth"])
     own = credentials(certs, name="client" if mutual else None)
     with Cluster(router_args=args, worker_args=args, tls=own) as c:
         r = c.generate(prompt="Once upon a time", max_tokens=16, temperature=0)
@@ -473,7 +488,8 @@ def test_tls(certs, plain_tokens, mutual):
                 assert no_certificate == stranger == Code.UNAVAILABLE
             else:
                 assert no_certificate in (OK, Code.UNIMPLEMENTED)
-        cli = ["tandem", "generate", "--server", f"127.0.0.1:{c.port}", "--tls-ca", certs / "ca.pem", "--max-tokens", 16, "--temperature", 0, "--token-ids", "Once upon a time"]
+        cli = ["tandem", "generate", "--server", f"127.0.0.1:{c.port}", "--tls-ca", certs / "ca.pem", "--max-tokens", 16, "--temperature",
+               0, "--token-ids", "Once upon a time"]
         with_identity = [*cli, "--tls-cert", certs / "client.pem", "--tls-key", certs / "client.key"]
         rc, out, err = run(with_identity)
         assert rc == 0 and [int(x) for x in out.split()] == plain_tokens, err
@@ -513,7 +529,8 @@ def parse_metrics(text):
             assert name not in types and kind in ("counter", "gauge", "histogram"), line
             types[name] = kind
         elif not line.startswith("#"):
-            m = re.fullmatch(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[a-zA-Z_]\w*="(?:\\.|[^"\\])*"(?:,[a-zA-Z_]\w*="(?:\\.|[^"\\])*")*\})? (\S+)', line)
+            m = re.fullmatch(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[a-zA-Z_]\w*="(?:\\.|[^"\\])*"(?:,[a-zA-Z_]\w*="(?:\\.|[^"\\])*")*\})? (\S+)',
+                             line)
             assert m, line
             base = re.sub(r"_(bucket|sum|count)$", "", m[1])
             assert m[1] in types or types.get(base) == "histogram", line
@@ -525,7 +542,8 @@ def parse_metrics(text):
 
 def test_metrics(tmp_path):
     log = tmp_path / "decisions"
-    with Cluster(router_args=["--metrics-listen", "127.0.0.1:0", "--decision-log", log], worker_args=["--metrics-listen", "127.0.0.1:0"]) as c:
+    with Cluster(router_args=["--metrics-listen", "127.0.0.1:0", "--decision-log", log],
+                 worker_args=["--metrics-listen", "127.0.0.1:0"]) as c:
         port = next(p for p in tcp_ports(c.router.pid) if p != c.port)
         n = 7
         results = c.generate_many([c.request(prompt=f"Fox {i}", max_tokens=5, temperature=0, ignore_eos=True) for i in range(n)])
@@ -558,7 +576,8 @@ def test_metrics(tmp_path):
             for s, _, text in pages:
                 assert s != 200 or parse_metrics(text) is not None
     lines = log.read_text().splitlines()
-    assert lines[0].startswith("c version=1 mode=0 policy=least_token") and all(re.fullmatch(r"[cea]( \w+=\S*)+( reason=.*)?", line) for line in lines)
+    assert lines[0].startswith("c version=1 mode=0 policy=least_token") and all(re.fullmatch(r"[cea]( \w+=\S*)+( reason=.*)?",
+        line) for line in lines)
     events, actions = ([int(x) for x in re.findall(rf"^{kind} kind=(\d+)", "\n".join(lines), re.M)] for kind in "ea")
     assert events.count(6) == n and actions.count(1) == n and actions.count(2) == n and actions.count(5) == n and actions.count(6) == 0  # router/core/core.h
 
@@ -594,8 +613,10 @@ def test_too_many_requests():
 def test_tiny_pools(mode):
     """Sequences that together need many times the pool: they wait or are preempted, none fails, each has the tokens it has alone."""
     n = 6 if SHORT else 30
-    with Cluster(mode=mode, kv_memory="1MiB", worker_args=["--max-seqs", 8, "--max-batch", 4, "--max-step-tokens", 32]) as c:  # 25 blocks of 16
-        requests = [c.request(prompt=f"Story {i}. " + "The fox ran. " * (i % 9), max_tokens=60 + 9 * (i % 7), temperature=0.7 * (i % 2), seed=i, ignore_eos=True) for i in range(n)]
+    with Cluster(mode=mode, kv_memory="1MiB", worker_args=["--max-seqs", 8, "--max-batch", 4, "--max-step-tokens",
+                                                           32]) as c:  # 25 blocks of 16
+        requests = [c.request(prompt=f"Story {i}. " + "The fox ran. " * (i % 9), max_tokens=60 + 9 * (i % 7), temperature=0.7 * (i % 2),
+                              seed=i, ignore_eos=True) for i in range(n)]
         together = c.generate_many(requests)
         assert [r.code for r in together] == [OK] * n, [r.details for r in together if r.code != OK]
         c.wait_idle(10)
@@ -613,7 +634,8 @@ def test_cancelled_while_waiting():
         for s in streams:
             s.cancel()
         c.wait_idle()
-        expired = c.generate_many([c.request(prompt=f"Fox {i}", max_tokens=300, temperature=0, ignore_eos=True) for i in range(20)], timeout=0.02)
+        expired = c.generate_many([c.request(prompt=f"Fox {i}", max_tokens=300, temperature=0, ignore_eos=True) for i in range(20)],
+                                  timeout=0.02)
         assert {r.code for r in expired} <= {OK, Code.DEADLINE_EXCEEDED} and any(r.code != OK for r in expired)
         c.wait_idle()
 
