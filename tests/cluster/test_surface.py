@@ -470,7 +470,7 @@ def plain_tokens():
         return c.generate(prompt="Once upon a time", max_tokens=16, temperature=0).tokens
 
 
-@pytest.mark.parametrize("mutual", [True, False])
+@pytest.mark.parametrize("mutual", [True] if SHORT else [True, False])
 def test_tls(certs, plain_tokens, mutual):
     args = ["--tls-cert", certs / "server.pem", "--tls-key", certs / "server.key", "--tls-ca",
             certs / "ca.pem"] + ([] if mutual else ["--no-tls-client-auth"])
@@ -593,7 +593,7 @@ def refused(r):
 def test_too_many_requests():
     """More than max_requests, more than max_queued: the rest is told when to come back, and what was taken is finished."""
     n = 10 if SHORT else 40
-    for args in (["--max-requests", 4], ["--max-queued", 3]):
+    for args in [["--max-requests", 4], ["--max-queued", 3]][SHORT:]:
         with Cluster(router_args=args, worker_args=["--max-seqs", 4]) as c:
             alone = c.generate(prompt="A fox", max_tokens=40, temperature=0, ignore_eos=True)
             results = c.generate_many([c.request(prompt="A fox", max_tokens=40, temperature=0, ignore_eos=True) for _ in range(n)])
