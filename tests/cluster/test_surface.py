@@ -196,6 +196,7 @@ def test_up_chat(up):
 
 
 def test_up_status(up):
+    up.wait_for(lambda: all(w["kv_blocks_held"] == 0 for w in up.status()["workers"]), 10)  # the last snapshots may be of the request before
     s = up.status()
     assert s["model"] == os.path.basename(os.path.realpath(POCKET)) and s["mode"] == "pd" and s["live"] == s["queued"] == 0
     assert sorted(w["name"] for w in s["workers"]) == ["decode-0", "decode-1", "prefill-0", "prefill-1"]
