@@ -14,6 +14,7 @@ static const struct {
     {"generate", cli_generate, "stream the completion of a prompt"},
     {"chat", cli_chat, "talk with the model, turn by turn"},
     {"status", cli_status, "workers, KV use, queues and rates (--json for machines)"},
+    {"doctor", cli_doctor, "check this host, a cluster, the way to another machine, before serving"},
     {"tokenize", cli_tokenize, "text to token ids and back, with a model's tokenizer"},
     {"logits", cli_logits, "write the logits of every position to a file"},
     {"engine-bench", cli_engine_bench, "prefill and decode tokens/s of this machine, without a cluster"},

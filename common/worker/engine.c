@@ -41,8 +41,7 @@ struct td_engine {
 
 /* ---- boot ---------------------------------------------------------------------------------------------------------------------------- */
 
-/* "50%" of what is available now, or a size. */
-static td_status kv_bytes_parse(const char *text, uint64_t *ret_bytes, struct td_err *err)
+td_status td_engine_kv_bytes(const char *text, uint64_t *ret_bytes, struct td_err *err)
 {
     size_t n = strlen(text);
     if (n > 0 && text[n - 1] == '%') {
@@ -80,7 +79,7 @@ static td_status engine_open_kv(struct td_engine *e, const struct td_engine_conf
     td_status s = td_model_kv_layout(e->model, c->block_size, &e->layout, err);
     if (s) return s;
     uint64_t bytes;
-    if ((s = kv_bytes_parse(c->kv_memory, &bytes, err))) return s;
+    if ((s = td_engine_kv_bytes(c->kv_memory, &bytes, err))) return s;
     uint64_t available = td_mem_available();
     if (bytes > available)
         return td_fail(err, TD_ERR_NOMEM, "kv_memory asks for %llu MiB, only %llu MiB are available", (unsigned long long)(bytes >> 20),

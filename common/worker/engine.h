@@ -71,6 +71,8 @@ struct td_seq {
 };
 
 td_status td_engine_open(const struct td_engine_config *config, struct td_engine **ret_engine, struct td_err *err);
+/* What kv_memory means here and now: "50%" of the memory that is available, or a size. */
+td_status td_engine_kv_bytes(const char *text, uint64_t *ret_bytes, struct td_err *err);
 void td_engine_close(struct td_engine *engine);       /* asserts that no sequence is out */
 
 struct td_model *td_engine_model(struct td_engine *engine);

@@ -1,0 +1,96 @@
+/* doctor.c - `tandem doctor`: checks before serving. This host always (unless --local=false or --listen), a cluster with --router, the way to
+ * another machine with --peer there and --listen here. Lines to stdout, one per check; exit status 1 when one of them failed. */
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/doctor.h"
+#include "common/base/mem.h"
+#include "common/worker/engine.h"
+
+#define OFF(f) offsetof(struct doctor_config, f)
+static const struct td_option options[] = {
+    {"local", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(local), "check this host: CPU, memory, limits, clocks, RDMA devices, GPUs"},
+    {"kv_memory", TD_OPT_STR, "25%", 0, 0, NULL, OFF(kv_memory), "the KV pool that workers here will have: a size or a share, as theirs"},
+    {"transfer", TD_OPT_ENUM, "auto", 0, 0, "auto|tcp|shm|rdma", OFF(transfer), "KV path that must work; auto: whichever does"},
+    {"register", TD_OPT_SIZE, "256MiB", 0, 1e13, NULL, OFF(register_bytes), "memory to register with each RDMA device; 0 = none"},
+    {"router", TD_OPT_STR, "", 0, 0, NULL, OFF(at.server), "router of a running cluster: look at it and at each of its workers"},
+    {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, OFF(at.tls_ca), "CA of the cluster's certificates; turns TLS on"},
+    {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, OFF(at.tls_cert), "own certificate, for mutual TLS"},
+    {"tls_key", TD_OPT_STR, "", 0, 0, NULL, OFF(at.tls_key), "own key, for mutual TLS"},
+    {"listen", TD_OPT_STR, "", 0, 0, NULL, OFF(listen), "HOST:PORT: be the other side of one --peer, then end; no other check"},
+    {"listen_timeout_ms", TD_OPT_U64, "600000", 100, 86400000, NULL, OFF(listen_timeout_ms), "--listen: longest wait for a --peer"},
+    {"peer", TD_OPT_STR, "", 0, 0, NULL, OFF(peer), "HOST:PORT of a doctor with --listen: measure the KV paths to it"},
+    {"bytes", TD_OPT_SIZE, "256MiB", 1 << 20, 1 << 30, NULL, OFF(bytes), "--peer: the largest transfer, and the pool at both ends"},
+    {"timeout_ms", TD_OPT_U64, "5000", 100, 600000, NULL, OFF(timeout_ms), "longest wait for an answer: router, worker, peer"},
+    {"json", TD_OPT_STR, "", 0, 0, NULL, OFF(json), "write the checks to this file as JSON; - is stdout (the lines then go to stderr)"},
+    {"root", TD_OPT_STR, "", 0, 0, NULL, OFF(root), "read /sys and /proc below this folder (a host's, mounted in a container)"},
+    {0},
+};
+
+static int write_json(const struct doctor_report *r, const char *path)
+{
+    json_t *root = doctor_json(r);
+    bool to_stdout = !strcmp(path, "-");
+    FILE *out = to_stdout ? stdout : fopen(path, "w");
+    int e = !out || json_dumpf(root, out, JSON_INDENT(2)) || fputc('\n', out) == EOF || fflush(out);
+    if (out && !to_stdout && fclose(out)) e = 1;
+    if (e) fprintf(stderr, "tandem doctor: error: json: cannot write %s: %s\n", path, strerror(errno));
+    json_decref(root);
+    return e;
+}
+
+static bool has_rdma_device(const struct td_verbs *vb)
+{
+    static char names[TD_VB_DEVICES_MAX][TD_VB_NAME_MAX];
+    uint32_t n = 0;
+    return vb && vb->list(vb, names, &n) == 0 && n > 0;
+}
+
+static void check_local(struct doctor_report *r, const struct doctor_config *c, uint64_t kv_bytes, const struct td_verbs *vb, const char *why)
+{
+    static struct doctor_pci gpus[DOCTOR_PCI_MAX];
+    static struct doctor_rdma rdma;
+    doctor_host(r, c, kv_bytes, has_rdma_device(vb));
+    doctor_flush(r);
+    size_t n_gpus = doctor_gpus(r, c->root, gpus, DOCTOR_PCI_MAX);
+    doctor_rdma(r, c, vb, why, kv_bytes, n_gpus, &rdma);
+    doctor_flush(r);
+    doctor_topology(r, c->root, gpus, n_gpus, rdma.nics, rdma.n_nics);
+    doctor_flush(r);
+}
+
+int cli_doctor(int argc, char **argv)
+{
+    static struct doctor_config c;
+    struct doctor_report r = {0};
+    struct td_err err = {0}, verbs_err = {0};
+    const struct td_verbs *vb = NULL;
+    uint64_t kv_bytes = 0;
+    if (td_options_load(options, &c, "tandem doctor", "Checks this host, a cluster and the way between two machines before they serve.", argc, argv, NULL, 0,
+                        NULL, &err) ||
+        td_engine_kv_bytes(c.kv_memory, &kv_bytes, &err))
+        return td_die("tandem doctor", &err);
+    if (c.listen[0] && (c.peer[0] || c.at.server[0])) {
+        td_fail(&err, TD_ERR_INVALID, "listen: goes with neither --peer nor --router");
+        return td_die("tandem doctor", &err);
+    }
+    signal(SIGPIPE, SIG_IGN);
+    r.out = !strcmp(c.json, "-") ? stderr : stdout;
+    if (td_verbs_load(&vb, &verbs_err)) vb = NULL;
+    if (c.listen[0]) {
+        doctor_listen(&r, &c, has_rdma_device(vb));
+    } else {
+        if (c.local) check_local(&r, &c, kv_bytes, vb, verbs_err.msg);
+        if (c.at.server[0]) doctor_cluster(&r, &c);
+        doctor_flush(&r);
+        if (c.peer[0]) doctor_peer(&r, &c, has_rdma_device(vb));
+    }
+    doctor_flush(&r);
+    int status = doctor_status(&r);
+    fprintf(r.out, "\n%u ok, %u warn, %u FAIL\n", r.n_levels[DOCTOR_OK], r.n_levels[DOCTOR_WARN], r.n_levels[DOCTOR_FAIL]);
+    if (c.json[0] && write_json(&r, c.json)) status = 1;
+    doctor_report_free(&r);
+    return status;
+}

@@ -1,0 +1,342 @@
+/* doctor_rdma.c - RDMA devices through the verbs table: ports, GIDs, limits, a registration as large as asked, and GPUDirect's two doors.
+ *
+ * What is missing is a failure when rdma was asked for by name, a warning when the host has hardware that cannot be used, and ok when it has none. */
+#include <dirent.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/doctor.h"
+#include "common/base/clock.h"
+#include "common/base/mem.h"
+
+#define GROUP "rdma"
+#define GIDS_MAX 256
+
+int doctor_gid_score(const struct td_vb_gid *g, bool ethernet, const char **ret_why)
+{
+    static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+    bool link_local = g->raw[0] == 0xfe && (g->raw[1] & 0xc0) == 0x80, v4 = !memcmp(g->raw, mapped, sizeof mapped);
+    if (!ethernet) {
+        *ret_why = "InfiniBand";
+        return g->type == TD_VB_GID_IB ? 5 : 0;
+    }
+    if (g->type != TD_VB_GID_ROCE_V2) {
+        *ret_why = "RoCE v1, which no router forwards";
+        return 0;
+    }
+    if (g->netdev[0] && !g->netdev_up) {
+        *ret_why = "its network device is down";
+        return 0;
+    }
+    if (v4 && g->raw[12] == 169 && g->raw[13] == 254) {
+        *ret_why = "RoCE v2, link-local IPv4";
+        return 1;
+    }
+    if (v4) {
+        bool private = g->raw[12] == 10 || (g->raw[12] == 172 && (g->raw[13] & 0xf0) == 16) || (g->raw[12] == 192 && g->raw[13] == 168);
+        *ret_why = private ? "RoCE v2, private IPv4" : "RoCE v2, IPv4";
+        return private ? 4 : 5;
+    }
+    *ret_why = link_local ? "RoCE v2, link-local IPv6" : "RoCE v2, IPv6";
+    return link_local ? 1 : 3;
+}
+
+const char *doctor_reg_explain(int error)
+{
+    switch (error) {
+    case ENOMEM: return "the memory lock limit (ulimit -l, see above) or the device's memory regions are used up: raise the limit; a process that was "
+                        "killed may hold regions until its driver has cleaned up";
+    case EPERM:
+    case EACCES: return "this user may not pin memory or use /dev/infiniband/uverbs*: give it the device's group or (containers) the devices and "
+                        "capability IPC_LOCK";
+    case EFAULT: return "\"bad address\": the memory is not mapped as the driver needs it. Host memory: a hole in the mapping. GPU memory: neither dma-buf nor "
+                        "nvidia_peermem works, or it comes from a virtual-memory allocator that hands out pieces";
+    case EINVAL: return "the size or the access flags are not supported by this device: a smaller --kv-memory, or another device";
+    case EOPNOTSUPP: return "the driver does not do this: another driver version (rdma-core and kernel), or another device";
+    default: return "see dmesg for the driver's words";
+    }
+}
+
+static void gid_text(const struct td_vb_gid *g, char text[64])
+{
+    static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+    const uint8_t *b = g->raw;
+    if (!memcmp(b, mapped, sizeof mapped)) {
+        snprintf(text, 64, "%u.%u.%u.%u", b[12], b[13], b[14], b[15]);
+        return;
+    }
+    int at = 0;
+    for (int i = 0; i < 16; i += 2) at += snprintf(text + at, 64 - (size_t)at, "%s%x", i ? ":" : "", (unsigned)(b[i] << 8 | b[i + 1]));
+}
+
+struct context {
+    struct doctor_report *r;
+    const struct doctor_config *o;
+    const struct td_verbs *vb;
+    uint64_t kv_bytes;
+    enum doctor_level bad;    /* level of what keeps a device from carrying KV */
+};
+
+/* True: the port has a GID that reaches other hosts. */
+static bool check_gids(const struct context *x, struct td_vb_device *d, uint8_t port, const char *name, const struct td_vb_port *p, char netdev[32])
+{
+    struct td_vb_gid g, best = {0};
+    const char *why = "", *best_why = "";
+    int best_score = -1;
+    unsigned n_seen = 0;
+    char text[64], check_name[64];
+    for (uint32_t i = 0; i < p->n_gids && i < GIDS_MAX; i++) {
+        if (x->vb->query_gid(d, port, i, &g)) continue;
+        n_seen++;
+        int score = doctor_gid_score(&g, p->ethernet, &why);
+        if (score > best_score) best = g, best_score = score, best_why = why;
+    }
+    snprintf(check_name, sizeof check_name, "%s gid", name);
+    if (best_score < 0) {
+        struct doctor_check *c = doctor_add(x->r, GROUP, x->bad, check_name, "all %u entries are empty", p->n_gids);
+        doctor_fix(c, p->ethernet ? "give the port's network device an IPv4 address and set it up (ip addr add, ip link set up)"
+                                  : "the subnet manager has not configured this port: see that one runs on the fabric");
+        return false;
+    }
+    gid_text(&best, text);
+    snprintf(netdev, 32, "%s", best.netdev);
+    enum doctor_level level = best_score >= 4 ? DOCTOR_OK : best_score > 0 ? DOCTOR_WARN : x->bad;
+    struct doctor_check *c = doctor_add(x->r, GROUP, level, check_name, "index %u, %s (%s%s%s); %u of %u entries in use", best.index, text, best_why,
+                                        best.netdev[0] ? ", " : "", best.netdev, n_seen, p->n_gids);
+    doctor_number(c, "index", best.index);
+    doctor_number(c, "score", best_score);
+    if (best_score == 3) doctor_fix(c, "works when the peers' GIDs are IPv6 too; an IPv4 address on %s is what most fabrics are set up for", best.netdev);
+    else if (best_score == 1) doctor_fix(c, "only neighbours on the same link are reached: give %s an IPv4 address of the RDMA network", best.netdev);
+    else doctor_fix(c, "set up the network device %s with an IPv4 address; RoCE v2 must be on in the driver (cma_roce_mode)", best.netdev);
+    return best_score > 0;
+}
+
+static bool check_port(const struct context *x, struct td_vb_device *d, const char *device, uint8_t port)
+{
+    struct td_vb_port p = {0};
+    char name[64], netdev[32] = "";
+    snprintf(name, sizeof name, "%.40s port %u", device, port);
+    int e = x->vb->query_port(d, port, &p);
+    if (e) {
+        struct doctor_check *c = doctor_add(x->r, GROUP, x->bad, name, "cannot be queried: %s", strerror(e));
+        doctor_fix(c, "see dmesg for the driver's words");
+        return false;
+    }
+    if (!p.active) {
+        struct doctor_check *c = doctor_add(x->r, GROUP, DOCTOR_WARN, name, "down (%s)", p.ethernet ? "Ethernet" : "InfiniBand");
+        doctor_fix(c, p.ethernet ? "cable and switch port; ip link set up on its network device" : "cable, switch and subnet manager");
+        return false;
+    }
+    struct doctor_check *c = doctor_add(x->r, GROUP, DOCTOR_OK, name, "active, %s, %.0f Gb/s, MTU %u", p.ethernet ? "Ethernet (RoCE)" : "InfiniBand",
+                                        (double)p.bits_per_s / 1e9, p.mtu_bytes);
+    size_t at = x->r->n - 1;
+    doctor_number(c, "mtu_bytes", p.mtu_bytes);
+    doctor_number(c, "gbits_per_s", (double)p.bits_per_s / 1e9);
+    bool good = check_gids(x, d, port, name, &p, netdev);
+    c = &x->r->checks[at];
+    int64_t dev_mtu = 0;
+    if (netdev[0]) {
+        char path[128];
+        snprintf(path, sizeof path, "/sys/class/net/%s/mtu", netdev);
+        doctor_read_i64(x->o->root, path, &dev_mtu);
+    }
+    if (p.mtu_bytes < 4096) {
+        c->level = DOCTOR_WARN;
+        size_t n = strlen(c->found);
+        if (dev_mtu > 0) snprintf(c->found + n, sizeof c->found - n, " (%s has %lld)", netdev, (long long)dev_mtu);
+        if (p.ethernet)
+            doctor_fix(c, "an RDMA MTU of 4096 needs a network device and switch MTU of at least 4200: ip link set %s mtu 9000%s",
+                       netdev[0] ? netdev : "DEVICE", dev_mtu >= 4200 ? " (it has: then the switch or driver limits it)" : "");
+        else doctor_fix(c, "an MTU of 4096 is set by the subnet manager (partitions.conf: mtu=5)");
+    } else if (dev_mtu > 0 && dev_mtu < 4200) {
+        c->level = DOCTOR_WARN;
+        size_t n = strlen(c->found);
+        snprintf(c->found + n, sizeof c->found - n, ", but %s has %lld", netdev, (long long)dev_mtu);
+        doctor_fix(c, "ip link set %s mtu 9000: packets of the RDMA MTU do not fit otherwise", netdev);
+    }
+    return good;
+}
+
+static void check_limits(const struct context *x, const char *device, const struct td_vb_limits *l)
+{
+    char name[64];
+    snprintf(name, sizeof name, "%.40s limits", device);
+    bool small = l->max_mr_bytes < x->kv_bytes, few = l->max_qp < 256;
+    struct doctor_check *c = doctor_add(x->r, GROUP, small || few ? DOCTOR_WARN : DOCTOR_OK, name,
+                                        "memory region up to %s (pool %s), %u queue pairs, %u reads at a time, memory windows %s, relaxed ordering %s",
+                                        doctor_size(l->max_mr_bytes).s, doctor_size(x->kv_bytes).s, l->max_qp, l->max_rd_atomic_out,
+                                        l->mw_type2 ? "of type 2" : "none that can be used", l->relaxed_ordering ? "yes" : "no");
+    doctor_number(c, "max_mr_bytes", (double)l->max_mr_bytes);
+    doctor_number(c, "max_qp", l->max_qp);
+    if (small) doctor_fix(c, "a --kv-memory of at most %s for workers on this device", doctor_size(l->max_mr_bytes).s);
+    else if (few) doctor_fix(c, "each peer takes queue pairs of its own: fewer workers per device, or a function with more resources (SR-IOV settings)");
+}
+
+static bool check_register(const struct context *x, struct td_vb_device *d, const char *device, const struct td_vb_limits *l)
+{
+    uint64_t bytes = x->o->register_bytes, room = td_mem_available() / 2;
+    char name[64];
+    struct td_arena a = {.memfd = -1};
+    struct td_err err = {0};
+    struct td_vb_mr *mr = NULL;
+    if (bytes == 0) return true;
+    if (bytes > room) bytes = room & ~(uint64_t)0x1fffff;
+    snprintf(name, sizeof name, "%.40s registration", device);
+    if (td_arena_create(bytes, 1, "tandem-doctor", &a, &err)) {
+        struct doctor_check *c = doctor_add(x->r, GROUP, DOCTOR_WARN, name, "not tried: %s", err.msg);
+        doctor_fix(c, "a smaller --register");
+        return true;
+    }
+    unsigned access = TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE | (l->mw_type2 ? TD_VB_MW_BIND : 0) | (l->relaxed_ordering ? TD_VB_RELAXED_ORDERING : 0);
+    uint64_t t0 = td_now_ns();
+    int e = x->vb->reg(d, a.base, bytes, access, &mr);
+    double ms = (double)(td_now_ns() - t0) / 1e6;
+    if (e) {
+        struct doctor_check *c = doctor_add(x->r, GROUP, x->bad, name, "%s: %s", doctor_size(bytes).s, strerror(e));
+        doctor_fix(c, "%s", doctor_reg_explain(e));
+    } else {
+        double gib_s = (double)bytes / (double)(1 << 30) / (ms / 1e3);
+        struct doctor_check *c = doctor_add(x->r, GROUP, DOCTOR_OK, name, "%s in %.1f ms, %.1f GiB/s; the pool of %s would take about %.2f s", doctor_size(bytes).s,
+                                            ms, gib_s, doctor_size(x->kv_bytes).s, ms / 1e3 * (double)x->kv_bytes / (double)bytes);
+        doctor_number(c, "bytes", (double)bytes);
+        doctor_number(c, "ms", ms);
+        doctor_number(c, "gib_per_s", gib_s);
+        x->vb->dereg(mr);
+    }
+    td_arena_destroy(&a);
+    return e == 0;
+}
+
+static void check_gpudirect(const struct context *x, struct td_vb_device *d, const char *device)
+{
+    char name[64], version[64];
+    struct td_vb_mr *mr = NULL;
+    int e = x->vb->reg_dmabuf(d, 0, 4096, 0, -1, TD_VB_LOCAL_WRITE, &mr); /* no buffer at all: only the error tells */
+    bool dmabuf = e == EBADF, peermem = doctor_read(x->o->root, "/sys/module/nvidia_peermem/version", version, sizeof version) ||
+                                        doctor_read(x->o->root, "/sys/kernel/mm/memory_peers/nv_mem/version", version, sizeof version);
+    snprintf(name, sizeof name, "%.40s gpudirect", device);
+    struct doctor_check *c = doctor_add(x->r, GROUP, dmabuf || peermem ? DOCTOR_OK : DOCTOR_WARN, name, "dma-buf %s; nvidia_peermem %s%s",
+                                        dmabuf ? "yes" : e == EOPNOTSUPP || e == EPROTONOSUPPORT || e == ENOSYS ? "no" : strerror(e),
+                                        peermem ? "loaded, version " : "not loaded", version);
+    doctor_string(c, "dmabuf", dmabuf ? "yes" : "no");
+    doctor_fix(c, "a GPU's KV would be copied through host memory: a kernel of 5.12 or newer with the open NVIDIA kernel modules and rdma-core 34 or newer "
+                  "(dma-buf), or modprobe nvidia_peermem");
+}
+
+static struct doctor_pci nic_of(const char *root, const char *device)
+{
+    struct doctor_pci p = {.numa_node = -1};
+    char path[PATH_MAX], target[512];
+    snprintf(path, sizeof path, "%s/sys/class/infiniband/%s/device", root, device);
+    ssize_t n = readlink(path, target, sizeof target - 1);
+    if (n > 0) {
+        target[n] = 0;
+        const char *slash = strrchr(target, '/');
+        doctor_pci_read(root, slash ? slash + 1 : target, &p);
+    }
+    snprintf(p.label, sizeof p.label, "%s", device);
+    return p;
+}
+
+/* The bus may give a card less than it could take: a x16 card in a x8 slot says nothing and is half as fast. */
+static void check_link(const struct context *x, const struct doctor_pci *nic)
+{
+    char path[PATH_MAX], speed[64], max_speed[64], name[64];
+    int64_t width = 0, max_width = 0;
+    snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/current_link_speed", nic->address);
+    if (!doctor_read(x->o->root, path, speed, sizeof speed)) return;
+    snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/max_link_speed", nic->address);
+    doctor_read(x->o->root, path, max_speed, sizeof max_speed);
+    snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/current_link_width", nic->address);
+    doctor_read_i64(x->o->root, path, &width);
+    snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/max_link_width", nic->address);
+    doctor_read_i64(x->o->root, path, &max_width);
+    snprintf(name, sizeof name, "%.40s bus", nic->label);
+    bool full = !strcmp(speed, max_speed) && width == max_width;
+    struct doctor_check *c = doctor_add(x->r, GROUP, full ? DOCTOR_OK : DOCTOR_WARN, name, "%s x%lld of %s x%lld", speed, (long long)width, max_speed,
+                                        (long long)max_width);
+    doctor_fix(c, "the card runs below what it can: another slot, a reseated card, firmware settings of the slot (bifurcation, generation)");
+}
+
+static unsigned check_device(const struct context *x, const char *device, size_t n_gpus, struct doctor_pci *nic)
+{
+    struct td_vb_device *d = NULL;
+    struct td_vb_limits l = {0};
+    unsigned n_usable = 0;
+    *nic = nic_of(x->o->root, device);
+    int e = x->vb->open(x->vb, device, &d);
+    if (!e) e = x->vb->query(d, &l);
+    if (e) {
+        struct doctor_check *c = doctor_add(x->r, GROUP, x->bad, device, "cannot be opened: %s", strerror(e));
+        doctor_fix(c, e == EACCES || e == EPERM ? "this user may not use /dev/infiniband/uverbs*: add it to the group that owns them; containers need the devices "
+                                                  "mapped in"
+                                                : "see dmesg for the driver's words; the device's firmware and rdma-core may not fit each other");
+        if (d) x->vb->close(d);
+        return 0;
+    }
+    doctor_add(x->r, GROUP, DOCTOR_OK, device, "%s%s, NUMA node %d, %u port%s", nic->address[0] ? "PCI " : "no PCI device (made by software)", nic->address,
+               nic->numa_node, l.n_ports, l.n_ports == 1 ? "" : "s");
+    if (nic->chain[0]) check_link(x, nic);
+    for (unsigned port = 1; port <= l.n_ports; port++) n_usable += check_port(x, d, device, (uint8_t)port);
+    check_limits(x, device, &l);
+    if (!check_register(x, d, device, &l)) n_usable = 0;
+    if (n_gpus > 0) check_gpudirect(x, d, device);
+    x->vb->close(d);
+    return n_usable;
+}
+
+static size_t n_class_devices(const char *root)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/sys/class/infiniband", root);
+    DIR *d = opendir(path);
+    size_t n = 0;
+    for (struct dirent *e; d && (e = readdir(d));) n += e->d_name[0] != '.';
+    if (d) closedir(d);
+    return n;
+}
+
+static void say_none(const struct context *x, const char *why)
+{
+    static struct doctor_pci cards[DOCTOR_PCI_MAX];
+    bool asked = !strcmp(x->o->transfer, "rdma");
+    size_t n_class = n_class_devices(x->o->root), n_cards = doctor_pci_list(x->o->root, doctor_pci_is_rdma_nic, cards, DOCTOR_PCI_MAX);
+    struct doctor_check *c;
+    if (n_class > 0) {
+        c = doctor_add(x->r, GROUP, x->bad, "devices", "the kernel has %zu RDMA device%s, but verbs lists none: %s", n_class, n_class == 1 ? "" : "s", why);
+        doctor_fix(c, "install libibverbs and its providers (Debian, Ubuntu: libibverbs1 ibverbs-providers); containers need /dev/infiniband mapped in");
+    } else if (n_cards > 0) {
+        c = doctor_add(x->r, GROUP, x->bad, "devices", "%zu network card%s that can do RDMA (first: %s), but the kernel has no RDMA device", n_cards,
+                       n_cards == 1 ? "" : "s", cards[0].address);
+        doctor_fix(c, "load the RDMA half of its driver (modprobe mlx5_ib); in a container the host's driver counts");
+    } else {
+        c = doctor_add(x->r, GROUP, asked ? DOCTOR_FAIL : DOCTOR_OK, "devices", "no RDMA device (%s)", why);
+        doctor_fix(c, "--transfer rdma needs an RDMA NIC; without one use --transfer auto, tcp or shm");
+    }
+}
+
+void doctor_rdma(struct doctor_report *r, const struct doctor_config *o, const struct td_verbs *vb, const char *why, uint64_t kv_bytes, size_t n_gpus,
+                 struct doctor_rdma *ret)
+{
+    static char names[TD_VB_DEVICES_MAX][TD_VB_NAME_MAX];
+    uint32_t n = 0;
+    bool asked = !strcmp(o->transfer, "rdma");
+    struct context x = {.r = r, .o = o, .vb = vb, .kv_bytes = kv_bytes, .bad = asked ? DOCTOR_FAIL : DOCTOR_WARN};
+    memset(ret, 0, sizeof *ret);
+    int e = vb ? vb->list(vb, names, &n) : 0;
+    if (!vb || e || n == 0) {
+        say_none(&x, !vb ? why : e == ENOSYS ? "this kernel has no RDMA subsystem loaded" : e ? strerror(e) : "libibverbs lists none");
+    } else {
+        for (uint32_t i = 0; i < n; i++) ret->n_usable += check_device(&x, names[i], n_gpus, &ret->nics[ret->n_nics++]);
+    }
+    if (ret->n_usable > 0) {
+        doctor_add(r, GROUP, DOCTOR_OK, "kv path", "KV will go by shm on this host and by RDMA to hosts that have it too");
+        return;
+    }
+    struct doctor_check *c = doctor_add(r, GROUP, asked ? DOCTOR_FAIL : n ? DOCTOR_WARN : DOCTOR_OK, "kv path",
+                                        "KV will go by shm on this host and tcp between hosts%s", asked ? ", but --transfer rdma asks for RDMA" : "");
+    doctor_fix(c, "see the lines above: no port of an RDMA device can be used");
+}
