@@ -40,6 +40,18 @@ void doctor_fix(struct doctor_check *c, const char *fmt, ...)
     va_end(ap);
 }
 
+/* Text that was cut, or came from elsewhere, need not be UTF-8, which JSON is. */
+static json_t *text_json(const char *text)
+{
+    json_t *j = json_string(text);
+    if (j) return j;
+    char plain[1024];
+    size_t n = 0;
+    for (; text[n] && n < sizeof plain - 1; n++) plain[n] = (unsigned char)text[n] < 0x80 ? text[n] : '?';
+    plain[n] = 0;
+    return json_string(plain);
+}
+
 void doctor_number(struct doctor_check *c, const char *key, double value)
 {
     if (!c->values) c->values = json_object();
@@ -49,7 +61,7 @@ void doctor_number(struct doctor_check *c, const char *key, double value)
 void doctor_string(struct doctor_check *c, const char *key, const char *value)
 {
     if (!c->values) c->values = json_object();
-    json_object_set_new(c->values, key, json_string(value));
+    json_object_set_new(c->values, key, text_json(value));
 }
 
 /* Names and reasons come from other machines and from files: no control byte reaches the terminal. */
@@ -85,10 +97,10 @@ json_t *doctor_json(const struct doctor_report *r)
         const struct doctor_check *c = &r->checks[i];
         json_t *one = json_object();
         json_object_set_new(one, "group", json_string(c->group));
-        json_object_set_new(one, "name", json_string(c->name));
+        json_object_set_new(one, "name", text_json(c->name));
         json_object_set_new(one, "level", json_string(c->level == DOCTOR_FAIL ? "fail" : level_names[c->level]));
-        json_object_set_new(one, "found", json_string(c->found));
-        if (c->level != DOCTOR_OK) json_object_set_new(one, "fix", json_string(c->fix));
+        json_object_set_new(one, "found", text_json(c->found));
+        if (c->level != DOCTOR_OK) json_object_set_new(one, "fix", text_json(c->fix));
         if (c->values) json_object_set(one, "values", c->values);
         json_array_append_new(checks, one);
     }

@@ -80,6 +80,7 @@ static td_status hello_check(const struct router *r, const Tandem__V1__Hello *h,
     if (strcmp(h->role, "prefill") && strcmp(h->role, "decode")) return td_fail(err, TD_ERR_INVALID, "role is \"%s\", must be prefill or decode", h->role);
     if (!h->name[0] || strlen(h->name) > 127) return td_fail(err, TD_ERR_INVALID, "name must have 1..127 bytes");
     if (!h->address[0] || strlen(h->address) > 255) return td_fail(err, TD_ERR_INVALID, "address must have 1..255 bytes");
+    if (strlen(h->version) > 63) return td_fail(err, TD_ERR_INVALID, "version must have at most 63 bytes");
     if ((int64_t)h->vocab != r->model.vocab)
         return td_fail(err, TD_ERR_INVALID, "the worker's model \"%s\" has a vocabulary of %u, the router's \"%s\" of %d: not the same model", h->model,
                        h->vocab, r->model_name, r->model.vocab);
@@ -129,6 +130,7 @@ static void take_hello(struct router *r, struct td_rpc_call *call, const Tandem_
     snprintf(w->name, sizeof w->name, "%s", h->name);
     snprintf(w->role_name, sizeof w->role_name, "%s", h->role);
     snprintf(w->address, sizeof w->address, "%s", h->address);
+    snprintf(w->version, sizeof w->version, "%s", h->version);
     w->role = strcmp(h->role, "prefill") ? TD_ROLE_DECODE : TD_ROLE_PREFILL;
     w->incarnation = h->incarnation;
     w->layout_hash = h->layout_hash;
@@ -265,6 +267,8 @@ void fleet_status(struct router *r, Tandem__V1__StatusResponse *out, Tandem__V1_
         s->kv_bytes_received = w->snap.kv_bytes_received;
         s->pid = w->pid;
         s->transfers = w->snap.slots_used;
+        s->version = w->version;
+        s->layout_hash = w->layout_hash;
         ptrs[out->n_workers++] = s;
     }
 }

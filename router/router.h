@@ -100,7 +100,7 @@ struct worker_conn {
     uint32_t index, n_legs;
     struct td_rpc_call *call;              /* its registry stream */
     struct td_rpc_channel *channel;
-    char name[128], role_name[16], address[256];
+    char name[128], role_name[16], address[256], version[64];
     enum td_core_role role;
     uint64_t incarnation, layout_hash;
     uint32_t block_size, kv_blocks, max_model_len, pid;

@@ -85,6 +85,9 @@ struct td_rpc_server_config {
     void *ctx;
 };
 
+/* Trailing metadata of grpc.health.v1.Health/Check: the server's wall clock in ns since 1970, decimal. */
+#define TD_RPC_WALL_KEY "tandem-unix-ns"
+
 /* Listens (port already bound elsewhere = TD_ERR_IO naming it) and serves grpc.health.v1.Health besides the services. Health starts NOT_SERVING. */
 td_status td_rpc_server_start(const struct td_rpc_server_config *config, struct td_rpc_server **ret_server, struct td_err *err);
 int td_rpc_server_port(const struct td_rpc_server *server);
