@@ -1,203 +1,356 @@
-/* xfer_bench.c - tandem-xfer-bench: KV transfer between two processes of this host, beside what the same bytes cost without it.
+/* xfer_bench.c - `tandem bench xfer`: KV transfer between two processes of this host, held against what the same bytes cost without
+ * it.
  *
- * For each size, interleaved and repeated: a whole transfer (op_start to OP_DONE: every byte applied at the receiver and acknowledged) over tcp and
- * over shm; memcpy of as many bytes between two buffers as large as the pools; and a bare loop of send and recv over loopback into such a
- * buffer, with one byte of acknowledgement. Prints CSV: medians in GB/s (10^9), with the smallest and largest. Connections are warm, grants are made
- * before the clock starts. The receiver is this program again (--node). */
-#include <arpa/inet.h>
-#include <errno.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <stdio.h>
+ * For every case (a size or a KV shape, with so many transfers in flight over so many connections) and every repeat, in turn: one run of each
+ * path of the engine and of each floor. So a slow minute of the machine falls on all of them, and ratios are taken run by run. A run is a
+ * number of batches: grants are made before the clock starts, content is verified after it has stopped (xfer_bench_ends.c). Connections are
+ * warm, and so are the page tables of both pools; the memory is not: every batch takes other places of a footprint that should be larger
+ * than the last cache. */
+#include "bench/xfer_bench.h"
+
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "common/base/clock.h"
-#include "tests/unit/xfer_node.h"
+#include "common/base/options.h"
+#include "common/base/progress.h"
 
-#define BLOCK_BYTES (64u << 10)
-#define N_BLOCKS 2048
-#define POOL_BYTES ((size_t)BLOCK_BYTES * N_BLOCKS)
-#define REPEATS 15
+#define PROGRAM "tandem bench xfer"
+#define RUN_BYTES (128ull << 20) /* a run moves about so much... */
+#define RUN_TRANSFERS 512        /* ...in at most so many transfers */
+#define MAX_CASES 256
+#define IPERF_BYTES (256ull << 20) /* what a run of iperf3 counts for in the progress line */
 
-enum way { TCP, SHM, MEMCPY, BARE, N_WAYS };
-static const char *const way_names[] = {"tcp", "shm", "memcpy", "bare_tcp"};
-
-struct link { /* one pair of endpoints */
-    struct node *p, *d;
+/* A path is one line here (and its name in the help of --path). */
+const struct bench_way_info bench_ways[BENCH_N_WAYS] = {
+    [BENCH_TCP] = {"tcp", TD_XFER_PATH_TCP, {BENCH_BARE, BENCH_IPERF}, NULL},
+    [BENCH_SHM] = {"shm", TD_XFER_PATH_SHM, {BENCH_MEMCPY, BENCH_N_WAYS}, NULL},
+    [BENCH_RDMA] = {"rdma", -1, {BENCH_IB_WRITE, BENCH_N_WAYS}, NULL},
+    [BENCH_MEMCPY] = {"memcpy", 0, {BENCH_N_WAYS, BENCH_N_WAYS}, "memcpy between the same pages, in the receiver, one thread"},
+    [BENCH_BARE] = {"bare_tcp",
+                    0,
+                    {BENCH_N_WAYS, BENCH_N_WAYS},
+                    "send and recv over loopback between the same pages, one byte back per transfer"},
+    [BENCH_IPERF] = {"iperf3",
+                     0,
+                     {BENCH_N_WAYS, BENCH_N_WAYS},
+                     "iperf3 over loopback, same streams, writes of the transfer's size up to 1 MiB, one hot buffer"},
+    [BENCH_IB_WRITE] = {"ib_write_bw", 0, {BENCH_N_WAYS, BENCH_N_WAYS}, "ib_write_bw between the same devices, two queue pairs"},
 };
 
-static struct node_reply ask(struct node *n, const struct node_command *c)
+static const struct {
+    const char *name;
+    uint64_t token_bytes;
+} shapes[] = {
+    {"llama-8b", 131072},  /* 32 layers, 8 KV heads of 128, K and V, bf16 */
+    {"llama-70b", 327680}, /* 80 layers */
+};
+
+#define OFF(f) offsetof(struct bench_options, f)
+static const struct td_option options[] = {
+    {"path", TD_OPT_STR, "all", 0, 0, NULL, OFF(path), "tcp, shm, rdma, several with commas, or all that this machine has"},
+    {"sizes", TD_OPT_STR, "", 0, 0, NULL, OFF(sizes),
+     "bytes of a transfer: 4k,64k,1m; default 4k to 1g as memory allows, or none when --shape is given"},
+    {"shape", TD_OPT_STR, "", 0, 0, NULL, OFF(shape), "KV of whole prompts in shuffled blocks: llama-8b, llama-70b"},
+    {"tokens", TD_OPT_STR, "512,2048,8192,32768,131072", 0, 0, NULL, OFF(tokens),
+     "prompt lengths for --shape; those that do not fit the memory are named"},
+    {"block_tokens", TD_OPT_I64, "16", 1, 4096, NULL, OFF(block_tokens), "tokens of a block, for --shape"},
+    {"block_bytes", TD_OPT_SIZE, "1MiB", 8, 1 << 29, NULL, OFF(block_bytes),
+     "block size for --sizes; a smaller transfer is one block"},
+    {"depth", TD_OPT_STR, "1,16", 0, 0, NULL, OFF(depth), "transfers in flight: 1 shows latency, more show bandwidth"},
+    {"streams", TD_OPT_STR, "1,4", 0, 0, NULL, OFF(streams), "connections; more than 1 is for tcp with at least as much depth"},
+    {"repeats", TD_OPT_I64, "9", 1, BENCH_MAX_REPEATS, NULL, OFF(repeats),
+     "timed runs of each way; medians and extremes are of these"},
+    {"footprint", TD_OPT_SIZE, "512MiB", 1 << 16, 1e15, NULL, OFF(footprint),
+     "the part of each pool that transfers go round in; larger than the last cache"},
+    {"memory", TD_OPT_SIZE, "0", 0, 0, NULL, OFF(memory), "both pools together; 0 = half of what is available"},
+    {"floors", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(floors), "measure what the same bytes cost without the engine"},
+    {"iperf3", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(iperf3), "with the floors: iperf3, when it is installed"},
+    {"device", TD_OPT_STR, "", 0, 0, NULL, OFF(device), "rdma: the sender's device"},
+    {"peer_device", TD_OPT_STR, "", 0, 0, NULL, OFF(peer_device), "rdma: the receiver's device"},
+    {"machine", TD_OPT_STR, "", 0, 0, NULL, OFF(machine), "a name for this machine in the reports"},
+    {"json", TD_OPT_STR, "", 0, 0, NULL, OFF(json), "also write everything to this file, each run included"},
+    {"csv", TD_OPT_STR, "", 0, 0, NULL, OFF(csv), "also write a row per line of the table to this file"},
+    {0},
+};
+
+struct bench {
+    struct bench_options o;
+    bool on[BENCH_N_WAYS];
+    struct bench_case cases[MAX_CASES];
+    int32_t n_cases;
+    size_t pool_bytes, pool_limit;
+    struct bench_ends ends;
+    struct bench_report *report;
+    uint64_t serial;
+    struct td_progress progress;
+    uint64_t n_moved;
+};
+
+/* --- what to do
+ * ------------------------------------------------------------------------------------------------------------------- */
+
+/* The next item of a list with commas; false at its end. */
+static bool next_item(const char **at, char *item, size_t n)
 {
-    static struct node_reply r;
-    node_do(n, c, &r);
-    if (r.status) {
-        fprintf(stderr, "tandem-xfer-bench: error: %s\n", r.msg[0] ? r.msg : td_status_name(r.status));
-        exit(1);
-    }
-    return r;
+    while (**at == ',') ++*at;
+    if (!**at) return false;
+    size_t length = strcspn(*at, ",");
+    snprintf(item, n, "%.*s", (int)length, *at);
+    *at += length;
+    return true;
 }
 
-static void link_open(struct link *l, enum td_xfer_path path, const char *program)
+static td_status parse_amount(const char *what, const char *text, uint64_t max, uint64_t *ret, struct td_err *err)
 {
-    struct node_command c = {.verb = NODE_OPEN, .path = path, .shareable = true, .max_slots = 8, .max_ops = 8, .timeout_ms = 20000,
-                             .block_bytes = BLOCK_BYTES, .layout_hash = 1, .n_blocks = N_BLOCKS};
-    l->p = node_local();
-    l->d = node_spawn(program);
-    ask(l->d, &c);
-    ask(l->p, &c);
-    struct node_command fill = {.verb = NODE_FILL, .n = 1};
-    for (int32_t i = 0; i < N_BLOCKS; i++) {
-        fill.ids[0] = i;
-        fill.seed = (uint64_t)i;
-        ask(l->p, &fill);
-    }
+    char upper[32];
+    snprintf(upper, sizeof upper, "%s", text);
+    char *unit = upper + strspn(upper, "0123456789");
+    if (unit[0] && strchr("kmgt", unit[0])) unit[0] = (char)(unit[0] - 'a' + 'A'); /* 4k is 4KiB */
+    td_status s = td_parse_size(upper, ret, err);
+    if (s) return td_err_prefix(err, "%s: ", what);
+    return *ret >= 1 && *ret <= max
+               ? TD_OK
+               : td_fail(err, TD_ERR_INVALID, "%s: is %s, must be 1..%llu", what, text, (unsigned long long)max);
 }
 
-static struct td_xfer_event event(struct node *n)
+static void size_name(uint64_t bytes, char *to, size_t n)
 {
-    struct node_command c = {.verb = NODE_EVENT, .deadline_ms = 20000};
-    struct node_reply r = ask(n, &c);
-    if (!r.ok || r.event.kind == TD_XFER_OP_FAILED || r.event.kind == TD_XFER_SLOT_FAILED) {
-        fprintf(stderr, "tandem-xfer-bench: error: %s\n", r.ok ? r.event.reason : "no event within 20 s");
-        exit(1);
-    }
-    return r.event;
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB"};
+    int k = 0;
+    for (; bytes % 1024 == 0 && bytes && k < 3; k++) bytes /= 1024;
+    snprintf(to, n, "%llu%s", (unsigned long long)bytes, units[k]);
 }
 
-/* Seconds of one transfer of n blocks; `round` moves it through the pools, so that caches see new memory. */
-static double transfer(struct link *l, int32_t n, int round)
+/* Adds a case with every depth and number of streams, or says why not. */
+static td_status add_case(struct bench *b, struct bench_case c, struct td_err *err)
 {
-    static struct node_command c, start, submit;
-    c = (struct node_command){.verb = NODE_GRANT, .n = n};
-    for (int32_t i = 0; i < n; i++) c.ids[i] = (int32_t)(((int64_t)round * n + i) % N_BLOCKS);
-    struct node_reply grant = ask(l->d, &c);
-    start = (struct node_command){.verb = NODE_OP, .blob_bytes = grant.blob_bytes};
-    memcpy(start.blob, grant.blob, grant.blob_bytes);
-    submit = (struct node_command){.verb = NODE_SUBMIT, .n = n, .final = true};
-    memcpy(submit.ids, c.ids, sizeof c.ids);
-    uint64_t t0 = td_now_ns();
-    submit.id = ask(l->p, &start).id;
-    ask(l->p, &submit);
-    event(l->p);
-    double seconds = (double)(td_now_ns() - t0) / 1e9;
-    event(l->d);
-    struct node_command check = {.verb = NODE_CHECK, .n = 1, .ids = {c.ids[n - 1]}, .seed = (uint64_t)c.ids[n - 1]};
-    if (!ask(l->d, &check).ok) {
-        fprintf(stderr, "tandem-xfer-bench: error: block %d arrived wrong\n", c.ids[n - 1]);
-        exit(1);
+    uint64_t footprint = b->o.footprint > c.bytes ? b->o.footprint : c.bytes;
+    char item[32], why[160];
+    footprint -= footprint % c.block_bytes;
+    if (footprint > b->pool_limit && c.bytes <= b->pool_limit) footprint = b->pool_limit - b->pool_limit % c.block_bytes;
+    if (footprint > b->pool_limit || footprint < c.bytes) {
+        snprintf(why, sizeof why, "needs two pools of %.1f GiB; --memory allows %.1f GiB each", (double)c.bytes / (1ull << 30),
+                 (double)b->pool_limit / (1ull << 30));
+        bench_report_skip(b->report, c.name, why);
+        return TD_OK;
     }
-    struct node_command revoke = {.verb = NODE_REVOKE, .id = grant.id};
-    ask(l->d, &revoke);
-    event(l->d);
-    return seconds;
-}
-
-/* A child that receives `size` bytes at a time into a pool-sized buffer and answers each with one byte. The size comes first, as 8 bytes. */
-static int bare_open(pid_t *ret_pid)
-{
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    socklen_t n = sizeof a;
-    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
-    if (bind(listener, (struct sockaddr *)&a, sizeof a) || listen(listener, 1) || getsockname(listener, (struct sockaddr *)&a, &n)) exit(1);
-    *ret_pid = fork();
-    if (*ret_pid == 0) {
-        int fd = accept(listener, NULL, NULL);
-        uint8_t *buffer = malloc(POOL_BYTES);
-        memset(buffer, 1, POOL_BYTES);
-        uint64_t size, at = 0;
-        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-        while (recv(fd, &size, sizeof size, MSG_WAITALL) == sizeof size) {
-            if (at + size > POOL_BYTES) at = 0;
-            for (uint64_t got = 0; got < size;) {
-                ssize_t k = recv(fd, buffer + at + got, size - got, 0);
-                if (k <= 0) _exit(0);
-                got += (uint64_t)k;
-            }
-            at += size;
-            send(fd, "", 1, MSG_NOSIGNAL);
+    if (c.n_blocks > TD_XFER_MAX_BLOCKS) {
+        snprintf(why, sizeof why, "is %d blocks, a grant holds %d; raise --block-bytes", c.n_blocks, TD_XFER_MAX_BLOCKS);
+        bench_report_skip(b->report, c.name, why);
+        return TD_OK;
+    }
+    if (footprint > b->pool_bytes) b->pool_bytes = footprint;
+    c.n_pool_blocks = (int32_t)(footprint / c.block_bytes);
+    for (const char *depths = b->o.depth; next_item(&depths, item, sizeof item);) {
+        uint64_t depth, streams, n = RUN_BYTES / c.bytes;
+        td_status s = parse_amount("--depth", item, BENCH_MAX_BATCH, &depth, err);
+        if (s) return s;
+        n = n < 1 ? 1 : n > RUN_TRANSFERS ? RUN_TRANSFERS : n;
+        if (n < depth) n = depth;
+        uint64_t batch = n < BENCH_MAX_BATCH ? n : BENCH_MAX_BATCH, fit = (uint64_t)(c.n_pool_blocks / c.n_blocks);
+        if (batch > fit) batch = fit;
+        if (depth > batch) depth = batch;
+        bool seen = false; /* a size so large that its depths are all the same */
+        for (int32_t i = 0; i < b->n_cases; i++)
+            seen = seen || (strcmp(b->cases[i].name, c.name) == 0 && b->cases[i].depth == (int32_t)depth);
+        for (const char *list = b->o.streams; !seen && next_item(&list, item, sizeof item);) {
+            s = parse_amount("--streams", item, BENCH_MAX_STREAMS, &streams, err);
+            if (s) return s;
+            if (streams > 1 && (!b->on[BENCH_TCP] || streams > depth)) continue;
+            if (b->n_cases == MAX_CASES)
+                return td_fail(err, TD_ERR_LIMIT, "more than %d cases: give fewer sizes, depths or streams", MAX_CASES);
+            c.depth = (int32_t)depth;
+            c.streams = (int32_t)streams;
+            c.batch = (int32_t)batch;
+            c.n_batches = (int32_t)(n / batch ? n / batch : 1);
+            b->cases[b->n_cases++] = c;
         }
-        _exit(0);
     }
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (connect(fd, (struct sockaddr *)&a, sizeof a)) exit(1);
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    close(listener);
-    return fd;
+    return TD_OK;
 }
 
-static double bare(int fd, const uint8_t *from, uint64_t size)
+static td_status add_sizes(struct bench *b, struct td_err *err)
 {
-    char ack;
-    uint64_t t0 = td_now_ns();
-    send(fd, &size, sizeof size, MSG_NOSIGNAL | MSG_MORE);
-    for (uint64_t sent = 0; sent < size;) {
-        ssize_t k = send(fd, from + sent, size - sent, MSG_NOSIGNAL);
-        if (k <= 0) exit(1);
-        sent += (uint64_t)k;
+    const char *list = b->o.sizes[0] ? b->o.sizes : b->o.shape[0] ? "" : "4k,16k,64k,256k,1m,4m,16m,64m,256m,1g";
+    char item[32];
+    while (next_item(&list, item, sizeof item)) {
+        struct bench_case c = {0};
+        td_status s = parse_amount("--sizes", item, 1ull << 40, &c.bytes, err);
+        if (s) return s;
+        size_name(c.bytes, c.name, sizeof c.name);
+        c.block_bytes = c.bytes < b->o.block_bytes ? c.bytes : b->o.block_bytes;
+        if (c.bytes % c.block_bytes || c.block_bytes % 8)
+            return td_fail(err, TD_ERR_INVALID, "--sizes: %s is no multiple of --block-bytes %llu, or not of 8", item,
+                           (unsigned long long)c.block_bytes);
+        c.n_blocks = (int32_t)(c.bytes / c.block_bytes);
+        s = add_case(b, c, err);
+        if (s) return s;
     }
-    if (recv(fd, &ack, 1, MSG_WAITALL) != 1) exit(1);
-    return (double)(td_now_ns() - t0) / 1e9;
+    return TD_OK;
 }
 
-static int by_value(const void *a, const void *b)
+static td_status add_shapes(struct bench *b, struct td_err *err)
 {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-int main(int argc, char **argv)
-{
-    if (argc == 3 && strcmp(argv[1], "--node") == 0) return node_child_main((int)strtol(argv[2], NULL, 10));
-    if (argc != 1) {
-        fprintf(stderr, "usage: %s\nKV transfer between two processes of this host, as CSV: GB/s beside memcpy and a bare send/recv loop.\n", argv[0]);
-        return argc == 2 && strcmp(argv[1], "--help") == 0 ? 0 : 2;
-    }
-    pid_t bare_pid;
-    int bare_fd = bare_open(&bare_pid);
-    struct link tcp, shm;
-    link_open(&tcp, TD_XFER_PATH_TCP, argv[0]);
-    link_open(&shm, TD_XFER_PATH_SHM, argv[0]);
-    uint8_t *from = malloc(POOL_BYTES), *to = malloc(POOL_BYTES);
-    if (!from || !to) return 1;
-    memset(from, 2, POOL_BYTES);
-    memset(to, 3, POOL_BYTES);
-    printf("bytes,way,median_gbps,min_gbps,max_gbps,median_us,of_reference\n");
-    for (uint64_t size = BLOCK_BYTES; size <= 64u << 20; size *= 4) {
-        static double s[N_WAYS][REPEATS];
-        double gbps[N_WAYS];
-        int32_t n = (int32_t)(size / BLOCK_BYTES);
-        for (int r = -2; r < REPEATS; r++) { /* two rounds to warm up */
-            int round = r + 2;
-            uint64_t at = (uint64_t)round * size % (POOL_BYTES - size + 1);
-            double one[N_WAYS];
-            one[TCP] = transfer(&tcp, n, round);
-            one[SHM] = transfer(&shm, n, round);
-            uint64_t t0 = td_now_ns();
-            memcpy(to + at, from + at, size);
-            one[MEMCPY] = (double)(td_now_ns() - t0) / 1e9;
-            one[BARE] = bare(bare_fd, from + at, size);
-            for (int w = 0; w < N_WAYS && r >= 0; w++) s[w][r] = one[w];
+    char shape[32], item[32];
+    for (const char *names = b->o.shape; next_item(&names, shape, sizeof shape);) {
+        size_t k = 0, n_shapes = sizeof shapes / sizeof *shapes;
+        while (k < n_shapes && strcmp(shapes[k].name, shape) != 0) k++;
+        if (k == n_shapes) return td_fail(err, TD_ERR_INVALID, "--shape: is '%s', must be llama-8b or llama-70b", shape);
+        for (const char *list = b->o.tokens; next_item(&list, item, sizeof item);) {
+            uint64_t tokens;
+            td_status s = parse_amount("--tokens", item, 1 << 24, &tokens, err);
+            if (s) return s;
+            struct bench_case c = {
+                .tokens = (int32_t)tokens, .shuffled = true, .block_bytes = shapes[k].token_bytes * (uint64_t)b->o.block_tokens};
+            c.n_blocks = (int32_t)((tokens + (uint64_t)b->o.block_tokens - 1) / (uint64_t)b->o.block_tokens);
+            c.bytes = c.block_bytes * (uint64_t)c.n_blocks;
+            snprintf(c.name, sizeof c.name, "%s/%llu", shape, (unsigned long long)tokens);
+            s = add_case(b, c, err);
+            if (s) return s;
         }
-        for (int w = 0; w < N_WAYS; w++) {
-            qsort(s[w], REPEATS, sizeof s[w][0], by_value);
-            gbps[w] = (double)size / s[w][REPEATS / 2] / 1e9;
-        }
-        for (int w = 0; w < N_WAYS; w++)
-            printf("%llu,%s,%.2f,%.2f,%.2f,%.1f,%.2f\n", (unsigned long long)size, way_names[w], gbps[w], (double)size / s[w][REPEATS - 1] / 1e9,
-                   (double)size / s[w][0] / 1e9, s[w][REPEATS / 2] * 1e6, gbps[w] / (w == SHM || w == MEMCPY ? gbps[MEMCPY] : gbps[BARE]));
-        fflush(stdout);
     }
-    close(bare_fd);
-    waitpid(bare_pid, NULL, 0);
-    node_free(tcp.p);
-    node_free(tcp.d);
-    node_free(shm.p);
-    node_free(shm.d);
-    free(from);
-    free(to);
-    return 0;
+    return TD_OK;
+}
+
+static td_status choose_ways(struct bench *b, struct td_err *err)
+{
+    char item[32];
+    bool is_all = strcmp(b->o.path, "all") == 0;
+    for (int w = 0; w < BENCH_N_PATHS; w++) b->on[w] = is_all && bench_ways[w].path >= 0;
+    for (const char *list = is_all ? "" : b->o.path; next_item(&list, item, sizeof item);) {
+        int w = 0;
+        while (w < BENCH_N_PATHS && strcmp(bench_ways[w].name, item) != 0) w++;
+        if (w == BENCH_N_PATHS) return td_fail(err, TD_ERR_INVALID, "--path: is '%s', must be tcp, shm, rdma or all", item);
+        if (bench_ways[w].path < 0) return td_fail(err, TD_ERR_UNSUPPORTED, "--path: this engine has no %s", item);
+        b->on[w] = true;
+    }
+    for (int w = 0; w < BENCH_N_PATHS; w++)
+        for (int k = 0; k < 2; k++)
+            if (b->on[w] && b->o.floors && bench_ways[w].floors[k] < BENCH_N_WAYS) b->on[bench_ways[w].floors[k]] = true;
+    const char *why = !b->o.iperf3 ? "turned off" : bench_program_exists("iperf3") ? NULL : "is not installed";
+    if (b->on[BENCH_IPERF] && why) bench_report_skip(b->report, "iperf3", why);
+    if (why) b->on[BENCH_IPERF] = false;
+    why = bench_program_exists("ib_write_bw") ? NULL : "is not installed";
+    if (b->on[BENCH_IB_WRITE] && why) bench_report_skip(b->report, "ib_write_bw", why);
+    if (why) b->on[BENCH_IB_WRITE] = false;
+    return TD_OK;
+}
+
+/* Which ways a case has. */
+static bool runs(const struct bench *b, enum bench_way w, const struct bench_case *c)
+{
+    if (!b->on[w]) return false;
+    if (w == BENCH_IPERF) return c->depth > 1; /* it always has a socket buffer full in flight */
+    return c->streams == 1 || w == BENCH_TCP;
+}
+
+static uint64_t way_bytes(enum bench_way w, const struct bench_case *c)
+{
+    return w == BENCH_IPERF ? IPERF_BYTES : c->bytes * (uint64_t)(c->batch * (c->n_batches + (w < BENCH_N_PATHS)));
+}
+
+/* --- doing it
+ * --------------------------------------------------------------------------------------------------------------------- */
+
+static td_status run_once(struct bench *b, enum bench_way w, const struct bench_case *c, struct bench_sample *s, struct td_err *err)
+{
+    td_status status = TD_OK;
+    if (w == BENCH_IPERF) {
+        status = bench_iperf_run(c, s, err);
+    } else if (w == BENCH_IB_WRITE) {
+        status = bench_ib_write_run(c, b->o.device, b->o.peer_device, s, err);
+    } else {
+        for (int32_t i = 0; !status && i < c->n_batches; i++) {
+            uint64_t serial = b->serial++;
+            if (w == BENCH_MEMCPY)
+                status = bench_memcpy_batch(&b->ends, c, serial, s, err);
+            else if (w == BENCH_BARE)
+                status = bench_bare_batch(&b->ends, c, serial, s, err);
+            else
+                status = bench_engine_batch(&b->ends, w, c, serial, false, s, err);
+        }
+        if (!status && w < BENCH_N_PATHS) { /* asking for a thread's CPU time costs as much as posting: not in the timed batches */
+            struct bench_sample posts = {0};
+            status = bench_engine_batch(&b->ends, w, c, b->serial++, true, &posts, err);
+            s->post_cpu_s = posts.post_cpu_s * s->n_transfers / (posts.n_transfers ? posts.n_transfers : 1);
+        }
+    }
+    b->n_moved += way_bytes(w, c);
+    td_progress_update(&b->progress, b->n_moved);
+    if (status) td_err_prefix(err, "%s, %s, depth %d, streams %d: ", bench_ways[w].name, c->name, c->depth, c->streams);
+    return status;
+}
+
+/* Connections, and the page tables of the whole footprint: the receiver maps the sender's pool page by page on first touch. */
+static td_status warm_up(struct bench *b, enum bench_way w, const struct bench_case *c, struct td_err *err)
+{
+    struct bench_case one_pass = *c;
+    one_pass.shuffled = false;
+    int32_t n = w == BENCH_SHM ? c->n_pool_blocks / (c->batch * c->n_blocks) + 1 : 1;
+    td_status s = TD_OK;
+    for (int32_t i = 0; !s && i < n; i++) {
+        struct bench_sample ignored = {0};
+        s = bench_engine_batch(&b->ends, w, &one_pass, b->serial++, false, &ignored, err);
+    }
+    return s ? td_err_prefix(err, "%s, %s, warming up: ", bench_ways[w].name, c->name), s : TD_OK;
+}
+
+static td_status run_case(struct bench *b, const struct bench_case *c, struct td_err *err)
+{
+    struct bench_sample *samples[BENCH_N_WAYS] = {0};
+    int32_t repeats = (int32_t)b->o.repeats, n_transfers = c->batch * c->n_batches;
+    td_status s = TD_OK;
+    for (enum bench_way w = 0; !s && w < BENCH_N_WAYS; w++) {
+        samples[w] = calloc((size_t)repeats, sizeof *samples[w]);
+        for (int32_t r = 0; samples[w] && w < BENCH_N_PATHS && runs(b, w, c) && r < repeats; r++) {
+            samples[w][r].latency_us = calloc((size_t)n_transfers, sizeof(double));
+            if (!samples[w][r].latency_us) s = TD_ERR_NOMEM;
+        }
+        if (!samples[w]) s = TD_ERR_NOMEM;
+        if (s) td_fail(err, s, "out of memory");
+        if (!s && w < BENCH_N_PATHS && runs(b, w, c)) s = bench_link_open(&b->ends, w, c, err);
+        if (!s && w < BENCH_N_PATHS && runs(b, w, c)) s = warm_up(b, w, c, err);
+    }
+    for (int32_t r = 0; !s && r < repeats; r++)
+        for (int k = 0; !s && k < BENCH_N_WAYS; k++) {
+            enum bench_way w = (enum bench_way)((k + r) % BENCH_N_WAYS); /* nobody always follows the same one */
+            if (runs(b, w, c)) s = run_once(b, w, c, &samples[w][r], err);
+        }
+    if (!s) bench_report_case(b->report, c, samples, repeats);
+    for (enum bench_way w = 0; w < BENCH_N_WAYS; w++) {
+        if (!s && w < BENCH_N_PATHS && runs(b, w, c)) s = bench_link_close(&b->ends, w, err);
+        for (int32_t r = 0; samples[w] && r < repeats; r++) free(samples[w][r].latency_us);
+        free(samples[w]);
+    }
+    return s;
+}
+
+int td_bench_xfer(int argc, char **argv)
+{
+    static struct bench b;
+    struct td_err err = {0};
+    b.ends.control = b.ends.bare_fd = b.ends.bell.fd = -1;
+    td_status s = td_options_load(options, &b.o, PROGRAM, "KV transfer between two processes of this host, beside its floors.",
+                                  argc, argv, NULL, 0, NULL, &err);
+    if (!s) s = bench_report_open(&b.o, argc, argv, &b.report, &err);
+    if (s) return td_die(PROGRAM, &err);
+    b.pool_limit = (size_t)(b.o.memory ? b.o.memory / 2 : td_mem_available() / 4);
+    s = choose_ways(&b, &err);
+    if (!s) s = add_sizes(&b, &err);
+    if (!s) s = add_shapes(&b, &err);
+    if (!s && !b.n_cases) s = td_fail(&err, TD_ERR_INVALID, "nothing to measure: no size or shape fits --memory");
+    if (!s) s = bench_ends_open(&b.ends, b.pool_bytes, &b.o, &err);
+    uint64_t total = 0;
+    for (int32_t i = 0; i < b.n_cases; i++)
+        for (enum bench_way w = 0; w < BENCH_N_WAYS; w++)
+            if (runs(&b, w, &b.cases[i])) total += way_bytes(w, &b.cases[i]) * (uint64_t)b.o.repeats;
+    td_progress_start(&b.progress, "measuring", "B", total);
+    for (int32_t i = 0; !s && i < b.n_cases; i++) s = run_case(&b, &b.cases[i], &err);
+    if (!s) td_progress_end(&b.progress);
+    bench_ends_close(&b.ends);
+    struct td_err report_err = {0};
+    td_status r = bench_report_end(b.report, b.ends.n_verified, &report_err);
+    if (s) return td_die(PROGRAM, &err);
+    return r ? td_die(PROGRAM, &report_err) : 0;
 }

@@ -18,6 +18,7 @@ int cli_status(int argc, char **argv);
 int cli_tokenize(int argc, char **argv);
 int cli_logits(int argc, char **argv);
 int cli_engine_bench(int argc, char **argv);
+int cli_bench(int argc, char **argv);
 int cli_doctor(int argc, char **argv);
 
 /* --- client.c ------------------------------------------------------------------------------------------------------------------------- */
