@@ -124,9 +124,13 @@ size_t doctor_gpus(struct doctor_report *r, const char *root, struct doctor_pci 
         return 0;
     }
     if (doctor_read(root, "/proc/driver/nvidia/version", text, sizeof text)) {
-        const char *p = strstr(text, "Kernel Module");
-        if (p) p += strcspn(p, "0123456789\n");
-        snprintf(driver, sizeof driver, "%.*s", p ? (int)strspn(p, "0123456789.") : 0, p ? p : "");
+        snprintf(driver, sizeof driver, "of unknown version"); /* "... Kernel Module for x86_64  570.86.15  Release Build": the first word like N.N */
+        for (const char *p = strstr(text, "Kernel Module"); p && *p && *p != '\n'; p += strcspn(p, " \n"), p += *p == ' ') {
+            size_t digits = strspn(p, "0123456789.");
+            if (digits < 3 || !memchr(p, '.', digits)) continue;
+            snprintf(driver, sizeof driver, "%.*s", (int)digits, p);
+            break;
+        }
     }
     for (size_t i = 0; i < n; i++) {
         char model[80] = "NVIDIA GPU";

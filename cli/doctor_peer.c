@@ -331,7 +331,7 @@ void doctor_listen(struct doctor_report *r, const struct doctor_config *o, bool 
         goto out;
     }
     st = serve(&s, &err);
-    struct doctor_check *c = doctor_add(r, GROUP, st ? DOCTOR_FAIL : DOCTOR_OK, "session", "with %s: %llu transfers, %s, every byte as it was sent%s%s", s.peer,
+    struct doctor_check *c = doctor_add(r, GROUP, st ? DOCTOR_FAIL : DOCTOR_OK, "session", "with %s: %llu transfers verified, %s%s%s", s.peer,
                                         (unsigned long long)s.n_verified, doctor_size(s.bytes_verified).s, st ? "; ended by: " : "", st ? err.msg : "");
     doctor_fix(c, "the other doctor's lines say more");
     doctor_number(c, "transfers", (double)s.n_verified);
