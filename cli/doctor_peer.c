@@ -35,6 +35,7 @@
 #define N_WHOLE 3            /* transfers of the whole pool */
 #define WHOLE_S 4.0          /* a slow link sends less than the whole pool: what takes about so long */
 #define HELLO_MS 2000
+#define STRANGERS_TOLD 8
 #define EVENTS 16
 #define PENDING 256
 
@@ -271,7 +272,8 @@ static td_status serve(struct session *s, struct td_err *err)
 /* Waits for a doctor; strangers are told off and forgotten. */
 static td_status accept_session(int listener, struct session *s, uint64_t deadline_ns, struct doctor_report *r, struct td_err *err)
 {
-    for (;;) {
+    for (unsigned n_strangers = 0;;) {
+        if (td_now_ns() >= deadline_ns) return td_fail(err, TD_ERR_DEADLINE, "no --peer came in time, and %u strangers", n_strangers);
         int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
             if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) return td_fail(err, TD_ERR_IO, "accept: %s", strerror(errno));
@@ -299,7 +301,9 @@ static td_status accept_session(int listener, struct session *s, uint64_t deadli
             return TD_OK;
         }
         close(fd);
-        doctor_add(r, GROUP, DOCTOR_WARN, "stranger", "%s: %s; still listening", s->peer, why.msg);
+        if (n_strangers++ >= STRANGERS_TOLD) continue;
+        struct doctor_check *c = doctor_add(r, GROUP, DOCTOR_WARN, "stranger", "%s: %s; still listening", s->peer, why.msg);
+        doctor_fix(c, "a doctor of another build, a port scan or a load balancer's probe: another port, or nothing");
         doctor_flush(r);
     }
 }

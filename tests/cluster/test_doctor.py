@@ -1,0 +1,291 @@
+"""`tandem doctor` for real: this machine, a running cluster, a dead one, and two doctors that measure the way between them."""
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+import pytest
+
+from harness import BIN, SANITIZER, SLOW, Cluster
+from test_surface import run
+
+LINE = re.compile(r"^  (ok  |warn|FAIL)  (.+?): (.+)$")
+
+
+def doctor(*args, timeout=60):
+    """(exit status, {name: (level, found)}, text); every line that is not ok is followed by what to do."""
+    rc, out, err = run(["tandem", "doctor", *args], timeout=timeout)
+    assert not err, err
+    return rc, *read(out.decode())
+
+
+def read(text):
+    checks, lines = {}, text.splitlines()
+    for i, line in enumerate(lines):
+        m = LINE.match(line)
+        if m:
+            checks[m[2]] = (m[1].strip(), m[3])
+            assert m[1] == "ok  " or lines[i + 1].startswith("        fix: "), text
+    n = {level: sum(c[0] == level for c in checks.values()) for level in ("ok", "warn", "FAIL")}
+    total = re.search(r"^(\d+) ok, (\d+) warn, (\d+) FAIL$", text, re.M)
+    assert total and int(total[3]) >= n["FAIL"], text
+    return checks, text
+
+
+def has_rdma():
+    return os.path.isdir("/sys/class/infiniband") and os.listdir("/sys/class/infiniband")
+
+
+def has_gpu():
+    return os.path.isdir("/proc/driver/nvidia")
+
+
+# ---- this host ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_this_host():
+    began = time.monotonic()
+    rc, checks, text = doctor("--kv-memory", "16MiB")
+    assert time.monotonic() - began < 10 * SLOW
+    assert rc == 0, text
+    assert checks["kernel"][1].startswith(f"Linux {os.uname().release} ")
+    assert checks["cpu"][1].startswith(f"{len(os.sched_getaffinity(0))} of {os.sysconf('SC_NPROCESSORS_ONLN')} CPUs")
+    assert checks["memory"] == ("ok", checks["memory"][1]) and "KV pool 16 MiB (--kv-memory 16MiB)" in checks["memory"][1]
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert checks["open files"][1] == ("unlimited" if soft == resource.RLIM_INFINITY else f"limit {soft}")
+    if not has_rdma():
+        assert checks["devices"][0] == "ok" and checks["devices"][1].startswith("no RDMA device (")
+        assert checks["kv path"] == ("ok", "KV will go by shm on this host and tcp between hosts")
+    if not has_gpu():
+        assert checks["gpu"] == ("ok", "no NVIDIA GPU on the PCI bus: workers compute on CPUs, and KV is in host memory")
+
+
+def test_what_is_missing_fails(tmp_path):
+    rc, checks, text = doctor("--kv-memory", "900TiB")
+    assert rc == 1 and checks["memory"][0] == "FAIL", text
+    if not has_rdma():
+        out = tmp_path / "doctor.json"
+        rc, checks, text = doctor("--transfer", "rdma", "--kv-memory", "16MiB", "--json", out)
+        assert rc == 1 and checks["devices"][0] == "FAIL" and checks["kv path"][0] == "FAIL", text
+        j = json.loads(out.read_text())
+        assert j["status"] == 1 and j["fail"] == 2 and len(j["checks"]) == j["ok"] + j["warn"] + j["fail"]
+        one = next(c for c in j["checks"] if c["name"] == "devices")
+        assert one["level"] == "fail" and one["group"] == "rdma" and one["fix"]
+    rc, _, err = run(["tandem", "doctor", "--kv-memory", "lots"])
+    assert rc == 2 and "lots" in err
+    rc, _, err = run(["tandem", "doctor", "--json", "/nonexistent/x", "--local=false"])
+    assert rc == 1 and "/nonexistent/x" in err
+    rc, _, err = run(["tandem", "doctor", "--listen", "127.0.0.1:0", "--peer", "127.0.0.1:1"])
+    assert rc == 2 and "--peer" in err
+
+
+def test_other_root(tmp_path):
+    """A host's /sys below another folder: a card with no driver is seen there."""
+    at = tmp_path / "sys/devices/pci0000:d7/0000:d7:00.0/0000:d8:00.0"
+    at.mkdir(parents=True)
+    (at / "vendor").write_text("0x15b3\n")
+    (at / "class").write_text("0x020700\n")
+    (tmp_path / "sys/bus/pci/devices").mkdir(parents=True)
+    os.symlink("../../../devices/pci0000:d7/0000:d7:00.0/0000:d8:00.0", tmp_path / "sys/bus/pci/devices/0000:d8:00.0")
+    if not has_rdma():
+        rc, checks, text = doctor("--root", tmp_path, "--kv-memory", "16MiB")
+        assert rc == 0 and checks["devices"][0] == "warn" and "(first: 0000:d8:00.0)" in checks["devices"][1], text
+    rc, out, _ = run(["tandem", "doctor", "--json", "-", "--kv-memory", "16MiB"])
+    assert rc == 0 and json.loads(out)["status"] == 0
+
+
+# ---- cluster -------------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_cluster_and_its_end(tmp_path):
+    out = tmp_path / "doctor.json"
+    with Cluster(prefill=1, decode=2) as c:
+        args = ("--local=false", "--router", f"127.0.0.1:{c.port}", "--timeout-ms", 2000 * SLOW)
+        rc, checks, text = doctor(*args, "--json", out)
+        assert rc == 0, text
+        status = {w.name: w for w in c.status().workers}
+        assert set(status) == {"prefill-0", "decode-0", "decode-1"}
+        for name, w in status.items():
+            assert checks[name][0] == "ok" and checks[name][1].startswith(f"serving at {w.address}; round trip"), text
+        assert checks["router"][1].startswith(f"serving at 127.0.0.1:{c.port}; ")
+        values = {x["name"]: x.get("values", {}) for x in json.loads(out.read_text())["checks"]}
+        for name in ["router clock"] + [f"{n} clock" for n in status]:  # one machine, one clock: the estimate must be within its own error
+            v = values[name]
+            assert abs(v["skew_ms"]) <= v["skew_error_ms"] + 0.05, (name, v)
+            assert checks[name][0] == "ok", text
+        layouts = {w.layout_hash for w in status.values()}
+        assert len(layouts) == 1 and checks["KV layout"][1].startswith(f"{layouts.pop():016x}, 16 tokens a block, the same on all"), text
+        assert checks["versions"][0] == "ok" and {w.version for w in status.values()} == {checks["versions"][1].split(" are ")[1].split(",")[0]}
+        assert checks["roles"] == ("ok", "1 prefill, 2 decode, mode pd, model pocket")
+        assert checks["kv paths"][1].startswith("by address: 2 pairs on one host"), text
+
+        c.workers["decode-1"].signal(signal.SIGSTOP)  # frozen: it does not answer, and is listed until the router has given it up
+        began = time.monotonic()
+        rc, checks, text = doctor(*args)
+        assert time.monotonic() - began < 15 * SLOW
+        assert "decode-1" not in checks or (rc == 1 and checks["decode-1"][0] == "FAIL" and "decode worker at" in checks["decode-1"][1]), text
+        assert checks["prefill-0"][0] == "ok" and checks["decode-0"][0] == "ok", text
+        c.workers["decode-1"].signal(signal.SIGCONT)
+        c.wait_workers(3)
+    rc, checks, text = doctor(*args)
+    assert rc == 1 and checks["router"][0] == "FAIL" and "unavailable" in checks["router"][1], text
+
+
+@pytest.mark.parametrize("says", ["nothing", "rubbish"])
+def test_router_that_is_none(says):
+    """A port that takes connections and never answers, or answers with something else: FAIL within the deadline."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen(8)
+        kept = []
+
+        def serve():
+            while True:
+                try:
+                    conn, _ = s.accept()
+                except OSError:
+                    return
+                kept.append(conn)
+                if says == "rubbish":
+                    try:
+                        conn.sendall(b"HTTP/1.1 200 OK\r\n\r\nhello")
+                    except OSError:
+                        pass
+
+        t = threading.Thread(target=serve, daemon=True)
+        t.start()
+        began = time.monotonic()
+        rc, checks, text = doctor("--local=false", "--router", f"127.0.0.1:{s.getsockname()[1]}", "--timeout-ms", 1000)
+        assert time.monotonic() - began < 8 * SLOW
+        assert rc == 1 and checks["router"][0] == "FAIL", text
+        s.shutdown(socket.SHUT_RDWR)
+        for conn in kept:
+            conn.close()
+
+
+# ---- two doctors ------------------------------------------------------------------------------------------------------------------------------------
+
+
+class Listener:
+    def __init__(self, *args):
+        self.p = subprocess.Popen([os.path.join(BIN, "tandem"), "doctor", "--listen", "127.0.0.1:0", *map(str, args)], stdin=subprocess.DEVNULL,
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                  env={**os.environ, "TSAN_OPTIONS": "ignore_noninstrumented_modules=1"})
+        line = self.p.stdout.readline().decode()
+        m = re.fullmatch(r"listening at (127\.0\.0\.1:\d+)\n", line)
+        assert m, (line, self.p.stderr.read())
+        self.at = m[1]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        if self.p.poll() is None:
+            self.p.kill()
+        self.p.communicate()
+
+    def end(self, timeout=30):
+        out, err = self.p.communicate(timeout=timeout * SLOW)
+        assert not err and not SANITIZER.search(err.decode()), err
+        return self.p.returncode, *read(out.decode())
+
+
+def test_pair_measures_every_path(tmp_path):
+    out = tmp_path / "doctor.json"
+    with Listener("--timeout-ms", 5000 * SLOW) as other:
+        rc, checks, text = doctor("--local=false", "--peer", other.at, "--bytes", "8MiB", "--timeout-ms", 5000 * SLOW, "--json", out)
+        assert rc == 0, text
+        assert checks["auto"] == ("ok", "workers of these two hosts use shm"), text
+        values = {x["name"]: x.get("values", {}) for x in json.loads(out.read_text())["checks"]}
+        for path in ("tcp", "shm"):
+            assert checks[path][0] == "ok" and checks[path][1].startswith(f"used {path}; 4 KiB in "), text
+            assert checks[path][1].endswith("every byte verified")
+            v = values[path]
+            assert v["used"] == path and v["small_us"] > 0 and v["many_gb_per_s"] > 0 and v["whole_gb_per_s"] > 0
+            assert v["whole_bytes"] <= 8 << 20
+        rc, theirs, text = other.end()
+        assert rc == 0 and theirs["session"][0] == "ok", text
+        assert int(re.search(r" port \d+: (\d+) transfers verified, ", text)[1]) >= 2 * (8 + 8 + 1), text
+
+
+@pytest.mark.parametrize("path", ["tcp", "shm"])
+def test_pair_one_path(path):
+    with Listener("--timeout-ms", 5000 * SLOW) as other:
+        rc, checks, text = doctor("--local=false", "--peer", other.at, "--bytes", "2MiB", "--transfer", path, "--timeout-ms", 5000 * SLOW)
+        assert rc == 0 and checks[path][1].startswith(f"used {path}; "), text
+        assert not {"auto", "tcp", "shm", "rdma"} - {path} & set(checks), text
+        assert other.end()[0] == 0
+
+
+def test_a_fallback_is_no_success():
+    """rdma asked for where there is none: FAIL with a reason, and no other path is tried in its place."""
+    if has_rdma():
+        pytest.skip("this machine has RDMA devices")
+    with Listener("--timeout-ms", 5000 * SLOW) as other:
+        rc, checks, text = doctor("--local=false", "--peer", other.at, "--bytes", "2MiB", "--transfer", "rdma", "--timeout-ms", 5000 * SLOW)
+        assert rc == 1 and checks["rdma"][0] == "FAIL" and "rdma" in checks["rdma"][1].lower(), text
+        assert not {"tcp", "shm", "auto"} & set(checks), text
+        rc, theirs, text = other.end()
+        assert rc == 0 and ": 0 transfers verified" in theirs["session"][1], text
+
+
+def test_nobody_there_and_nobody_comes():
+    with socket.socket() as s:  # bound, not listening: refused at once
+        s.bind(("127.0.0.1", 0))
+        rc, checks, text = doctor("--local=false", "--peer", f"127.0.0.1:{s.getsockname()[1]}", "--timeout-ms", 2000)
+        assert rc == 1 and checks["peer"][0] == "FAIL", text
+    with socket.socket() as s:  # listening, silent
+        s.bind(("127.0.0.1", 0))
+        s.listen(1)
+        began = time.monotonic()
+        rc, checks, text = doctor("--local=false", "--peer", f"127.0.0.1:{s.getsockname()[1]}", "--timeout-ms", 500)
+        assert rc == 1 and checks["peer"][0] == "FAIL" and "no answer in time" in checks["peer"][1], text
+        assert time.monotonic() - began < 5 * SLOW
+    with Listener("--listen-timeout-ms", 300) as other:
+        rc, checks, text = other.end()
+        assert rc == 1 and checks["listen"] == ("FAIL", "no --peer came in time"), text
+
+
+def test_strangers_do_not_end_the_listening():
+    with Listener("--timeout-ms", 5000 * SLOW) as other:
+        host, port = other.at.rsplit(":", 1)
+        for bytes_ in (b"", b"GET / HTTP/1.1\r\n\r\n".ljust(4096, b"x"), bytes(4096)):
+            with socket.create_connection((host, int(port)), timeout=10 * SLOW) as s:
+                s.sendall(bytes_)
+                if bytes_:
+                    try:
+                        assert s.recv(1) == b""  # told nothing
+                    except ConnectionResetError:
+                        pass
+        rc, checks, text = doctor("--local=false", "--peer", other.at, "--bytes", "1MiB", "--transfer", "tcp", "--timeout-ms", 5000 * SLOW)
+        assert rc == 0, text
+        rc, theirs, text = other.end()
+        assert rc == 0 and theirs["session"][0] == "ok" and text.count("stranger") == 3, text
+
+
+@pytest.mark.parametrize("who", ["leader", "listener"])
+def test_one_of_two_dies(who):
+    """In the middle of a session one side is killed: the other says so and ends."""
+    with Listener("--timeout-ms", 2000 * SLOW) as other:
+        args = ["doctor", "--local=false", "--peer", other.at, "--transfer", "tcp", "--timeout-ms", str(2000 * SLOW)]
+        lead = subprocess.Popen([os.path.join(BIN, "tandem"), *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            first = lead.stdout.readline() + lead.stdout.readline()  # "peer", then the line that says that they have met
+            assert b"answers from" in first, first
+            (lead if who == "leader" else other.p).kill()
+            if who == "leader":
+                rc, checks, text = other.end()
+                assert rc == 1 and checks["session"][0] == "FAIL" and "the other doctor" in checks["session"][1], text
+            else:
+                out, err = lead.communicate(timeout=30 * SLOW)
+                checks, text = read((first + out).decode())
+                assert lead.returncode == 1 and not err and checks["tcp"][0] == "FAIL", text
+        finally:
+            if lead.poll() is None:
+                lead.kill()
+            lead.communicate()
