@@ -68,8 +68,8 @@ int cli_doctor(int argc, char **argv)
     struct td_err err = {0}, verbs_err = {0};
     const struct td_verbs *vb = NULL;
     uint64_t kv_bytes = 0;
-    if (td_options_load(options, &c, "tandem doctor", "Checks this host, a cluster and the way between two machines before they serve.", argc, argv, NULL, 0,
-                        NULL, &err) ||
+    if (td_options_load(options, &c, "tandem doctor", "Checks this host, a cluster and the way between two machines before they serve.", argc, argv,
+                        NULL, 0, NULL, &err) ||
         td_engine_kv_bytes(c.kv_memory, &kv_bytes, &err))
         return td_die("tandem doctor", &err);
     if (c.listen[0] && (c.peer[0] || c.at.server[0])) {

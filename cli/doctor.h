@@ -22,7 +22,7 @@ struct doctor_config {
     bool local;
 };
 
-/* ---- report (doctor_report.c) ---------------------------------------------------------------------------------------------------------- */
+/* ---- report (doctor_report.c) ----------------------------------------------------------------------------------------------------------- */
 
 enum doctor_level { DOCTOR_OK = 0, DOCTOR_WARN, DOCTOR_FAIL, DOCTOR_N_LEVELS };
 
@@ -56,19 +56,19 @@ void doctor_report_free(struct doctor_report *r);
 struct doctor_text { char s[40]; };
 struct doctor_text doctor_size(uint64_t bytes);           /* "256 MiB", "1.5 GiB" */
 
-/* ---- files below --root ------------------------------------------------------------------------------------------------------------------ */
+/* ---- files below --root ----------------------------------------------------------------------------------------------------------------- */
 
 /* First max-1 bytes of ROOT/path, as text without the trailing newline. False: not there or not readable; text is "". */
 bool doctor_read(const char *root, const char *path, char *text, size_t max);
 bool doctor_read_i64(const char *root, const char *path, int64_t *ret_value);
 bool doctor_exists(const char *root, const char *path);
 
-/* ---- this host (doctor_host.c) ----------------------------------------------------------------------------------------------------------- */
+/* ---- this host (doctor_host.c) ---------------------------------------------------------------------------------------------------------- */
 
 /* kv_bytes: the pool that a worker would make. n_rdma: devices whose limits matter here. */
 void doctor_host(struct doctor_report *r, const struct doctor_config *c, uint64_t kv_bytes, unsigned n_rdma);
 
-/* ---- PCI (doctor_pci.c): pure functions of the files below root --------------------------------------------------------------------------- */
+/* ---- PCI (doctor_pci.c): pure functions of the files below root ------------------------------------------------------------------------- */
 
 #define DOCTOR_PCI_MAX 64
 
@@ -102,11 +102,12 @@ bool doctor_pci_is_rdma_nic(const struct doctor_pci *p);  /* of makers whose NIC
 int doctor_acs_redirects(const uint8_t *config, size_t n);
 
 /* GPUs, their distance to each NIC, IOMMU and ACS in between. */
-void doctor_topology(struct doctor_report *r, const char *root, const struct doctor_pci *gpus, size_t n_gpus, const struct doctor_pci *nics, size_t n_nics);
+void doctor_topology(struct doctor_report *r, const char *root, const struct doctor_pci *gpus, size_t n_gpus, const struct doctor_pci *nics,
+                     size_t n_nics);
 /* GPUs below root with their labels and the driver's state. */
 size_t doctor_gpus(struct doctor_report *r, const char *root, struct doctor_pci *gpus, size_t max);
 
-/* ---- RDMA (doctor_rdma.c) ------------------------------------------------------------------------------------------------------------------ */
+/* ---- RDMA (doctor_rdma.c) --------------------------------------------------------------------------------------------------------------- */
 
 /* How good a GID is for queue pairs between hosts; 0: of no use, and *ret_why says what it is. Best: RoCE v2 with an IPv4 address. */
 int doctor_gid_score(const struct td_vb_gid *gid, bool ethernet, const char **ret_why);
@@ -121,7 +122,7 @@ struct doctor_rdma {
 void doctor_rdma(struct doctor_report *r, const struct doctor_config *c, const struct td_verbs *vb, const char *why, uint64_t kv_bytes, size_t n_gpus,
                  struct doctor_rdma *ret_rdma);
 
-/* ---- cluster (doctor_cluster.c), peer (doctor_peer.c) ---------------------------------------------------------------------------------------- */
+/* ---- cluster (doctor_cluster.c), peer (doctor_peer.c) ----------------------------------------------------------------------------------- */
 
 void doctor_cluster(struct doctor_report *r, const struct doctor_config *c);
 

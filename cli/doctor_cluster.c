@@ -132,8 +132,9 @@ static void measure(struct cluster *k, struct target *t, const char *name)
         return;
     }
     qsort(trips, n, sizeof *trips, by_value);
-    struct doctor_check *c = doctor_add(k->r, GROUP, t->ask.serving ? DOCTOR_OK : DOCTOR_FAIL, name, "%s at %s; round trip %.2f ms median of %zu, %.2f..%.2f",
-                                        t->ask.serving ? "serving" : "NOT serving", t->address, trips[n / 2], n, trips[0], trips[n - 1]);
+    struct doctor_check *c =
+        doctor_add(k->r, GROUP, t->ask.serving ? DOCTOR_OK : DOCTOR_FAIL, name, "%s at %s; round trip %.2f ms median of %zu, %.2f..%.2f",
+                   t->ask.serving ? "serving" : "NOT serving", t->address, trips[n / 2], n, trips[0], trips[n - 1]);
     doctor_fix(c, "it is draining, or its engine makes no progress: look at its log (engine_stuck), `tandem status`");
     doctor_number(c, "rtt_ms", trips[n / 2]);
     char clock[160];
@@ -191,14 +192,16 @@ static bool check_router(struct cluster *k)
     ask_start(&t->ask, t->channel, k->o->timeout_ms);
     if (!ask_wait(&t->ask)) {
         struct doctor_check *c = doctor_add(k->r, GROUP, DOCTOR_FAIL, "router", "%s: %s: %s", t->address, code_name(t->ask.code), t->ask.details);
-        doctor_fix(c, "is it running (tandem-router's log: ev=ready), is the address right, does a firewall drop it, do both sides use TLS (--tls-ca)?");
+        doctor_fix(c,
+                   "is it running (tandem-router's log: ev=ready), is the address right, does a firewall drop it, do both sides use TLS (--tls-ca)?");
         return false;
     }
     measure(k, t, "router");
     struct cli_client client = {.loop = k->loop, .channel = t->channel};
     struct cli_result res = {0};
     Tandem__V1__StatusRequest m = TANDEM__V1__STATUS_REQUEST__INIT;
-    cli_call(&client, "/tandem.v1.Inference/Status", &tandem__v1__status_response__descriptor, &m.base, k->o->timeout_ms, false, take_status, k, &res);
+    cli_call(&client, "/tandem.v1.Inference/Status", &tandem__v1__status_response__descriptor, &m.base, k->o->timeout_ms, false, take_status, k,
+             &res);
     if (res.code == GRPC_STATUS_OK) return true;
     struct doctor_check *c = doctor_add(k->r, GROUP, DOCTOR_FAIL, "router status", "%s: %s", code_name(res.code), res.details);
     doctor_fix(c, "is %s a tandem router, and of this version?", t->address);
@@ -216,8 +219,9 @@ static void check_workers(struct cluster *k)
         snprintf(name, sizeof name, "%s", t->name);
         t->answers = t->channel && ask_wait(&t->ask);
         if (!t->answers) {
-            struct doctor_check *c = doctor_add(k->r, GROUP, DOCTOR_FAIL, name, "%s worker at %s (%s to the router): %s: %s", t->role, t->address, t->state,
-                                                t->channel ? code_name(t->ask.code) : "cannot be dialled", t->channel ? t->ask.details : err.msg);
+            struct doctor_check *c =
+                doctor_add(k->r, GROUP, DOCTOR_FAIL, name, "%s worker at %s (%s to the router): %s: %s", t->role, t->address, t->state,
+                           t->channel ? code_name(t->ask.code) : "cannot be dialled", t->channel ? t->ask.details : err.msg);
             doctor_fix(c, "workers dial the router, but the router and this command dial them: --advertise must name an address that others reach; "
                           "firewall; with TLS the same CA");
             continue;
@@ -225,7 +229,8 @@ static void check_workers(struct cluster *k)
         measure(k, t, name);
         if (strcmp(t->state, "ready")) {
             struct doctor_check *c = doctor_add(k->r, GROUP, DOCTOR_WARN, name, "the router holds it for %s", t->state);
-            doctor_fix(c, !strcmp(t->state, "suspect") ? "it answers here, but sends the router no snapshots: look at its log" : "it takes no new requests");
+            doctor_fix(c, !strcmp(t->state, "suspect") ? "it answers here, but sends the router no snapshots: look at its log"
+                                                       : "it takes no new requests");
         }
     }
 }
@@ -238,7 +243,8 @@ static void check_agreement(struct cluster *k)
     for (size_t i = 0; i < k->n_workers; i++) {
         const struct target *t = &k->workers[i];
         size_t n = strlen(odd_version), m = strlen(odd_layout);
-        if (strcmp(t->version, TD_VERSION)) snprintf(odd_version + n, sizeof odd_version - n, "%s%s %s", n ? ", " : "", t->name, t->version[0] ? t->version : "?");
+        if (strcmp(t->version, TD_VERSION))
+            snprintf(odd_version + n, sizeof odd_version - n, "%s%s %s", n ? ", " : "", t->name, t->version[0] ? t->version : "?");
         if (t->layout_hash != a->layout_hash || t->block_size != a->block_size)
             snprintf(odd_layout + m, sizeof odd_layout - m, "%s%s", m ? ", " : "", t->name);
     }
@@ -246,7 +252,8 @@ static void check_agreement(struct cluster *k)
     if (odd_version[0]) c = doctor_add(k->r, GROUP, DOCTOR_WARN, "versions", "this command is %s, but %s", TD_VERSION, odd_version);
     else c = doctor_add(k->r, GROUP, DOCTOR_OK, "versions", "all %zu workers are %s, as this command", k->n_workers, TD_VERSION);
     doctor_fix(c, "finish the roll-out: one version in a cluster");
-    if (odd_layout[0]) c = doctor_add(k->r, GROUP, DOCTOR_FAIL, "KV layout", "differs from %s's %016" PRIx64 ": %s", a->name, a->layout_hash, odd_layout);
+    if (odd_layout[0])
+        c = doctor_add(k->r, GROUP, DOCTOR_FAIL, "KV layout", "differs from %s's %016" PRIx64 ": %s", a->name, a->layout_hash, odd_layout);
     else c = doctor_add(k->r, GROUP, DOCTOR_OK, "KV layout", "%016" PRIx64 ", %u tokens a block, the same on all", a->layout_hash, a->block_size);
     doctor_fix(c, "model files, --dtype, --block-size and instruction set (--ops) must agree in one cluster");
 }
@@ -280,7 +287,8 @@ static void check_pairs(struct cluster *k)
             if (!same && !example[0]) snprintf(example, sizeof example, " (%.120s to %.120s, ...)", a->name, b->name);
         }
     if (n_shm + n_net == 0) return;
-    c = doctor_add(k->r, GROUP, DOCTOR_OK, "kv paths", "by address: %zu pair%s on one host (shm unless --transfer says otherwise), %zu between hosts (%s)%s", n_shm,
+    c = doctor_add(k->r, GROUP, DOCTOR_OK, "kv paths",
+                   "by address: %zu pair%s on one host (shm unless --transfer says otherwise), %zu between hosts (%s)%s", n_shm,
                    n_shm == 1 ? "" : "s", n_net, "rdma where both have it, else tcp", example);
     doctor_number(c, "same_host_pairs", (double)n_shm);
     doctor_number(c, "cross_host_pairs", (double)n_net);

@@ -136,8 +136,8 @@ static void check_huge_pages(struct doctor_report *r, const char *root)
     bool anon_ok = strcmp(anon, "never") != 0;
     bool shmem_ok = !strcmp(shmem, "advise") || !strcmp(shmem, "always") || !strcmp(shmem, "within_size") || !strcmp(shmem, "force");
     struct doctor_check *c = doctor_add(r, GROUP, anon_ok && shmem_ok ? DOCTOR_OK : DOCTOR_WARN, "huge pages",
-                                        "transparent: %s, for shared memory (the KV pool is a memfd): %s; %lld of %lld reserved pages of 2 MiB free", anon,
-                                        shmem, (long long)n_free, (long long)n_total);
+                                        "transparent: %s, for shared memory (the KV pool is a memfd): %s; %lld of %lld reserved pages of 2 MiB free",
+                                        anon, shmem, (long long)n_free, (long long)n_total);
     doctor_fix(c, "%s%s%s (registration of the pool is about ten times faster, and NIC and CPU hold fewer translations)",
                anon_ok ? "" : "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled", anon_ok || shmem_ok ? "" : "; ",
                shmem_ok ? "" : "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled");
@@ -180,7 +180,8 @@ static void check_clock(struct doctor_report *r, const char *root)
     struct timex t = {0};
     int state = adjtimex(&t);
     if (state < 0) {
-        doctor_add(r, GROUP, DOCTOR_OK, "clock synchronised", "cannot be read here (%s); --router ADDR compares the clocks themselves", strerror(errno));
+        doctor_add(r, GROUP, DOCTOR_OK, "clock synchronised", "cannot be read here (%s); --router ADDR compares the clocks themselves",
+                   strerror(errno));
         return;
     }
     bool sync = !(t.status & STA_UNSYNC) && state != TIME_ERROR;

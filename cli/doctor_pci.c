@@ -113,7 +113,7 @@ bool doctor_pci_is_rdma_nic(const struct doctor_pci *p)
     return p->class == 0x0200 && p->vendor == 0x15b3;
 }
 
-/* ---- GPUs -------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- GPUs ------------------------------------------------------------------------------------------------------------------------------- */
 
 size_t doctor_gpus(struct doctor_report *r, const char *root, struct doctor_pci *gpus, size_t max)
 {
@@ -150,7 +150,7 @@ size_t doctor_gpus(struct doctor_report *r, const char *root, struct doctor_pci 
     return n;
 }
 
-/* ---- NIC to GPU ---------------------------------------------------------------------------------------------------------------------------- */
+/* ---- NIC to GPU ------------------------------------------------------------------------------------------------------------------------- */
 
 int doctor_acs_redirects(const uint8_t *config, size_t n)
 {
@@ -203,8 +203,10 @@ static void check_acs(struct doctor_report *r, const char *root, const struct do
     snprintf(name, sizeof name, "acs %s - %s", nic->label, gpu->address);
     if (one > 0 || two > 0) {
         struct doctor_check *c = doctor_add(r, GROUP, DOCTOR_WARN, name, "bridge %s redirects requests between devices to the host bridge", where);
-        doctor_fix(c, "GPUDirect goes the long way: on a machine of your own turn ACS off in the firmware, or setpci -s %s ECAP_ACS+0x6.w=0000 at boot; "
-                      "virtual machines that get devices passed through need it on", where);
+        doctor_fix(c,
+                   "GPUDirect goes the long way: on a machine of your own turn ACS off in the firmware, or setpci -s %s ECAP_ACS+0x6.w=0000 at boot; "
+                   "virtual machines that get devices passed through need it on",
+                   where);
     } else if (one < 0 || two < 0) {
         doctor_add(r, GROUP, DOCTOR_OK, name, "not readable by this user (as root the bridges' ACS bits are checked)");
     } else {
@@ -228,7 +230,8 @@ static void check_iommu(struct doctor_report *r, const char *root, const struct 
     doctor_fix(c, "iommu=pt on the kernel's command line: devices of the host itself then use addresses as they are");
 }
 
-void doctor_topology(struct doctor_report *r, const char *root, const struct doctor_pci *gpus, size_t n_gpus, const struct doctor_pci *nics, size_t n_nics)
+void doctor_topology(struct doctor_report *r, const char *root, const struct doctor_pci *gpus, size_t n_gpus, const struct doctor_pci *nics,
+                     size_t n_nics)
 {
     for (size_t n = 0; n < n_nics; n++)
         if (nics[n].chain[0]) check_iommu(r, root, &nics[n], n_gpus > 0);
@@ -244,16 +247,19 @@ void doctor_topology(struct doctor_report *r, const char *root, const struct doc
         }
         snprintf(name, sizeof name, "nic of gpu %s", gpus[g].address);
         bool near = least <= DOCTOR_PXB;
-        struct doctor_check *c = doctor_add(r, GROUP, near ? DOCTOR_OK : DOCTOR_WARN, name, "%s is nearest; %s", least == DOCTOR_UNKNOWN ? "none" : nics[best].label,
-                                            all);
+        struct doctor_check *c =
+            doctor_add(r, GROUP, near ? DOCTOR_OK : DOCTOR_WARN, name, "%s is nearest; %s", least == DOCTOR_UNKNOWN ? "none" : nics[best].label, all);
         doctor_string(c, "distance", doctor_distance_name(least));
         if (least != DOCTOR_UNKNOWN) doctor_string(c, "nearest", nics[best].label);
         if (least == DOCTOR_SYS)
-            doctor_fix(c, "the nearest NIC is on another socket, which halves bandwidth without an error: use a GPU and a NIC of one NUMA node (NIC in another "
-                          "slot, or another GPU for this worker)");
+            doctor_fix(
+                c,
+                "the nearest NIC is on another socket, which halves bandwidth without an error: use a GPU and a NIC of one NUMA node (NIC in another "
+                "slot, or another GPU for this worker)");
         else if (!near)
-            doctor_fix(c, "traffic between them crosses the host bridge (in a virtual machine this may not be the hardware's shape): a NIC below the GPU's "
-                          "PCIe switch is faster");
+            doctor_fix(
+                c, "traffic between them crosses the host bridge (in a virtual machine this may not be the hardware's shape): a NIC below the GPU's "
+                   "PCIe switch is faster");
         if (least != DOCTOR_UNKNOWN && near) check_acs(r, root, &gpus[g], &nics[best]);
     }
 }

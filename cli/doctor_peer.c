@@ -66,7 +66,7 @@ const char *doctor_path_verdict(enum td_xfer_path asked, enum td_xfer_path used)
     return text;
 }
 
-/* ---- endpoint: both sides have one -------------------------------------------------------------------------------------------------------- */
+/* ---- endpoint: both sides have one ------------------------------------------------------------------------------------------------------ */
 
 struct end {
     struct td_xfer *x;
@@ -115,8 +115,8 @@ static td_status end_open(struct end *e, enum td_xfer_path path, const char *hos
 }
 
 /* The event of `id` whose kind is a or b. */
-static td_status end_event(struct end *e, enum td_xfer_event_kind a, enum td_xfer_event_kind b, uint32_t id, uint64_t deadline_ns, struct td_xfer_event *ret,
-                           struct td_err *err)
+static td_status end_event(struct end *e, enum td_xfer_event_kind a, enum td_xfer_event_kind b, uint32_t id, uint64_t deadline_ns,
+                           struct td_xfer_event *ret, struct td_err *err)
 {
     for (;;) {
         for (size_t i = 0; i < e->n_pending; i++) {
@@ -136,7 +136,7 @@ static td_status end_event(struct end *e, enum td_xfer_event_kind a, enum td_xfe
     }
 }
 
-/* ---- bytes ----------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- bytes ------------------------------------------------------------------------------------------------------------------------------ */
 
 /* Word i of block b: a sequence of its own for each (seed, block), so that a block in a wrong place, an old one and a short one are all seen. */
 static uint64_t first_word(uint64_t seed, uint32_t block)
@@ -179,7 +179,7 @@ static void host_id(uint64_t ret[2])
     ret[1] = h.hi;
 }
 
-/* ---- listener ----------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- listener --------------------------------------------------------------------------------------------------------------------------- */
 
 struct session {
     int fd;
@@ -236,7 +236,8 @@ static void answer_verify(struct session *s, struct td_err *err)
         td_fail(err, TD_ERR_PEER, "the receiver says: %s", ready.reason);
     } else {
         int64_t wrong = first_wrong(&s->end, s->in.first, s->in.n, s->in.seed);
-        if (wrong >= 0) td_fail(err, TD_ERR_CORRUPT, "WRONG BYTES at offset %lld of %llu", (long long)wrong, (unsigned long long)s->in.n * s->end.block_bytes);
+        if (wrong >= 0)
+            td_fail(err, TD_ERR_CORRUPT, "WRONG BYTES at offset %lld of %llu", (long long)wrong, (unsigned long long)s->in.n * s->end.block_bytes);
         else s->n_verified++, s->bytes_verified += s->in.n * s->end.block_bytes;
         s->out.path = (uint8_t)ready.path;
     }
@@ -295,7 +296,8 @@ static td_status accept_session(int listener, struct session *s, uint64_t deadli
         snprintf(s->out.text, sizeof s->out.text, "%.*s", (int)sizeof s->out.text - 1, why.msg);
         s->out.has_rdma = s->has_rdma;
         host_id(s->out.host);
-        td_status sent = st == TD_OK || st == TD_ERR_UNSUPPORTED ? doctor_msg_send(fd, &s->out, td_deadline_after_ms(td_now_ns(), HELLO_MS), &why) : st;
+        td_status sent =
+            st == TD_OK || st == TD_ERR_UNSUPPORTED ? doctor_msg_send(fd, &s->out, td_deadline_after_ms(td_now_ns(), HELLO_MS), &why) : st;
         if (!st && !sent) {
             s->fd = fd;
             return TD_OK;
@@ -335,8 +337,9 @@ void doctor_listen(struct doctor_report *r, const struct doctor_config *o, bool 
         goto out;
     }
     st = serve(&s, &err);
-    struct doctor_check *c = doctor_add(r, GROUP, st ? DOCTOR_FAIL : DOCTOR_OK, "session", "with %s: %llu transfers verified, %s%s%s", s.peer,
-                                        (unsigned long long)s.n_verified, doctor_size(s.bytes_verified).s, st ? "; ended by: " : "", st ? err.msg : "");
+    struct doctor_check *c =
+        doctor_add(r, GROUP, st ? DOCTOR_FAIL : DOCTOR_OK, "session", "with %s: %llu transfers verified, %s%s%s", s.peer,
+                   (unsigned long long)s.n_verified, doctor_size(s.bytes_verified).s, st ? "; ended by: " : "", st ? err.msg : "");
     doctor_fix(c, "the other doctor's lines say more");
     doctor_number(c, "transfers", (double)s.n_verified);
     doctor_number(c, "bytes", (double)s.bytes_verified);
@@ -346,7 +349,7 @@ out:
     if (listener >= 0) close(listener);
 }
 
-/* ---- leader ----------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- leader ----------------------------------------------------------------------------------------------------------------------------- */
 
 struct lead {
     struct doctor_report *r;
@@ -524,7 +527,8 @@ static void advise(const struct lead *l, struct doctor_check *c, enum td_xfer_pa
     else if (!built) doctor_fix(c, "use --transfer auto, tcp or shm with this build");
     else if (path == TD_XFER_PATH_SHM && !l->same_host)
         doctor_fix(c, "shm needs both sides in one kernel, network namespace and user; between hosts use rdma or tcp");
-    else if (path == TD_XFER_PATH_TCP) doctor_fix(c, "data ports are chosen by the system: a firewall between the two must let TCP to %s's ports through", l->o->peer);
+    else if (path == TD_XFER_PATH_TCP)
+        doctor_fix(c, "data ports are chosen by the system: a firewall between the two must let TCP to %s's ports through", l->o->peer);
     else doctor_fix(c, "see the checks of this host and run tandem doctor on the other one");
 }
 
@@ -532,17 +536,18 @@ static void full_row(struct lead *l, const struct path_row *row)
 {
     struct figures f = {0};
     struct td_err err = {0};
-    td_status s = row->built ? measure_small(l, row->path, N_SMALL, &f, &err) : td_fail(&err, TD_ERR_UNSUPPORTED, "this build has no %s path", row->name);
+    td_status s =
+        row->built ? measure_small(l, row->path, N_SMALL, &f, &err) : td_fail(&err, TD_ERR_UNSUPPORTED, "this build has no %s path", row->name);
     if (!s) s = measure_large(l, row->path, &f, &err);
     if (s) {
         struct doctor_check *c = doctor_add(l->r, GROUP, DOCTOR_FAIL, row->name, "%s", err.msg);
         advise(l, c, row->path, row->built);
         return;
     }
-    struct doctor_check *c = doctor_add(l->r, GROUP, DOCTOR_OK, row->name,
-                                        "used %s; 4 KiB in %.1f us (median of %zu, %.1f..%.1f), 1 MiB pieces at %.2f GB/s, %s at %.2f GB/s; every byte verified",
-                                        path_name(f.used), f.small_us, f.n_small, f.small_min_us, f.small_max_us, f.many_gbps, doctor_size(f.whole_bytes).s,
-                                        f.whole_gbps);
+    struct doctor_check *c =
+        doctor_add(l->r, GROUP, DOCTOR_OK, row->name,
+                   "used %s; 4 KiB in %.1f us (median of %zu, %.1f..%.1f), 1 MiB pieces at %.2f GB/s, %s at %.2f GB/s; every byte verified",
+                   path_name(f.used), f.small_us, f.n_small, f.small_min_us, f.small_max_us, f.many_gbps, doctor_size(f.whole_bytes).s, f.whole_gbps);
     doctor_string(c, "used", path_name(f.used));
     doctor_number(c, "small_us", f.small_us);
     doctor_number(c, "many_gb_per_s", f.many_gbps);
@@ -562,8 +567,9 @@ static void auto_row(struct lead *l)
     }
     bool rdma_missed = !l->same_host && l->rdma_here && l->rdma_there && !strcmp(path_name(f.used), "tcp");
     bool shm_missed = l->same_host && f.used != TD_XFER_PATH_SHM;
-    struct doctor_check *c = doctor_add(l->r, GROUP, rdma_missed || shm_missed ? DOCTOR_WARN : DOCTOR_OK, "auto", "workers of these two hosts use %s%s",
-                                        path_name(f.used), rdma_missed ? ", though both have RDMA devices" : "");
+    struct doctor_check *c =
+        doctor_add(l->r, GROUP, rdma_missed || shm_missed ? DOCTOR_WARN : DOCTOR_OK, "auto", "workers of these two hosts use %s%s", path_name(f.used),
+                   rdma_missed ? ", though both have RDMA devices" : "");
     doctor_fix(c, "--transfer %s asks for the faster path and refuses to fall back; its line below says what is wrong", shm_missed ? "shm" : "rdma");
     doctor_string(c, "used", path_name(f.used));
 }
@@ -580,7 +586,10 @@ static void lead_rows(struct lead *l)
         if (any && is_shm && !l->same_host)
             doctor_add(l->r, GROUP, DOCTOR_OK, row->name, "not tried: the two sides share no kernel, network namespace and user");
         else if (any && is_rdma && (!l->rdma_here || !l->rdma_there || !row->built))
-            doctor_add(l->r, GROUP, DOCTOR_OK, row->name, "not tried: no RDMA device %s", !l->rdma_here ? "here" : !l->rdma_there ? "there" : "that this build can use");
+            doctor_add(l->r, GROUP, DOCTOR_OK, row->name, "not tried: no RDMA device %s",
+                       !l->rdma_here    ? "here"
+                       : !l->rdma_there ? "there"
+                                        : "that this build can use");
         else full_row(l, row);
     }
 }

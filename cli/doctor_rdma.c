@@ -47,13 +47,15 @@ int doctor_gid_score(const struct td_vb_gid *g, bool ethernet, const char **ret_
 const char *doctor_reg_explain(int error)
 {
     switch (error) {
-    case ENOMEM: return "the memory lock limit (ulimit -l, see above) or the device's memory regions are used up: raise the limit; a process that was "
-                        "killed may hold regions until its driver has cleaned up";
+    case ENOMEM:
+        return "the memory lock limit (ulimit -l, see above) or the device's memory regions are used up: raise the limit; a process that was "
+               "killed may hold regions until its driver has cleaned up";
     case EPERM:
     case EACCES: return "this user may not pin memory or use /dev/infiniband/uverbs*: give it the device's group or (containers) the devices and "
                         "capability IPC_LOCK";
-    case EFAULT: return "\"bad address\": the memory is not mapped as the driver needs it. Host memory: a hole in the mapping. GPU memory: neither dma-buf nor "
-                        "nvidia_peermem works, or it comes from a virtual-memory allocator that hands out pieces";
+    case EFAULT:
+        return "\"bad address\": the memory is not mapped as the driver needs it. Host memory: a hole in the mapping. GPU memory: neither dma-buf "
+               "nor nvidia_peermem works, or it comes from a virtual-memory allocator that hands out pieces";
     case EINVAL: return "the size or the access flags are not supported by this device: a smaller --kv-memory, or another device";
     case EOPNOTSUPP: return "the driver does not do this: another driver version (rdma-core and kernel), or another device";
     default: return "see dmesg for the driver's words";
@@ -108,7 +110,8 @@ static bool check_gids(const struct context *x, struct td_vb_device *d, uint8_t 
                                         best.netdev[0] ? ", " : "", best.netdev, n_seen, p->n_gids);
     doctor_number(c, "index", best.index);
     doctor_number(c, "score", best_score);
-    if (best_score == 3) doctor_fix(c, "works when the peers' GIDs are IPv6 too; an IPv4 address on %s is what most fabrics are set up for", best.netdev);
+    if (best_score == 3)
+        doctor_fix(c, "works when the peers' GIDs are IPv6 too; an IPv4 address on %s is what most fabrics are set up for", best.netdev);
     else if (best_score == 1) doctor_fix(c, "only neighbours on the same link are reached: give %s an IPv4 address of the RDMA network", best.netdev);
     else doctor_fix(c, "set up the network device %s with an IPv4 address; RoCE v2 must be on in the driver (cma_roce_mode)", best.netdev);
     return best_score > 0;
@@ -165,14 +168,16 @@ static void check_limits(const struct context *x, const char *device, const stru
     char name[64];
     snprintf(name, sizeof name, "%.40s limits", device);
     bool small = l->max_mr_bytes < x->kv_bytes, few = l->max_qp < 256;
-    struct doctor_check *c = doctor_add(x->r, GROUP, small || few ? DOCTOR_WARN : DOCTOR_OK, name,
-                                        "memory region up to %s (pool %s), %u queue pairs, %u reads at a time, memory windows %s, relaxed ordering %s",
-                                        doctor_size(l->max_mr_bytes).s, doctor_size(x->kv_bytes).s, l->max_qp, l->max_rd_atomic_out,
-                                        l->mw_type2 ? "of type 2" : "none that can be used", l->relaxed_ordering ? "yes" : "no");
+    struct doctor_check *c =
+        doctor_add(x->r, GROUP, small || few ? DOCTOR_WARN : DOCTOR_OK, name,
+                   "memory region up to %s (pool %s), %u queue pairs, %u reads at a time, memory windows %s, relaxed ordering %s",
+                   doctor_size(l->max_mr_bytes).s, doctor_size(x->kv_bytes).s, l->max_qp, l->max_rd_atomic_out,
+                   l->mw_type2 ? "of type 2" : "none that can be used", l->relaxed_ordering ? "yes" : "no");
     doctor_number(c, "max_mr_bytes", (double)l->max_mr_bytes);
     doctor_number(c, "max_qp", l->max_qp);
     if (small) doctor_fix(c, "a --kv-memory of at most %s for workers on this device", doctor_size(l->max_mr_bytes).s);
-    else if (few) doctor_fix(c, "each peer takes queue pairs of its own: fewer workers per device, or a function with more resources (SR-IOV settings)");
+    else if (few)
+        doctor_fix(c, "each peer takes queue pairs of its own: fewer workers per device, or a function with more resources (SR-IOV settings)");
 }
 
 static bool check_register(const struct context *x, struct td_vb_device *d, const char *device, const struct td_vb_limits *l)
@@ -199,8 +204,9 @@ static bool check_register(const struct context *x, struct td_vb_device *d, cons
         doctor_fix(c, "%s", doctor_reg_explain(e));
     } else {
         double gib_s = (double)bytes / (double)(1 << 30) / (ms / 1e3);
-        struct doctor_check *c = doctor_add(x->r, GROUP, DOCTOR_OK, name, "%s in %.1f ms, %.1f GiB/s; the pool of %s would take about %.2f s", doctor_size(bytes).s,
-                                            ms, gib_s, doctor_size(x->kv_bytes).s, ms / 1e3 * (double)x->kv_bytes / (double)bytes);
+        struct doctor_check *c =
+            doctor_add(x->r, GROUP, DOCTOR_OK, name, "%s in %.1f ms, %.1f GiB/s; the pool of %s would take about %.2f s", doctor_size(bytes).s, ms,
+                       gib_s, doctor_size(x->kv_bytes).s, ms / 1e3 * (double)x->kv_bytes / (double)bytes);
         doctor_number(c, "bytes", (double)bytes);
         doctor_number(c, "ms", ms);
         doctor_number(c, "gib_per_s", gib_s);
@@ -222,8 +228,9 @@ static void check_gpudirect(const struct context *x, struct td_vb_device *d, con
                                         dmabuf ? "yes" : e == EOPNOTSUPP || e == EPROTONOSUPPORT || e == ENOSYS ? "no" : strerror(e),
                                         peermem ? "loaded, version " : "not loaded", version);
     doctor_string(c, "dmabuf", dmabuf ? "yes" : "no");
-    doctor_fix(c, "a GPU's KV would be copied through host memory: a kernel of 5.12 or newer with the open NVIDIA kernel modules and rdma-core 34 or newer "
-                  "(dma-buf), or modprobe nvidia_peermem");
+    doctor_fix(
+        c, "a GPU's KV would be copied through host memory: a kernel of 5.12 or newer with the open NVIDIA kernel modules and rdma-core 34 or newer "
+           "(dma-buf), or modprobe nvidia_peermem");
 }
 
 static struct doctor_pci nic_of(const char *root, const char *device)
@@ -271,14 +278,15 @@ static unsigned check_device(const struct context *x, const char *device, size_t
     if (!e) e = x->vb->query(d, &l);
     if (e) {
         struct doctor_check *c = doctor_add(x->r, GROUP, x->bad, device, "cannot be opened: %s", strerror(e));
-        doctor_fix(c, e == EACCES || e == EPERM ? "this user may not use /dev/infiniband/uverbs*: add it to the group that owns them; containers need the devices "
-                                                  "mapped in"
-                                                : "see dmesg for the driver's words; the device's firmware and rdma-core may not fit each other");
+        doctor_fix(c, e == EACCES || e == EPERM
+                          ? "this user may not use /dev/infiniband/uverbs*: add it to the group that owns them; containers need the devices "
+                            "mapped in"
+                          : "see dmesg for the driver's words; the device's firmware and rdma-core may not fit each other");
         if (d) x->vb->close(d);
         return 0;
     }
-    doctor_add(x->r, GROUP, DOCTOR_OK, device, "%s%s, NUMA node %d, %u port%s", nic->address[0] ? "PCI " : "no PCI device (made by software)", nic->address,
-               nic->numa_node, l.n_ports, l.n_ports == 1 ? "" : "s");
+    doctor_add(x->r, GROUP, DOCTOR_OK, device, "%s%s, NUMA node %d, %u port%s", nic->address[0] ? "PCI " : "no PCI device (made by software)",
+               nic->address, nic->numa_node, l.n_ports, l.n_ports == 1 ? "" : "s");
     if (nic->chain[0]) check_link(x, nic);
     for (unsigned port = 1; port <= l.n_ports; port++) n_usable += check_port(x, d, device, (uint8_t)port);
     check_limits(x, device, &l);
@@ -306,8 +314,10 @@ static void say_none(const struct context *x, const char *why)
     size_t n_class = n_class_devices(x->o->root), n_cards = doctor_pci_list(x->o->root, doctor_pci_is_rdma_nic, cards, DOCTOR_PCI_MAX);
     struct doctor_check *c;
     if (n_class > 0) {
-        c = doctor_add(x->r, GROUP, x->bad, "devices", "the kernel has %zu RDMA device%s, but verbs lists none: %s", n_class, n_class == 1 ? "" : "s", why);
-        doctor_fix(c, "install libibverbs and its providers (Debian, Ubuntu: libibverbs1 ibverbs-providers); containers need /dev/infiniband mapped in");
+        c = doctor_add(x->r, GROUP, x->bad, "devices", "the kernel has %zu RDMA device%s, but verbs lists none: %s", n_class, n_class == 1 ? "" : "s",
+                       why);
+        doctor_fix(c,
+                   "install libibverbs and its providers (Debian, Ubuntu: libibverbs1 ibverbs-providers); containers need /dev/infiniband mapped in");
     } else if (n_cards > 0) {
         c = doctor_add(x->r, GROUP, x->bad, "devices", "%zu network card%s that can do RDMA (first: %s), but the kernel has no RDMA device", n_cards,
                        n_cards == 1 ? "" : "s", cards[0].address);

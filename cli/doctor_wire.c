@@ -28,7 +28,8 @@ td_status doctor_msg_check(const struct doctor_msg *m, uint32_t n_pool_blocks, s
 {
     if (m->magic != DOCTOR_WIRE_MAGIC) return td_fail(err, TD_ERR_CORRUPT, "not a doctor: magic is %08x", m->magic);
     if (m->version != DOCTOR_WIRE_VERSION)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "the other doctor speaks version %u, this one %u: use one build on both sides", m->version, DOCTOR_WIRE_VERSION);
+        return td_fail(err, TD_ERR_UNSUPPORTED, "the other doctor speaks version %u, this one %u: use one build on both sides", m->version,
+                       DOCTOR_WIRE_VERSION);
     if (m->type < DOCTOR_MSG_HELLO || m->type >= DOCTOR_MSG_N_TYPES) return td_fail(err, TD_ERR_CORRUPT, "type is %u", m->type);
     if (m->answer > 1) return td_fail(err, TD_ERR_CORRUPT, "answer is %u", m->answer);
     if (!memchr(m->text, 0, sizeof m->text)) return td_fail(err, TD_ERR_CORRUPT, "text does not end");
@@ -43,7 +44,8 @@ td_status doctor_msg_check(const struct doctor_msg *m, uint32_t n_pool_blocks, s
     if (!m->answer && (m->type == DOCTOR_MSG_GRANT || m->type == DOCTOR_MSG_VERIFY)) {
         if (m->n < 1 || m->n > n_pool_blocks || m->first > n_pool_blocks - m->n)
             return td_fail(err, TD_ERR_CORRUPT, "blocks %u + %u are not in a pool of %u", m->first, m->n, n_pool_blocks);
-        if (m->type == DOCTOR_MSG_VERIFY && m->slot >= DOCTOR_SLOTS) return td_fail(err, TD_ERR_CORRUPT, "slot is %u, limit %u", m->slot, DOCTOR_SLOTS);
+        if (m->type == DOCTOR_MSG_VERIFY && m->slot >= DOCTOR_SLOTS)
+            return td_fail(err, TD_ERR_CORRUPT, "slot is %u, limit %u", m->slot, DOCTOR_SLOTS);
     }
     return TD_OK;
 }
@@ -120,7 +122,8 @@ td_status doctor_socket(const char *address, int listening, uint64_t deadline_ns
         return td_fail(err, TD_ERR_INVALID, "address \"%s\" is not HOST:PORT", address);
     bool bracket = address[0] == '[' && colon > address && colon[-1] == ']';
     snprintf(host, sizeof host, "%.*s", (int)(colon - address) - (bracket ? 2 : 0), address + bracket);
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = (listening ? AI_PASSIVE : 0) | AI_NUMERICSERV}, *list = NULL;
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = (listening ? AI_PASSIVE : 0) | AI_NUMERICSERV},
+                    *list = NULL;
     int e = getaddrinfo(host[0] ? host : NULL, colon + 1, &hints, &list), on = 1;
     if (e) return td_fail(err, TD_ERR_INVALID, "address \"%s\": %s", address, gai_strerror(e));
     td_status s = TD_ERR_IO;
@@ -152,7 +155,8 @@ td_status doctor_socket_name(int fd, int peer, char host[64], uint16_t *ret_port
 {
     struct sockaddr_storage a;
     socklen_t n = sizeof a;
-    if ((peer ? getpeername : getsockname)(fd, (struct sockaddr *)&a, &n)) return td_fail(err, TD_ERR_PEER, "the other doctor is gone: %s", strerror(errno));
+    if ((peer ? getpeername : getsockname)(fd, (struct sockaddr *)&a, &n))
+        return td_fail(err, TD_ERR_PEER, "the other doctor is gone: %s", strerror(errno));
     struct sockaddr_in6 *six = (struct sockaddr_in6 *)&a;
     *ret_port = ntohs(a.ss_family == AF_INET6 ? six->sin6_port : ((struct sockaddr_in *)&a)->sin_port);
     if (a.ss_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&six->sin6_addr)) { /* an IPv4 peer at an IPv6 listener: data goes by IPv4 */

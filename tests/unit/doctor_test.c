@@ -1,4 +1,4 @@
-/* doctor_test.c - what `tandem doctor` concludes: from trees that look like /sys and /proc, from a verbs table that answers as told, from messages. */
+/* doctor_test.c - what `tandem doctor` concludes: from trees that look like /sys and /proc, a verbs table that answers as told, messages. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,7 +20,7 @@
 #include "cli/doctor_wire.h"
 #include "common/base/clock.h"
 
-/* ---- a tree that looks like a host's ------------------------------------------------------------------------------------------------------ */
+/* ---- a tree that looks like a host's ---------------------------------------------------------------------------------------------------- */
 
 static char root[64];
 
@@ -94,7 +94,7 @@ static int drop_root(void **state)
     return nftw(root, drop, 16, FTW_DEPTH | FTW_PHYS);
 }
 
-/* ---- reading a report ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- reading a report ------------------------------------------------------------------------------------------------------------------- */
 
 static struct doctor_report report(void)
 {
@@ -123,12 +123,13 @@ static void says_(const struct doctor_report *r, const char *name, enum doctor_l
 {
     const struct doctor_check *c = check(r, name);
     if (c->level != level || !strstr(c->found, found) || (fix && !strstr(c->fix, fix)))
-        fail_msg("line %d: %s is level %d: %s; fix: %s\nwant level %d, \"%s\", \"%s\"", line, name, c->level, c->found, c->fix, level, found, fix ? fix : "");
+        fail_msg("line %d: %s is level %d: %s; fix: %s\nwant level %d, \"%s\", \"%s\"", line, name, c->level, c->found, c->fix, level, found,
+                 fix ? fix : "");
     if (level != DOCTOR_OK && !c->fix[0]) fail_msg("line %d: %s says not what to do", line, name);
 }
 #define says(r, name, level, found, fix) says_(r, name, level, found, fix, __LINE__)
 
-/* ---- PCI --------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- PCI -------------------------------------------------------------------------------------------------------------------------------- */
 
 static void distances(void **state)
 {
@@ -266,7 +267,7 @@ static void gpu_without_driver(void **state)
     report_end(&r);
 }
 
-/* ---- host files ------------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- host files ------------------------------------------------------------------------------------------------------------------------- */
 
 static void host(void **state)
 {
@@ -279,7 +280,8 @@ static void host(void **state)
         {"always [madvise] never\n", "always within_size [advise] never deny force\n", DOCTOR_OK, ""},
         {"[always] madvise never\n", "[always] within_size advise never deny force\n", DOCTOR_OK, ""},
         {"always madvise [never]\n", "always within_size [advise] never deny force\n", DOCTOR_WARN, "transparent_hugepage/enabled"},
-        {"always [madvise] never\n", "always within_size advise [never] deny force\n", DOCTOR_WARN, "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"},
+        {"always [madvise] never\n", "always within_size advise [never] deny force\n", DOCTOR_WARN,
+         "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"},
         {NULL, NULL, DOCTOR_WARN, "CONFIG_TRANSPARENT_HUGEPAGE"},
     };
     struct doctor_config o = {.root = root, .kv_memory = "1MiB", .transfer = "auto"};
@@ -340,7 +342,7 @@ static void report_is_plain(void **state)
     assert_string_equal(doctor_size(UINT64_MAX).s, "16 EiB");
 }
 
-/* ---- RDMA: a table that answers as told --------------------------------------------------------------------------------------------------------- */
+/* ---- RDMA: a table that answers as told ------------------------------------------------------------------------------------------------- */
 
 static struct told {
     uint32_t n_devices;
@@ -438,13 +440,15 @@ static const struct td_verbs table = {.name = "told", .list = t_list, .open = t_
 
 static void told_good(void)
 {
-    told = (struct told){.n_devices = 1, .dmabuf_error = EBADF,
-                         .limits = {.max_qp = 131072, .max_mr_bytes = UINT64_MAX, .max_rd_atomic_out = 16, .mw_type2 = true, .relaxed_ordering = true, .n_ports = 1},
-                         .port = {.active = true, .ethernet = true, .mtu_bytes = 4096, .bits_per_s = 400000000000, .n_gids = 4},
-                         .gids = {{.type = TD_VB_GID_ROCE_V1, .raw = LINK_LOCAL, .netdev = "ens1", .netdev_up = true},
-                                  {.type = TD_VB_GID_ROCE_V2, .raw = LINK_LOCAL, .netdev = "ens1", .netdev_up = true},
-                                  {.type = TD_VB_GID_ROCE_V1, .raw = V4(10, 0, 0, 1), .netdev = "ens1", .netdev_up = true},
-                                  {.type = TD_VB_GID_ROCE_V2, .raw = V4(10, 0, 0, 1), .netdev = "ens1", .netdev_up = true}}};
+    told = (struct told){
+        .n_devices = 1,
+        .dmabuf_error = EBADF,
+        .limits = {.max_qp = 131072, .max_mr_bytes = UINT64_MAX, .max_rd_atomic_out = 16, .mw_type2 = true, .relaxed_ordering = true, .n_ports = 1},
+        .port = {.active = true, .ethernet = true, .mtu_bytes = 4096, .bits_per_s = 400000000000, .n_gids = 4},
+        .gids = {{.type = TD_VB_GID_ROCE_V1, .raw = LINK_LOCAL, .netdev = "ens1", .netdev_up = true},
+                 {.type = TD_VB_GID_ROCE_V2, .raw = LINK_LOCAL, .netdev = "ens1", .netdev_up = true},
+                 {.type = TD_VB_GID_ROCE_V1, .raw = V4(10, 0, 0, 1), .netdev = "ens1", .netdev_up = true},
+                 {.type = TD_VB_GID_ROCE_V2, .raw = V4(10, 0, 0, 1), .netdev = "ens1", .netdev_up = true}}};
 }
 
 static struct doctor_report rdma(const char *transfer, const struct td_verbs *vb, size_t n_gpus, unsigned want_usable)
@@ -612,7 +616,7 @@ static void gid_order(void **state)
     assert_int_equal(doctor_gid_score(&ib, false, &why), 5);
 }
 
-/* ---- clocks, paths, messages --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- clocks, paths, messages ------------------------------------------------------------------------------------------------------------ */
 
 static void skews(void **state)
 {
@@ -709,11 +713,20 @@ static void talk_is_bounded(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(distances), cmocka_unit_test(acs), cmocka_unit_test_setup_teardown(topology, make_root, drop_root),
-        cmocka_unit_test_setup_teardown(gpu_without_driver, make_root, drop_root), cmocka_unit_test_setup_teardown(host, make_root, drop_root),
-        cmocka_unit_test(report_is_plain), cmocka_unit_test_setup_teardown(rdma_good, make_root, drop_root),
-        cmocka_unit_test_setup_teardown(rdma_bad, make_root, drop_root), cmocka_unit_test_setup_teardown(rdma_none, make_root, drop_root),
-        cmocka_unit_test(gid_order), cmocka_unit_test(skews), cmocka_unit_test(fallbacks_fail), cmocka_unit_test(messages), cmocka_unit_test(talk_is_bounded),
+        cmocka_unit_test(distances),
+        cmocka_unit_test(acs),
+        cmocka_unit_test_setup_teardown(topology, make_root, drop_root),
+        cmocka_unit_test_setup_teardown(gpu_without_driver, make_root, drop_root),
+        cmocka_unit_test_setup_teardown(host, make_root, drop_root),
+        cmocka_unit_test(report_is_plain),
+        cmocka_unit_test_setup_teardown(rdma_good, make_root, drop_root),
+        cmocka_unit_test_setup_teardown(rdma_bad, make_root, drop_root),
+        cmocka_unit_test_setup_teardown(rdma_none, make_root, drop_root),
+        cmocka_unit_test(gid_order),
+        cmocka_unit_test(skews),
+        cmocka_unit_test(fallbacks_fail),
+        cmocka_unit_test(messages),
+        cmocka_unit_test(talk_is_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
