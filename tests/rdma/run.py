@@ -1,0 +1,81 @@
+#!/usr/bin/python3
+"""Boots one VM with two Soft-RoCE devices (scripts/rdma-vm) and runs the RDMA tests in it, one after the other.
+
+    tests/rdma/run.py BUILD_DIR [NAME ...]
+
+A test is a line of TESTS: name, seconds it may take, command. The programs' output is passed on as it comes; cmocka's and pytest's totals in it are
+what scripts/check counts. A program is skipped when it exits with 77. Exit status: 0; 1 when one failed; 77 when the VM cannot run here, or all
+were skipped."""
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+VM = os.path.join(ROOT, "scripts", "rdma-vm")
+SKIPPED = 77
+BOOT_S = 60
+
+# BIN stands for the build's bin/ folder. The limits are three times what an emulated VM on a busy machine needs.
+TESTS = [
+    ("verbs_real", 120, "BIN/verbs_real_test rxe0 rxe1"),
+]
+
+
+def guest_script(tests, bin_dir):
+    """Shell for the VM: every test between two marked lines, the second with its status."""
+    lines = []
+    for name, limit_s, command in tests:
+        words = shlex.join(w.replace("BIN/", bin_dir + "/") for w in shlex.split(command))
+        lines += [f"echo '### {name}'", f"timeout -k 5 {limit_s} {words} 2>&1", f"echo \"### {name} status $?\""]
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    bin_dir, names = os.path.join(os.path.abspath(sys.argv[1]), "bin"), sys.argv[2:]
+    unknown = [n for n in names if n not in [t[0] for t in TESTS]]
+    if unknown:
+        sys.exit(f"no such test: {unknown[0]}; there are " + ", ".join(t[0] for t in TESTS))
+    tests = [t for t in TESTS if not names or t[0] in names]
+    limit_s = BOOT_S + sum(t[1] for t in tests)
+    begin = time.monotonic()
+    vm = subprocess.Popen([VM, "run", "-t", str(limit_s), "--", "/bin/sh", "-c", guest_script(tests, bin_dir)], cwd=ROOT, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    statuses, started_s = {}, {}
+    for line in vm.stdout:
+        print(line, end="", flush=True)
+        mark = re.fullmatch(r"### (\S+)(?: status (\d+))?\n", line)
+        if mark and mark.group(2) is None:
+            started_s[mark.group(1)] = time.monotonic()
+        elif mark:
+            statuses[mark.group(1)] = int(mark.group(2)), time.monotonic() - started_s[mark.group(1)]
+    status = vm.wait()
+    if status == SKIPPED and not statuses:
+        sys.exit(SKIPPED)
+
+    failed = []
+    for name, _, _ in tests:
+        if name not in statuses:
+            result = "did not run" if name not in started_s else "did not end"
+            failed.append(name)
+        else:
+            code, seconds = statuses[name]
+            result = {0: "passed", SKIPPED: "skipped", 124: "timed out"}.get(code, f"failed with status {code}") + f" ({seconds:.1f} s)"
+            if code not in (0, SKIPPED):
+                failed.append(name)
+        print(f"rdma: {name}: {result}")
+    print(f"rdma: {len(tests)} programs, {len(failed)} failed; {time.monotonic() - begin:.1f} s with the VM's boot")
+    if failed or status != 0:
+        if status != 0:
+            print(f"rdma: scripts/rdma-vm ended with {status}")
+        sys.exit(1)
+    if all(code == SKIPPED for code, _ in statuses.values()):
+        sys.exit(SKIPPED)
+
+
+if __name__ == "__main__":
+    main()
