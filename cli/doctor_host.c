@@ -99,9 +99,9 @@ static void check_memlock(struct doctor_report *r, const struct doctor_config *o
     } else if (cap) {
         c = doctor_add(r, GROUP, DOCTOR_OK, "memory lock limit", "%s, below the KV pool's %s, but CAP_IPC_LOCK lifts it for this user", limit,
                        doctor_size(kv_bytes).s);
-    } else if (n_rdma == 0 && strcmp(o->transfer, "rdma")) {
-        c = doctor_add(r, GROUP, DOCTOR_OK, "memory lock limit", "%s, below the KV pool's %s: it counts for RDMA only, and there is none here", limit,
-                       doctor_size(kv_bytes).s);
+    } else if (!strcmp(o->transfer, "tcp") || !strcmp(o->transfer, "shm") || (n_rdma == 0 && strcmp(o->transfer, "rdma"))) {
+        c = doctor_add(r, GROUP, DOCTOR_OK, "memory lock limit", "%s, below the KV pool's %s: it counts for RDMA only, and %s", limit,
+                       doctor_size(kv_bytes).s, n_rdma ? "that is not asked for" : "there is none here");
     } else {
         c = doctor_add(r, GROUP, DOCTOR_FAIL, "memory lock limit", "%s, below the KV pool's %s: an RDMA NIC cannot register the pool", limit,
                        doctor_size(kv_bytes).s);

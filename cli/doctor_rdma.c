@@ -1,6 +1,7 @@
 /* doctor_rdma.c - RDMA devices through the verbs table: ports, GIDs, limits, a registration as large as asked, and GPUDirect's two doors.
  *
- * What is missing is a failure when rdma was asked for by name, a warning when the host has hardware that cannot be used, and ok when it has none. */
+ * No hardware is ok, unless rdma was asked for by name. A device that verbs lists and that cannot carry KV is a failure, because workers would take
+ * a slower path without a word; --transfer tcp or shm says that this is meant, and makes it a warning. */
 #include <dirent.h>
 #include <errno.h>
 #include <limits.h>
@@ -80,6 +81,7 @@ struct context {
     const struct td_verbs *vb;
     uint64_t kv_bytes;
     enum doctor_level bad;    /* level of what keeps a device from carrying KV */
+    enum doctor_level lesser; /* of what keeps one port from it: others may serve */
 };
 
 /* True: the port has a GID that reaches other hosts. */
@@ -98,14 +100,14 @@ static bool check_gids(const struct context *x, struct td_vb_device *d, uint8_t 
     }
     snprintf(check_name, sizeof check_name, "%s gid", name);
     if (best_score < 0) {
-        struct doctor_check *c = doctor_add(x->r, GROUP, x->bad, check_name, "all %u entries are empty", p->n_gids);
+        struct doctor_check *c = doctor_add(x->r, GROUP, x->lesser, check_name, "all %u entries are empty", p->n_gids);
         doctor_fix(c, p->ethernet ? "give the port's network device an IPv4 address and set it up (ip addr add, ip link set up)"
                                   : "the subnet manager has not configured this port: see that one runs on the fabric");
         return false;
     }
     gid_text(&best, text);
     snprintf(netdev, 32, "%s", best.netdev);
-    enum doctor_level level = best_score >= 4 ? DOCTOR_OK : best_score > 0 ? DOCTOR_WARN : x->bad;
+    enum doctor_level level = best_score >= 4 ? DOCTOR_OK : best_score > 0 ? DOCTOR_WARN : x->lesser;
     struct doctor_check *c = doctor_add(x->r, GROUP, level, check_name, "index %u, %s (%s%s%s); %u of %u entries in use", best.index, text, best_why,
                                         best.netdev[0] ? ", " : "", best.netdev, n_seen, p->n_gids);
     doctor_number(c, "index", best.index);
@@ -124,7 +126,7 @@ static bool check_port(const struct context *x, struct td_vb_device *d, const ch
     snprintf(name, sizeof name, "%.40s port %u", device, port);
     int e = x->vb->query_port(d, port, &p);
     if (e) {
-        struct doctor_check *c = doctor_add(x->r, GROUP, x->bad, name, "cannot be queried: %s", strerror(e));
+        struct doctor_check *c = doctor_add(x->r, GROUP, x->lesser, name, "cannot be queried: %s", strerror(e));
         doctor_fix(c, "see dmesg for the driver's words");
         return false;
     }
@@ -314,12 +316,12 @@ static void say_none(const struct context *x, const char *why)
     size_t n_class = n_class_devices(x->o->root), n_cards = doctor_pci_list(x->o->root, doctor_pci_is_rdma_nic, cards, DOCTOR_PCI_MAX);
     struct doctor_check *c;
     if (n_class > 0) {
-        c = doctor_add(x->r, GROUP, x->bad, "devices", "the kernel has %zu RDMA device%s, but verbs lists none: %s", n_class, n_class == 1 ? "" : "s",
+        c = doctor_add(x->r, GROUP, x->lesser, "devices", "the kernel has %zu RDMA device%s, but verbs lists none: %s", n_class, n_class == 1 ? "" : "s",
                        why);
         doctor_fix(c,
                    "install libibverbs and its providers (Debian, Ubuntu: libibverbs1 ibverbs-providers); containers need /dev/infiniband mapped in");
     } else if (n_cards > 0) {
-        c = doctor_add(x->r, GROUP, x->bad, "devices", "%zu network card%s that can do RDMA (first: %s), but the kernel has no RDMA device", n_cards,
+        c = doctor_add(x->r, GROUP, x->lesser, "devices", "%zu network card%s that can do RDMA (first: %s), but the kernel has no RDMA device", n_cards,
                        n_cards == 1 ? "" : "s", cards[0].address);
         doctor_fix(c, "load the RDMA half of its driver (modprobe mlx5_ib); in a container the host's driver counts");
     } else {
@@ -334,7 +336,9 @@ void doctor_rdma(struct doctor_report *r, const struct doctor_config *o, const s
     static char names[TD_VB_DEVICES_MAX][TD_VB_NAME_MAX];
     uint32_t n = 0;
     bool asked = !strcmp(o->transfer, "rdma");
-    struct context x = {.r = r, .o = o, .vb = vb, .kv_bytes = kv_bytes, .bad = asked ? DOCTOR_FAIL : DOCTOR_WARN};
+    bool meant = !strcmp(o->transfer, "tcp") || !strcmp(o->transfer, "shm");
+    struct context x = {.r = r, .o = o, .vb = vb, .kv_bytes = kv_bytes, .bad = meant ? DOCTOR_WARN : DOCTOR_FAIL,
+                        .lesser = asked ? DOCTOR_FAIL : DOCTOR_WARN};
     memset(ret, 0, sizeof *ret);
     int e = vb ? vb->list(vb, names, &n) : 0;
     if (!vb || e || n == 0) {
@@ -346,7 +350,8 @@ void doctor_rdma(struct doctor_report *r, const struct doctor_config *o, const s
         doctor_add(r, GROUP, DOCTOR_OK, "kv path", "KV will go by shm on this host and by RDMA to hosts that have it too");
         return;
     }
-    struct doctor_check *c = doctor_add(r, GROUP, asked ? DOCTOR_FAIL : n ? DOCTOR_WARN : DOCTOR_OK, "kv path",
-                                        "KV will go by shm on this host and tcp between hosts%s", asked ? ", but --transfer rdma asks for RDMA" : "");
-    doctor_fix(c, "see the lines above: no port of an RDMA device can be used");
+    struct doctor_check *c = doctor_add(r, GROUP, asked ? DOCTOR_FAIL : n ? x.bad : DOCTOR_OK, "kv path",
+                                        "KV will go by shm on this host and tcp between hosts%s",
+                                        asked ? ", but --transfer rdma asks for RDMA" : n ? ", though there are RDMA devices" : "");
+    doctor_fix(c, "see the lines above: no port of an RDMA device can be used%s", asked || meant ? "" : "; if that is meant, --transfer tcp says so");
 }

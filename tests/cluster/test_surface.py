@@ -21,7 +21,7 @@ from test_bad_input import call, field, tcp_ports
 Code = grpc.StatusCode
 OK = Code.OK
 DAEMONS = ["tandem-router", "tandem-prefill", "tandem-decode"]
-COMMANDS = ["up", "generate", "chat", "status", "tokenize", "logits", "engine-bench"]
+COMMANDS = ["up", "generate", "chat", "status", "doctor", "tokenize", "logits", "engine-bench"]
 
 
 def run(args, stdin=b"", timeout=60, env=None):

@@ -516,7 +516,11 @@ static void rdma_bad(void **state)
     memset(&told.gids[3], 0, sizeof told.gids[3]);
     r = rdma("auto", &table, 0, 0);
     says(&r, "mlx5_0 port 1 gid", DOCTOR_WARN, "RoCE v1", "IPv4");
+    says(&r, "kv path", DOCTOR_FAIL, "tcp between hosts, though there are RDMA devices", "--transfer tcp says so");
+    report_end(&r);
+    r = rdma("tcp", &table, 0, 0);
     says(&r, "kv path", DOCTOR_WARN, "tcp between hosts", NULL);
+    assert_int_equal(doctor_status(&r), 0);
     report_end(&r);
     r = rdma("rdma", &table, 0, 0);
     says(&r, "mlx5_0 port 1 gid", DOCTOR_FAIL, "RoCE v1", "IPv4");
@@ -544,7 +548,7 @@ static void rdma_bad(void **state)
     told_good();
     told.open_error = EACCES;
     r = rdma("auto", &table, 0, 0);
-    says(&r, "mlx5_0", DOCTOR_WARN, "cannot be opened", "uverbs");
+    says(&r, "mlx5_0", DOCTOR_FAIL, "cannot be opened", "uverbs");
     report_end(&r);
 
     told_good(); /* limits and GPUDirect */
