@@ -3,7 +3,7 @@
 
     tests/rdma/run.py BUILD_DIR [NAME ...]
 
-A test is a line of TESTS: name, seconds it may take, command. The programs' output is passed on as it comes; cmocka's and pytest's totals in it are
+A test is a line of TESTS: name, seconds it may take, command; those of MEASUREMENTS run when they are named. The programs' output is passed on as it comes; cmocka's and pytest's totals in it are
 what scripts/check counts. A program is skipped when it exits with 77. Exit status: 0; 1 when one failed; 77 when the VM cannot run here, or all
 were skipped."""
 import os
@@ -21,6 +21,11 @@ BOOT_S = 60
 # BIN stands for the build's bin/ folder. The limits are three times what an emulated VM on a busy machine needs.
 TESTS = [
     ("verbs_real", 120, "BIN/verbs_real_test rxe0 rxe1"),
+    ("verbs_fault", 120, "BIN/verbs_fault_test rxe0 rxe1"),
+]
+# Run when they are named: figures, which depend on the machine and fail nothing.
+MEASUREMENTS = [
+    ("write_bw", 180, "tests/rdma/write_bw"),
 ]
 
 
@@ -37,10 +42,11 @@ def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     bin_dir, names = os.path.join(os.path.abspath(sys.argv[1]), "bin"), sys.argv[2:]
-    unknown = [n for n in names if n not in [t[0] for t in TESTS]]
+    known = TESTS + MEASUREMENTS
+    unknown = [n for n in names if n not in [t[0] for t in known]]
     if unknown:
-        sys.exit(f"no such test: {unknown[0]}; there are " + ", ".join(t[0] for t in TESTS))
-    tests = [t for t in TESTS if not names or t[0] in names]
+        sys.exit(f"no such test: {unknown[0]}; there are " + ", ".join(t[0] for t in known))
+    tests = [t for t in known if t[0] in names] if names else TESTS
     limit_s = BOOT_S + sum(t[1] for t in tests)
     begin = time.monotonic()
     vm = subprocess.Popen([VM, "run", "-t", str(limit_s), "--", "/bin/sh", "-c", guest_script(tests, bin_dir)], cwd=ROOT, stdin=subprocess.DEVNULL,

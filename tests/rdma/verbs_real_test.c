@@ -379,7 +379,8 @@ static void shared_receives(void **state)
     assert_int_equal(vb->srq_post(p.b.srq, 55, 4), 0);
     for (uint32_t i = 0; i < 4; i++) {
         struct rdma_pair *from = i % 2 ? &q : &p;
-        struct td_vb_send wr = {.id = i, .op = TD_VB_WRITE_IMM, .signaled = true, .imm = i, .remote_addr = from->b.mr->addr, .rkey = from->b.mr->rkey};
+        struct td_vb_send wr = {.id = i, .op = TD_VB_WRITE_IMM, .signaled = true, .imm = i, .remote_addr = from->b.mr->addr,
+                                .rkey = from->b.mr->rkey};
         post(from->a.qp, &wr, 1);
         expect_wc(from->a.cq, i, TD_VB_WC_SUCCESS);
         struct td_vb_wc wc = wait_wc(p.b.cq);
