@@ -87,8 +87,7 @@ struct bench {
     uint64_t n_moved;
 };
 
-/* --- what to do
- * ------------------------------------------------------------------------------------------------------------------- */
+/* --- what to do --------------------------------------------------------------------------------------------------------------------- */
 
 /* The next item of a list with commas; false at its end. */
 static bool next_item(const char **at, char *item, size_t n)
@@ -146,11 +145,12 @@ static td_status add_case(struct bench *b, struct bench_case c, struct td_err *e
         uint64_t depth, streams, n = RUN_BYTES / c.bytes;
         td_status s = parse_amount("--depth", item, BENCH_MAX_BATCH, &depth, err);
         if (s) return s;
+        uint64_t fit = (uint64_t)(c.n_pool_blocks / c.n_blocks);
+        if (depth > fit) depth = fit;
         n = n < 1 ? 1 : n > RUN_TRANSFERS ? RUN_TRANSFERS : n;
         if (n < depth) n = depth;
-        uint64_t batch = n < BENCH_MAX_BATCH ? n : BENCH_MAX_BATCH, fit = (uint64_t)(c.n_pool_blocks / c.n_blocks);
+        uint64_t batch = n < BENCH_MAX_BATCH ? n : BENCH_MAX_BATCH;
         if (batch > fit) batch = fit;
-        if (depth > batch) depth = batch;
         bool seen = false; /* a size so large that its depths are all the same */
         for (int32_t i = 0; i < b->n_cases; i++)
             seen = seen || (strcmp(b->cases[i].name, c.name) == 0 && b->cases[i].depth == (int32_t)depth);
@@ -163,7 +163,7 @@ static td_status add_case(struct bench *b, struct bench_case c, struct td_err *e
             c.depth = (int32_t)depth;
             c.streams = (int32_t)streams;
             c.batch = (int32_t)batch;
-            c.n_batches = (int32_t)(n / batch ? n / batch : 1);
+            c.n_batches = (int32_t)(n / batch);
             b->cases[b->n_cases++] = c;
         }
     }
@@ -250,8 +250,7 @@ static uint64_t way_bytes(enum bench_way w, const struct bench_case *c)
     return w == BENCH_IPERF ? IPERF_BYTES : c->bytes * (uint64_t)(c->batch * (c->n_batches + (w < BENCH_N_PATHS)));
 }
 
-/* --- doing it
- * --------------------------------------------------------------------------------------------------------------------- */
+/* --- doing it ----------------------------------------------------------------------------------------------------------------------- */
 
 static td_status run_once(struct bench *b, enum bench_way w, const struct bench_case *c, struct bench_sample *s, struct td_err *err)
 {

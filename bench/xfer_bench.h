@@ -28,8 +28,7 @@
 /* `tandem bench xfer` and tandem-bench-xfer: main. The command line declares it, too: nothing includes this folder. */
 int td_bench_xfer(int argc, char **argv);
 
-/* --- what is measured ------------------------------------------------------------------------------------------------------------
- */
+/* --- what is measured --------------------------------------------------------------------------------------------------------------- */
 
 enum bench_way { BENCH_TCP, BENCH_SHM, BENCH_RDMA, BENCH_MEMCPY, BENCH_BARE, BENCH_IPERF, BENCH_IB_WRITE, BENCH_N_WAYS };
 #define BENCH_N_PATHS BENCH_MEMCPY /* the ways before it are paths of the engine */
@@ -72,8 +71,7 @@ struct bench_options {
     bool floors, iperf3;
 };
 
-/* --- the ends --------------------------------------------------------------------------------------------------------------------
- */
+/* --- the ends ----------------------------------------------------------------------------------------------------------------------- */
 
 enum bench_verb { BENCH_OPEN = 1, BENCH_CLOSE, BENCH_ARM, BENCH_FINISH, BENCH_COPY, BENCH_RECEIVE };
 
@@ -104,8 +102,7 @@ td_status bench_memcpy_batch(struct bench_ends *e, const struct bench_case *c, u
 td_status bench_bare_batch(struct bench_ends *e, const struct bench_case *c, uint64_t serial, struct bench_sample *s,
                            struct td_err *err);
 
-/* --- floors that are other programs ----------------------------------------------------------------------------------------------
- */
+/* --- floors that are other programs ------------------------------------------------------------------------------------------------- */
 
 bool bench_program_exists(const char *name);
 td_status bench_iperf_run(const struct bench_case *c, struct bench_sample *s, struct td_err *err);
@@ -114,8 +111,7 @@ td_status bench_ib_write_run(const struct bench_case *c, const char *device, con
 /* Standard output of a short command, at most n - 1 bytes; the exit status, or -1. */
 int bench_capture(const char *const argv[], char *out, size_t n);
 
-/* --- report ----------------------------------------------------------------------------------------------------------------------
- */
+/* --- report ------------------------------------------------------------------------------------------------------------------------- */
 
 struct bench_report;
 td_status bench_report_open(const struct bench_options *o, int argc, char **argv, struct bench_report **ret_report,

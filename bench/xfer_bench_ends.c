@@ -55,8 +55,7 @@ struct grant {
     uint8_t blob[TD_XFER_BLOB_MAX];
 };
 
-/* --- shared by both sides --------------------------------------------------------------------------------------------------------
- */
+/* --- shared by both sides ----------------------------------------------------------------------------------------------------------- */
 
 static double cpu_seconds(void)
 {
@@ -183,8 +182,7 @@ static size_t next_events(struct bench_ends *e, enum bench_way way, int32_t stre
     }
 }
 
-/* --- the receiver ----------------------------------------------------------------------------------------------------------------
- */
+/* --- the receiver ------------------------------------------------------------------------------------------------------------------- */
 
 /* Takes events until each of the batch's slots has had `kind`. */
 static td_status take_slots(struct bench_ends *e, const struct command *m, enum td_xfer_event_kind kind, struct td_err *err)
@@ -358,8 +356,7 @@ static void receiver_main(struct bench_ends *e)
     for (enum bench_way w = 0; w < BENCH_N_PATHS; w++) endpoints_close(e, w);
 }
 
-/* --- the sender ------------------------------------------------------------------------------------------------------------------
- */
+/* --- the sender --------------------------------------------------------------------------------------------------------------------- */
 
 static td_status get_reply(struct bench_ends *e, struct reply *ret_reply, struct td_err *err)
 {

@@ -22,6 +22,7 @@ struct bench_report {
     FILE *csv;
     json_t *root, *results, *skipped;
     char cpu[128], kernel[128], commit[64], command[2048];
+    double load;
     bool has_head;
 };
 
@@ -43,8 +44,7 @@ static void json_spread(json_t *to, const char *key, struct spread s)
     if (s.n) json_object_set_new(to, key, json_pack("{s:f,s:f,s:f}", "median", s.median, "min", s.min, "max", s.max));
 }
 
-/* --- the head
- * --------------------------------------------------------------------------------------------------------------------- */
+/* --- the head ----------------------------------------------------------------------------------------------------------------------- */
 
 static void cpu_name(char *to, size_t n)
 {
@@ -66,7 +66,8 @@ td_status bench_report_open(const struct bench_options *o, int argc, char **argv
 {
     struct bench_report *r = calloc(1, sizeof *r);
     struct utsname u;
-    const char *const git[] = {"git", "rev-parse", "--short=12", "HEAD", NULL};
+    double load[1];
+    const char *const git[] = {"git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12", NULL};
     char when[32];
     time_t now = (time_t)(td_wall_ns() / TD_NS_PER_S);
     struct tm tm;
@@ -87,6 +88,7 @@ td_status bench_report_open(const struct bench_options *o, int argc, char **argv
     }
     cpu_name(r->cpu, sizeof r->cpu);
     uname(&u);
+    r->load = getloadavg(load, 1) == 1 ? load[0] : 0;
     snprintf(r->kernel, sizeof r->kernel, "%s %s", u.sysname, u.release);
     if (bench_capture(git, r->commit, sizeof r->commit)) snprintf(r->commit, sizeof r->commit, "unknown");
     r->commit[strcspn(r->commit, "\n")] = 0;
@@ -103,12 +105,11 @@ td_status bench_report_open(const struct bench_options *o, int argc, char **argv
                         "cpus", (json_int_t)sysconf(_SC_NPROCESSORS_ONLN), "memory_bytes",
                         (json_int_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE), "repeats", (json_int_t)o->repeats, "results",
                         r->results, "skipped", r->skipped);
+    json_object_set_new(r->root, "load_average", json_real(r->load)); /* of the minute before: foreign work shows in every number */
     if (r->csv)
-        fprintf(r->csv, "commit,machine,cpu,kernel,path,case,bytes,block_bytes,depth,streams,repeats,gb_s_median,gb_s_min,gb_s_max,"
-                        "us_median,latency_us_p50,"
-                        "latency_us_p99,post_us,post_ns_per_block,post_cpu_ns_per_block,sender_cpu_s_per_gb,receiver_cpu_s_per_gb,"
-                        "floor,ratio_median,"
-                        "ratio_min,ratio_max,floor_2,ratio_2_median,ratio_2_min,ratio_2_max,command\n");
+        fprintf(r->csv, "commit,machine,cpu,kernel,load_average,path,case,bytes,block_bytes,depth,streams,repeats,gb_s_median,gb_s_min,gb_s_max,"
+                        "us_median,latency_us_p50,latency_us_p99,post_us,post_ns_per_block,post_cpu_ns_per_block,sender_cpu_s_per_gb,"
+                        "receiver_cpu_s_per_gb,floor,ratio_median,ratio_min,ratio_max,floor_2,ratio_2_median,ratio_2_min,ratio_2_max,command\n");
     *ret_report = r;
     return TD_OK;
 
@@ -123,8 +124,7 @@ void bench_report_skip(struct bench_report *r, const char *what, const char *why
     fprintf(stderr, "tandem bench xfer: not measured: %s: %s\n", what, why);
 }
 
-/* --- a case
- * ----------------------------------------------------------------------------------------------------------------------- */
+/* --- a case ------------------------------------------------------------------------------------------------------------------------- */
 
 static double per(const struct bench_sample *s, double v)
 {
@@ -197,7 +197,7 @@ static void table_head(struct bench_report *r)
 {
     if (r->has_head) return;
     r->has_head = true;
-    printf("%s, %ld CPUs, %s, commit %s, median of %lld (least..greatest)\n", r->cpu, sysconf(_SC_NPROCESSORS_ONLN), r->kernel,
+    printf("%s, %ld CPUs, load %.1f, %s, commit %s, median of %lld (least..greatest)\n", r->cpu, sysconf(_SC_NPROCESSORS_ONLN), r->load, r->kernel,
            r->commit, (long long)r->o->repeats);
     printf("%-16s %5s %7s %-11s %24s %10s %10s %9s %9s %8s %8s  %s\n", "case", "depth", "streams", "path", "GB/s", "us each",
            "p99 us", "post us", "ns/block", "cpu s/GB", "at recv", "of its floors");
@@ -268,8 +268,8 @@ void bench_report_case(struct bench_report *r, const struct bench_case *c, struc
         else
             printf("%8s %8s\n", "", "");
         if (!r->csv) continue;
-        fprintf(r->csv, "%s,\"%s\",\"%s\",%s,%s,%s,%" PRIu64 ",%" PRIu64 ",%d,%d,%d,%.4f,%.4f,%.4f,", r->commit, r->o->machine,
-                r->cpu, r->kernel, bench_ways[w].name, c->name, c->bytes, c->block_bytes, c->depth, c->streams, v[GB_S].n,
+        fprintf(r->csv, "%s,\"%s\",\"%s\",%s,%.2f,%s,%s,%" PRIu64 ",%" PRIu64 ",%d,%d,%d,%.4f,%.4f,%.4f,", r->commit, r->o->machine,
+                r->cpu, r->kernel, r->load, bench_ways[w].name, c->name, c->bytes, c->block_bytes, c->depth, c->streams, v[GB_S].n,
                 v[GB_S].median, v[GB_S].min, v[GB_S].max);
         if (v[US].n) fprintf(r->csv, "%.2f", v[US].median);
         if (has_latency)

@@ -30,8 +30,8 @@ def measured(folder, *options):
 
 
 def check_rows(report, rows, table):
-    for key in ("bench", "version", "commit", "when", "command", "machine", "cpu", "kernel", "cpus", "memory_bytes", "repeats", "results",
-                "skipped"):
+    for key in ("bench", "version", "commit", "when", "command", "machine", "cpu", "kernel", "cpus", "memory_bytes", "load_average", "repeats",
+                "results", "skipped"):
         assert key in report, key
     assert report["machine"] == "the test's" and report["repeats"] == REPEATS and "--sizes" in report["command"], report
     n_bytes = 0
