@@ -109,8 +109,6 @@ size_t doctor_gpus(struct doctor_report *r, const char *root, struct doctor_pci 
 
 /* ---- RDMA (doctor_rdma.c) --------------------------------------------------------------------------------------------------------------- */
 
-/* How good a GID is for queue pairs between hosts; 0: of no use, and *ret_why says what it is. Best: RoCE v2 with an IPv4 address. */
-int doctor_gid_score(const struct td_vb_gid *gid, bool ethernet, const char **ret_why);
 const char *doctor_reg_explain(int error);                /* an errno of a registration: cause and what to do */
 
 struct doctor_rdma {

@@ -12,38 +12,10 @@
 #include "cli/doctor.h"
 #include "common/base/clock.h"
 #include "common/base/mem.h"
+#include "common/xfer/rdma_select.h"
 
 #define GROUP "rdma"
-#define GIDS_MAX 256
-
-int doctor_gid_score(const struct td_vb_gid *g, bool ethernet, const char **ret_why)
-{
-    static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
-    bool link_local = g->raw[0] == 0xfe && (g->raw[1] & 0xc0) == 0x80, v4 = !memcmp(g->raw, mapped, sizeof mapped);
-    if (!ethernet) {
-        *ret_why = "InfiniBand";
-        return g->type == TD_VB_GID_IB ? 5 : 0;
-    }
-    if (g->type != TD_VB_GID_ROCE_V2) {
-        *ret_why = "RoCE v1, which no router forwards";
-        return 0;
-    }
-    if (g->netdev[0] && !g->netdev_up) {
-        *ret_why = "its network device is down";
-        return 0;
-    }
-    if (v4 && g->raw[12] == 169 && g->raw[13] == 254) {
-        *ret_why = "RoCE v2, link-local IPv4";
-        return 1;
-    }
-    if (v4) {
-        bool private = g->raw[12] == 10 || (g->raw[12] == 172 && (g->raw[13] & 0xf0) == 16) || (g->raw[12] == 192 && g->raw[13] == 168);
-        *ret_why = private ? "RoCE v2, private IPv4" : "RoCE v2, IPv4";
-        return private ? 4 : 5;
-    }
-    *ret_why = link_local ? "RoCE v2, link-local IPv6" : "RoCE v2, IPv6";
-    return link_local ? 1 : 3;
-}
+#define N_PEERS 16 /* a worker's peers, for the depths of queues */
 
 const char *doctor_reg_explain(int error)
 {
@@ -84,42 +56,71 @@ struct context {
     enum doctor_level lesser; /* of what keeps one port from it: others may serve */
 };
 
+/* What each class of GID means for two hosts. The order is rdma_select's: this says of its choice what an operator should know. */
+static const struct {
+    const char *what, *fix;
+    enum doctor_level level;
+} gid_classes[] = {
+    [TD_RDMA_GID_IB] = {"InfiniBand", "", DOCTOR_OK},
+    [TD_RDMA_GID_V4_ROUTABLE] = {"RoCE v2, IPv4", "", DOCTOR_OK},
+    [TD_RDMA_GID_V4_PRIVATE] = {"RoCE v2, private IPv4", "", DOCTOR_OK},
+    [TD_RDMA_GID_V6_GLOBAL] = {"RoCE v2, IPv6", "works when the peers' GIDs are IPv6 too; most fabrics are set up for an IPv4 address on",
+                               DOCTOR_WARN},
+    [TD_RDMA_GID_V6_UNIQUE_LOCAL] = {"RoCE v2, private IPv6",
+                                     "works when the peers' GIDs are IPv6 too; most fabrics are set up for an IPv4 address on", DOCTOR_WARN},
+    [TD_RDMA_GID_V4_LINK_LOCAL] = {"RoCE v2, link-local IPv4",
+                                   "only neighbours on the same link are reached: set an IPv4 address of the RDMA network on", DOCTOR_WARN},
+    [TD_RDMA_GID_V6_LINK_LOCAL] = {"RoCE v2, link-local IPv6",
+                                   "only neighbours on the same link are reached: set an IPv4 address of the RDMA network on", DOCTOR_WARN},
+    [TD_RDMA_GID_ROCE_V1] = {"RoCE v1", "no router forwards RoCE v1, and the peers must speak it too: RoCE v2 (cma_roce_mode) and an IPv4 address on",
+                             DOCTOR_WARN},
+};
+
 /* True: the port has a GID that reaches other hosts. */
 static bool check_gids(const struct context *x, struct td_vb_device *d, uint8_t port, const char *name, const struct td_vb_port *p, char netdev[32])
 {
-    struct td_vb_gid g, best = {0};
-    const char *why = "", *best_why = "";
-    int best_score = -1;
-    unsigned n_seen = 0;
+    static struct td_vb_gid gids[TD_RDMA_GIDS_MAX];
+    static uint32_t order[TD_RDMA_GIDS_MAX];
     char text[64], check_name[64];
-    for (uint32_t i = 0; i < p->n_gids && i < GIDS_MAX; i++) {
-        if (x->vb->query_gid(d, port, i, &g)) continue;
-        n_seen++;
-        int score = doctor_gid_score(&g, p->ethernet, &why);
-        if (score > best_score) best = g, best_score = score, best_why = why;
-    }
+    uint32_t n = 0, n_good = 0;
+    struct td_err err = {0};
+    for (uint32_t i = 0; i < p->n_gids && n < TD_RDMA_GIDS_MAX; i++)
+        if (x->vb->query_gid(d, port, i, &gids[n]) == 0) n++;
     snprintf(check_name, sizeof check_name, "%s gid", name);
-    if (best_score < 0) {
-        struct doctor_check *c = doctor_add(x->r, GROUP, x->lesser, check_name, "all %u entries are empty", p->n_gids);
-        doctor_fix(c, p->ethernet ? "give the port's network device an IPv4 address and set it up (ip addr add, ip link set up)"
-                                  : "the subnet manager has not configured this port: see that one runs on the fabric");
+    struct td_rdma_gid_ask ask = {.device = name, .ethernet = p->ethernet, .gids = gids, .n_gids = n, .index = TD_RDMA_AUTO};
+    if (td_rdma_gid_rank(&ask, order, &n_good, &err)) {
+        struct doctor_check *c = doctor_add(x->r, GROUP, x->lesser, check_name, "%s", err.msg);
+        doctor_fix(c, "%s", p->ethernet ? "give the port's network device an IPv4 address and set it up (ip addr add, ip link set up)"
+                                        : "the subnet manager has not configured this port: see that one runs on the fabric");
         return false;
     }
-    gid_text(&best, text);
-    snprintf(netdev, 32, "%s", best.netdev);
-    enum doctor_level level = best_score >= 4 ? DOCTOR_OK : best_score > 0 ? DOCTOR_WARN : x->lesser;
-    struct doctor_check *c = doctor_add(x->r, GROUP, level, check_name, "index %u, %s (%s%s%s); %u of %u entries in use", best.index, text, best_why,
-                                        best.netdev[0] ? ", " : "", best.netdev, n_seen, p->n_gids);
-    doctor_number(c, "index", best.index);
-    doctor_number(c, "score", best_score);
-    if (best_score == 3)
-        doctor_fix(c, "works when the peers' GIDs are IPv6 too; an IPv4 address on %s is what most fabrics are set up for", best.netdev);
-    else if (best_score == 1) doctor_fix(c, "only neighbours on the same link are reached: give %s an IPv4 address of the RDMA network", best.netdev);
-    else doctor_fix(c, "set up the network device %s with an IPv4 address; RoCE v2 must be on in the driver (cma_roce_mode)", best.netdev);
-    return best_score > 0;
+    const struct td_vb_gid *best = &gids[order[0]];
+    enum td_rdma_gid_class class = td_rdma_gid_class_of(best, p->ethernet);
+    gid_text(best, text);
+    snprintf(netdev, 32, "%s", best->netdev);
+    struct doctor_check *c = doctor_add(x->r, GROUP, gid_classes[class].level, check_name, "index %u, %s (%s%s%s); %u of %u entries in use",
+                                        best->index, text, gid_classes[class].what, best->netdev[0] ? ", " : "", best->netdev, n, p->n_gids);
+    doctor_fix(c, "%s %s", gid_classes[class].fix, best->netdev[0] ? best->netdev : "its network device");
+    doctor_number(c, "index", best->index);
+    return true;
 }
 
-static bool check_port(const struct context *x, struct td_vb_device *d, const char *device, uint8_t port)
+/* Whether the device can hold the queue pairs of a few peers, as the backend will ask for them. */
+static bool check_queues(const struct context *x, const char *name, const struct td_vb_limits *l, const struct td_vb_port *p)
+{
+    struct td_rdma_offer offer;
+    struct td_rdma_attrs attrs;
+    struct td_err err = {0};
+    td_rdma_offer_init(&offer, l, p, N_PEERS);
+    if (!td_rdma_settle(&offer, &offer, &attrs, &err)) return true;
+    char check_name[64];
+    snprintf(check_name, sizeof check_name, "%.40s queues", name);
+    struct doctor_check *c = doctor_add(x->r, GROUP, x->lesser, check_name, "%s", err.msg);
+    doctor_fix(c, "another device, or a function of it with more resources (SR-IOV settings)");
+    return false;
+}
+
+static bool check_port(const struct context *x, struct td_vb_device *d, const char *device, const struct td_vb_limits *l, uint8_t port)
 {
     struct td_vb_port p = {0};
     char name[64], netdev[32] = "";
@@ -141,6 +142,7 @@ static bool check_port(const struct context *x, struct td_vb_device *d, const ch
     doctor_number(c, "mtu_bytes", p.mtu_bytes);
     doctor_number(c, "gbits_per_s", (double)p.bits_per_s / 1e9);
     bool good = check_gids(x, d, port, name, &p, netdev);
+    good &= check_queues(x, name, l, &p);
     c = &x->r->checks[at];
     int64_t dev_mtu = 0;
     if (netdev[0]) {
@@ -290,7 +292,7 @@ static unsigned check_device(const struct context *x, const char *device, size_t
     doctor_add(x->r, GROUP, DOCTOR_OK, device, "%s%s, NUMA node %d, %u port%s", nic->address[0] ? "PCI " : "no PCI device (made by software)",
                nic->address, nic->numa_node, l.n_ports, l.n_ports == 1 ? "" : "s");
     if (nic->chain[0]) check_link(x, nic);
-    for (unsigned port = 1; port <= l.n_ports; port++) n_usable += check_port(x, d, device, (uint8_t)port);
+    for (unsigned port = 1; port <= l.n_ports; port++) n_usable += check_port(x, d, device, &l, (uint8_t)port);
     check_limits(x, device, &l);
     if (!check_register(x, d, device, &l)) n_usable = 0;
     if (n_gpus > 0) check_gpudirect(x, d, device);
@@ -316,13 +318,13 @@ static void say_none(const struct context *x, const char *why)
     size_t n_class = n_class_devices(x->o->root), n_cards = doctor_pci_list(x->o->root, doctor_pci_is_rdma_nic, cards, DOCTOR_PCI_MAX);
     struct doctor_check *c;
     if (n_class > 0) {
-        c = doctor_add(x->r, GROUP, x->lesser, "devices", "the kernel has %zu RDMA device%s, but verbs lists none: %s", n_class, n_class == 1 ? "" : "s",
-                       why);
+        c = doctor_add(x->r, GROUP, x->lesser, "devices", "the kernel has %zu RDMA device%s, but verbs lists none: %s", n_class,
+                       n_class == 1 ? "" : "s", why);
         doctor_fix(c,
                    "install libibverbs and its providers (Debian, Ubuntu: libibverbs1 ibverbs-providers); containers need /dev/infiniband mapped in");
     } else if (n_cards > 0) {
-        c = doctor_add(x->r, GROUP, x->lesser, "devices", "%zu network card%s that can do RDMA (first: %s), but the kernel has no RDMA device", n_cards,
-                       n_cards == 1 ? "" : "s", cards[0].address);
+        c = doctor_add(x->r, GROUP, x->lesser, "devices", "%zu network card%s that can do RDMA (first: %s), but the kernel has no RDMA device",
+                       n_cards, n_cards == 1 ? "" : "s", cards[0].address);
         doctor_fix(c, "load the RDMA half of its driver (modprobe mlx5_ib); in a container the host's driver counts");
     } else {
         c = doctor_add(x->r, GROUP, asked ? DOCTOR_FAIL : DOCTOR_OK, "devices", "no RDMA device (%s)", why);

@@ -440,15 +440,25 @@ static const struct td_verbs table = {.name = "told", .list = t_list, .open = t_
 
 static void told_good(void)
 {
-    told = (struct told){
-        .n_devices = 1,
-        .dmabuf_error = EBADF,
-        .limits = {.max_qp = 131072, .max_mr_bytes = UINT64_MAX, .max_rd_atomic_out = 16, .mw_type2 = true, .relaxed_ordering = true, .n_ports = 1},
-        .port = {.active = true, .ethernet = true, .mtu_bytes = 4096, .bits_per_s = 400000000000, .n_gids = 4},
-        .gids = {{.type = TD_VB_GID_ROCE_V1, .raw = LINK_LOCAL, .netdev = "ens1", .netdev_up = true},
-                 {.type = TD_VB_GID_ROCE_V2, .raw = LINK_LOCAL, .netdev = "ens1", .netdev_up = true},
-                 {.type = TD_VB_GID_ROCE_V1, .raw = V4(10, 0, 0, 1), .netdev = "ens1", .netdev_up = true},
-                 {.type = TD_VB_GID_ROCE_V2, .raw = V4(10, 0, 0, 1), .netdev = "ens1", .netdev_up = true}}};
+    told = (struct told){.n_devices = 1,
+                         .dmabuf_error = EBADF,
+                         .limits = {.max_qp = 131072,
+                                    .max_qp_wr = 32768,
+                                    .max_sge = 30,
+                                    .max_cqe = 4194303,
+                                    .max_srq = 65536,
+                                    .max_srq_wr = 32767,
+                                    .max_rd_atomic_in = 16,
+                                    .n_ports = 1,
+                                    .mw_type2 = true,
+                                    .relaxed_ordering = true,
+                                    .max_mr_bytes = UINT64_MAX,
+                                    .max_rd_atomic_out = 16},
+                         .port = {.active = true, .ethernet = true, .mtu_bytes = 4096, .bits_per_s = 400000000000, .n_gids = 4},
+                         .gids = {{.type = TD_VB_GID_ROCE_V1, .raw = LINK_LOCAL, .netdev = "ens1", .netdev_up = true},
+                                  {.type = TD_VB_GID_ROCE_V2, .raw = LINK_LOCAL, .netdev = "ens1", .netdev_up = true},
+                                  {.type = TD_VB_GID_ROCE_V1, .raw = V4(10, 0, 0, 1), .netdev = "ens1", .netdev_up = true},
+                                  {.type = TD_VB_GID_ROCE_V2, .raw = V4(10, 0, 0, 1), .netdev = "ens1", .netdev_up = true}}};
 }
 
 static struct doctor_report rdma(const char *transfer, const struct td_verbs *vb, size_t n_gpus, unsigned want_usable)
@@ -511,11 +521,29 @@ static void rdma_bad(void **state)
     says(&r, "mlx5_0 port 1 gid", DOCTOR_WARN, "index 1, fe80:0:0:0:0:0:0:1 (RoCE v2, link-local IPv6, ens1); 3 of 4", "IPv4 address");
     report_end(&r);
 
-    told_good(); /* RoCE v1 only: of no use */
+    told_good(); /* RoCE v1 only: the last resort */
     memset(&told.gids[1], 0, sizeof told.gids[1]);
     memset(&told.gids[3], 0, sizeof told.gids[3]);
+    r = rdma("auto", &table, 0, 1);
+    says(&r, "mlx5_0 port 1 gid", DOCTOR_WARN, "RoCE v1", "cma_roce_mode");
+    report_end(&r);
+
+    static const struct td_vb_gid v6[] = {{.type = TD_VB_GID_ROCE_V2, .raw = {0x20, 0x01, 0x0d, 0xb8, [15] = 1}, .netdev = "ens1", .netdev_up = true},
+                                          {.type = TD_VB_GID_ROCE_V2, .raw = {0xfd, [15] = 1}, .netdev = "ens1", .netdev_up = true},
+                                          {.type = TD_VB_GID_ROCE_V2, .raw = V4(169, 254, 3, 4), .netdev = "ens1", .netdev_up = true}};
+    static const char *const v6_fix[] = {"IPv4 address on ens1", "IPv4 address on ens1", "RDMA network on ens1"};
+    for (size_t i = 0; i < 3; i++) {
+        told_good();
+        told.gids[3] = v6[i];
+        r = rdma("auto", &table, 0, 1);
+        says(&r, "mlx5_0 port 1 gid", DOCTOR_WARN, "index 3, ", v6_fix[i]);
+        report_end(&r);
+    }
+
+    told_good(); /* no network device is up: nothing to speak from */
+    for (size_t i = 0; i < 4; i++) told.gids[i].netdev_up = false;
     r = rdma("auto", &table, 0, 0);
-    says(&r, "mlx5_0 port 1 gid", DOCTOR_WARN, "RoCE v1", "IPv4");
+    says(&r, "mlx5_0 port 1 gid", DOCTOR_WARN, "none of 4 GIDs can be used", "IPv4 address");
     says(&r, "kv path", DOCTOR_FAIL, "tcp between hosts, though there are RDMA devices", "--transfer tcp says so");
     report_end(&r);
     r = rdma("tcp", &table, 0, 0);
@@ -523,8 +551,14 @@ static void rdma_bad(void **state)
     assert_int_equal(doctor_status(&r), 0);
     report_end(&r);
     r = rdma("rdma", &table, 0, 0);
-    says(&r, "mlx5_0 port 1 gid", DOCTOR_FAIL, "RoCE v1", "IPv4");
+    says(&r, "mlx5_0 port 1 gid", DOCTOR_FAIL, "none of 4 GIDs", "IPv4");
     says(&r, "kv path", DOCTOR_FAIL, "--transfer rdma", NULL);
+    report_end(&r);
+
+    told_good(); /* too small for one queue pair */
+    told.limits.max_qp = 0;
+    r = rdma("auto", &table, 0, 0);
+    says(&r, "mlx5_0 port 1 queues", DOCTOR_WARN, "max_qp", "another device");
     report_end(&r);
 
     told_good();
@@ -589,35 +623,6 @@ static void rdma_none(void **state)
     r = rdma("rdma", &table, 0, 0);
     says(&r, "devices", DOCTOR_FAIL, "the kernel has 1 RDMA device, but verbs lists none", "/dev/infiniband");
     report_end(&r);
-}
-
-static void gid_order(void **state)
-{
-    (void)state;
-    static const struct { /* best first; equal scores side by side */
-        struct td_vb_gid gid;
-        int score;
-    } cases[] = {
-        {{.type = TD_VB_GID_ROCE_V2, .raw = V4(8, 8, 8, 8)}, 5},
-        {{.type = TD_VB_GID_ROCE_V2, .raw = V4(192, 168, 1, 1)}, 4},
-        {{.type = TD_VB_GID_ROCE_V2, .raw = V4(172, 16, 0, 1)}, 4},
-        {{.type = TD_VB_GID_ROCE_V2, .raw = V4(172, 32, 0, 1)}, 5},
-        {{.type = TD_VB_GID_ROCE_V2, .raw = {0x20, 0x01}}, 3},
-        {{.type = TD_VB_GID_ROCE_V2, .raw = {0xfd}}, 3},
-        {{.type = TD_VB_GID_ROCE_V2, .raw = LINK_LOCAL}, 1},
-        {{.type = TD_VB_GID_ROCE_V2, .raw = V4(169, 254, 3, 4)}, 1},
-        {{.type = TD_VB_GID_ROCE_V2, .raw = V4(10, 0, 0, 1), .netdev = "ens1"}, 0}, /* down */
-        {{.type = TD_VB_GID_ROCE_V1, .raw = V4(10, 0, 0, 1)}, 0},
-        {{.type = TD_VB_GID_IB, .raw = LINK_LOCAL}, 0},
-    };
-    const char *why;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        why = NULL;
-        int score = doctor_gid_score(&cases[i].gid, true, &why);
-        if (score != cases[i].score || !why) fail_msg("case %zu: %d (%s), want %d", i, score, why ? why : "", cases[i].score);
-    }
-    struct td_vb_gid ib = {.type = TD_VB_GID_IB, .raw = LINK_LOCAL};
-    assert_int_equal(doctor_gid_score(&ib, false, &why), 5);
 }
 
 /* ---- clocks, paths, messages ------------------------------------------------------------------------------------------------------------ */
@@ -726,7 +731,6 @@ int main(void)
         cmocka_unit_test_setup_teardown(rdma_good, make_root, drop_root),
         cmocka_unit_test_setup_teardown(rdma_bad, make_root, drop_root),
         cmocka_unit_test_setup_teardown(rdma_none, make_root, drop_root),
-        cmocka_unit_test(gid_order),
         cmocka_unit_test(skews),
         cmocka_unit_test(fallbacks_fail),
         cmocka_unit_test(messages),
