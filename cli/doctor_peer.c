@@ -5,7 +5,7 @@
  * for is a failure, never a slower success.
  *
  *   leader                                  listener
- *   HELLO           ----------------------> (waits for it two seconds, else drops the connection and listens on)
+ *   HELLO           ----------------------> (not in time, or no HELLO: drops the connection and listens on)
  *                   <----------------------
  *   OPEN(path)      ----------------------> td_xfer_open, td_xfer_mem_add
  *   GRANT           ----------------------> td_xfer_grant
@@ -34,7 +34,6 @@
 #define N_WARM 3
 #define N_WHOLE 3            /* transfers of the whole pool */
 #define WHOLE_S 4.0          /* a slow link sends less than the whole pool: what takes about so long */
-#define HELLO_MS 2000
 #define STRANGERS_TOLD 8
 #define EVENTS 16
 #define PENDING 256
@@ -287,7 +286,7 @@ static td_status accept_session(int listener, struct session *s, uint64_t deadli
         char host[64] = "?";
         doctor_socket_name(fd, 1, host, &port, &why);
         snprintf(s->peer, sizeof s->peer, "%s port %u", host, port);
-        td_status st = doctor_msg_recv(fd, &s->in, td_deadline_after_ms(td_now_ns(), HELLO_MS), &why);
+        td_status st = doctor_msg_recv(fd, &s->in, td_deadline_after_ms(td_now_ns(), s->timeout_ms), &why);
         if (!st) st = doctor_msg_check(&s->in, 0, &why);
         if (!st && (s->in.type != DOCTOR_MSG_HELLO || s->in.answer)) st = td_fail(&why, TD_ERR_CORRUPT, "type is %u, not HELLO", s->in.type);
         if (!st) st = doctor_socket_name(fd, 0, s->host, &port, &why);
@@ -297,7 +296,7 @@ static td_status accept_session(int listener, struct session *s, uint64_t deadli
         s->out.has_rdma = s->has_rdma;
         host_id(s->out.host);
         td_status sent =
-            st == TD_OK || st == TD_ERR_UNSUPPORTED ? doctor_msg_send(fd, &s->out, td_deadline_after_ms(td_now_ns(), HELLO_MS), &why) : st;
+            st == TD_OK || st == TD_ERR_UNSUPPORTED ? doctor_msg_send(fd, &s->out, td_deadline_after_ms(td_now_ns(), s->timeout_ms), &why) : st;
         if (!st && !sent) {
             s->fd = fd;
             return TD_OK;

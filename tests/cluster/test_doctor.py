@@ -5,6 +5,7 @@ import re
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -268,24 +269,88 @@ def test_strangers_do_not_end_the_listening():
         assert rc == 0 and theirs["session"][0] == "ok" and text.count("stranger") == 3, text
 
 
-@pytest.mark.parametrize("who", ["leader", "listener"])
-def test_one_of_two_dies(who):
-    """In the middle of a session one side is killed: the other says so and ends."""
-    with Listener("--timeout-ms", 2000 * SLOW) as other:
-        args = ["doctor", "--local=false", "--peer", other.at, "--transfer", "tcp", "--timeout-ms", str(2000 * SLOW)]
-        lead = subprocess.Popen([os.path.join(BIN, "tandem"), *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        try:
-            first = lead.stdout.readline() + lead.stdout.readline()  # "peer", then the line that says that they have met
-            assert b"answers from" in first, first
-            (lead if who == "leader" else other.p).kill()
-            if who == "leader":
-                rc, checks, text = other.end()
-                assert rc == 1 and checks["session"][0] == "FAIL" and "the other doctor" in checks["session"][1], text
-            else:
-                out, err = lead.communicate(timeout=30 * SLOW)
-                checks, text = read((first + out).decode())
-                assert lead.returncode == 1 and not err and checks["tcp"][0] == "FAIL", text
-        finally:
-            if lead.poll() is None:
-                lead.kill()
-            lead.communicate()
+HELLO, OPEN, GRANT, VERIFY, BYE = range(1, 6)
+MESSAGE = struct.Struct("<IHBBiBBHQQ16sIIII256s704s3072s")  # cli/doctor_wire.h
+assert MESSAGE.size == 4096
+
+
+def message(kind, answer=0, status=0, path=1, blob=b"", block_bytes=0, seed=0, host=b"", n_blocks=0, slot=0, first=0, n=0, text=b"", magic=0x31444454):
+    return MESSAGE.pack(magic, 1, kind, answer, status, path, 0, len(blob), block_bytes, seed, host, n_blocks, slot, first, n, text, b"", blob)
+
+
+def receive(conn):
+    data = b""
+    while len(data) < 4096:
+        part = conn.recv(4096 - len(data))
+        if not part:
+            return None
+        data += part
+    return MESSAGE.unpack(data)
+
+
+FALSE_LEADERS = {
+    "goes": [],
+    "pool too large": [message(OPEN, block_bytes=1 << 20, n_blocks=4096)],
+    "grant without a pool": [message(GRANT, n=1)],
+    "hello twice": [message(HELLO)],
+    "no message": [b"x" * 4096],
+    "blocks beyond the pool": [message(OPEN, block_bytes=4096, n_blocks=64), message(GRANT, first=60, n=5)],
+    "an unknown slot": [message(OPEN, block_bytes=4096, n_blocks=64), message(VERIFY, n=1, slot=64)],
+}
+
+
+@pytest.mark.parametrize("does", FALSE_LEADERS)
+def test_a_leader_that_is_not_to_be_trusted(does):
+    """Whatever comes after the hello, the listener ends at once, says FAIL and has verified nothing."""
+    with Listener("--timeout-ms", 5000 * SLOW) as other:
+        host, port = other.at.rsplit(":", 1)
+        with socket.create_connection((host, int(port)), timeout=30 * SLOW) as s:
+            s.sendall(message(HELLO))
+            answer = receive(s)
+            assert answer[2:5] == (HELLO, 1, 0)
+            for m in FALSE_LEADERS[does]:
+                s.sendall(m)
+                if m is not FALSE_LEADERS[does][-1]:
+                    assert receive(s)[2:5] == (OPEN, 1, 0)
+            if FALSE_LEADERS[does]:
+                try:
+                    assert receive(s) is None
+                except ConnectionResetError:
+                    pass
+        rc, checks, text = other.end()
+        assert rc == 1 and checks["session"][0] == "FAIL" and ": 0 transfers verified" in checks["session"][1], text
+
+
+FALSE_LISTENERS = {  # what it answers, in turn, after the hello; then it goes
+    "goes": ([], "the other doctor"),
+    "refuses": ([message(OPEN, 1, -5, text=b"not\x1b[31m here")], "not?[31m here"),
+    "answers another question": ([message(GRANT, 1)], "answer 3 to question 2"),
+    "gives no grant": ([message(OPEN, 1), message(GRANT, 1, blob=b"")], ""),
+    "gives a false grant": ([message(OPEN, 1), message(GRANT, 1, blob=bytes(280))], ""),
+    "text without end": ([message(OPEN, 1, text=b"x" * 256)], "text"),
+}
+
+
+@pytest.mark.parametrize("does", FALSE_LISTENERS)
+def test_a_listener_that_is_not_to_be_trusted(does):
+    answers, says = FALSE_LISTENERS[does]
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen(1)
+        s.settimeout(30 * SLOW)
+
+        def serve():
+            conn, _ = s.accept()
+            conn.settimeout(30 * SLOW)
+            with conn:
+                for m in [message(HELLO, 1), *answers]:
+                    if receive(conn) is None:
+                        return
+                    conn.sendall(m)
+
+        t = threading.Thread(target=serve)
+        t.start()
+        rc, checks, text = doctor("--local=false", "--peer", f"127.0.0.1:{s.getsockname()[1]}", "--bytes", "1MiB", "--transfer", "tcp", "--timeout-ms",
+                                  3000 * SLOW)
+        t.join()
+        assert rc == 1 and checks["tcp"][0] == "FAIL" and says in checks["tcp"][1], text
