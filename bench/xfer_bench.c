@@ -16,7 +16,7 @@
 #include "common/base/progress.h"
 
 #define PROGRAM "tandem bench xfer"
-#define RUN_BYTES (128ull << 20) /* a run moves about so much... */
+#define RUN_BYTES (128ull << 20) /* a run moves about so much, in at most --transfers */
 #define RUN_TRANSFERS 512        /* ...in at most so many transfers */
 #define MAX_CASES 256
 #define IPERF_BYTES (256ull << 20) /* what a run of iperf3 counts for in the progress line */
@@ -61,6 +61,7 @@ static const struct td_option options[] = {
     {"streams", TD_OPT_STR, "1,4", 0, 0, NULL, OFF(streams), "connections; more than 1 is for tcp with at least as much depth"},
     {"repeats", TD_OPT_I64, "9", 1, BENCH_MAX_REPEATS, NULL, OFF(repeats),
      "timed runs of each way; medians and extremes are of these"},
+    {"transfers", TD_OPT_I64, "512", 1, 1 << 20, NULL, OFF(transfers), "at most so many transfers in a run; large ones are fewer"},
     {"footprint", TD_OPT_SIZE, "512MiB", 1 << 16, 1e15, NULL, OFF(footprint),
      "the part of each pool that transfers go round in; larger than the last cache"},
     {"memory", TD_OPT_SIZE, "0", 0, 0, NULL, OFF(memory), "both pools together; 0 = half of what is available"},
@@ -147,7 +148,7 @@ static td_status add_case(struct bench *b, struct bench_case c, struct td_err *e
         if (s) return s;
         uint64_t fit = (uint64_t)(c.n_pool_blocks / c.n_blocks);
         if (depth > fit) depth = fit;
-        n = n < 1 ? 1 : n > RUN_TRANSFERS ? RUN_TRANSFERS : n;
+        n = n < 1 ? 1 : n > (uint64_t)b->o.transfers ? (uint64_t)b->o.transfers : n;
         if (n < depth) n = depth;
         uint64_t batch = n < BENCH_MAX_BATCH ? n : BENCH_MAX_BATCH;
         if (batch > fit) batch = fit;

@@ -67,7 +67,7 @@ struct bench_sample { /* one run */
 struct bench_options {
     const char *path, *sizes, *shape, *tokens, *depth, *streams, *json, *csv, *machine, *device, *peer_device;
     uint64_t block_bytes, footprint, memory;
-    int64_t repeats, block_tokens;
+    int64_t repeats, transfers, block_tokens;
     bool floors, iperf3;
 };
 

@@ -21,7 +21,8 @@ def run(*options):
 def measured(folder, *options):
     """The JSON and the CSV rows of a run that must succeed."""
     names = os.path.join(folder, "xfer.json"), os.path.join(folder, "xfer.csv")
-    p = run("--repeats", str(REPEATS), "--footprint", "8MiB", "--no-iperf3", "--json", names[0], "--csv", names[1], *options)
+    p = run("--repeats", str(REPEATS), "--transfers", "24", "--footprint", "8MiB", "--no-iperf3", "--json", names[0],
+            "--csv", names[1], *options)
     assert p.returncode == 0, (p.returncode, p.stdout, p.stderr)
     with open(names[0], encoding="utf-8") as f:
         report = json.load(f)
