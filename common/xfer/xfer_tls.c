@@ -111,19 +111,33 @@ static bool out_has_room(struct td_xfer_tls_conn *c, size_t n)
     return true;
 }
 
-/* Only alerts pass through here once the kernel seals, and OpenSSL's socket BIO does not know MSG_NOSIGNAL. */
-static int write_without_signal(BIO *next, const char *data, size_t n, size_t *ret_n)
+/* Where the kernel seals, SIGPIPE comes whatever the flags say: OpenSSL's socket BIO calls write(2), and the kernel's TLS forgets MSG_NOSIGNAL on
+ * its way to TCP (seen with Linux 6.1). So it is held back for the call, and what the call raised (it may have taken
+ * bytes nevertheless) is taken away. */
+struct held_signal {
+    sigset_t old;
+    bool was_pending;
+};
+
+static void pipe_signal_hold(struct held_signal *h)
 {
-    sigset_t pipe_set, old, pending;
-    sigemptyset(&pipe_set);
-    sigaddset(&pipe_set, SIGPIPE);
-    sigpending(&pending);
-    pthread_sigmask(SIG_BLOCK, &pipe_set, &old);
-    int r = BIO_write_ex(next, data, n, ret_n), e = errno;
-    if (!sigismember(&pending, SIGPIPE)) sigtimedwait(&pipe_set, NULL, &(struct timespec){0});
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    sigset_t set;
+    sigpending(&set);
+    h->was_pending = sigismember(&set, SIGPIPE) == 1;
+    sigemptyset(&set);
+    sigaddset(&set, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &set, &h->old);
+}
+
+static void pipe_signal_release(const struct held_signal *h)
+{
+    int e = errno;
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGPIPE);
+    if (!h->was_pending) sigtimedwait(&set, NULL, &(struct timespec){0});
+    pthread_sigmask(SIG_SETMASK, &h->old, NULL);
     errno = e;
-    return r;
 }
 
 static int filter_write(BIO *bio, const char *data, size_t n, size_t *ret_n)
@@ -132,7 +146,10 @@ static int filter_write(BIO *bio, const char *data, size_t n, size_t *ret_n)
     BIO *next = BIO_next(bio);
     BIO_clear_retry_flags(bio);
     if (BIO_get_ktls_send(next)) {
-        int r = write_without_signal(next, data, n, ret_n);
+        struct held_signal held;
+        pipe_signal_hold(&held);
+        int r = BIO_write_ex(next, data, n, ret_n);
+        pipe_signal_release(&held);
         BIO_copy_next_retry(bio);
         return r;
     }
@@ -661,7 +678,10 @@ static ssize_t send_by_kernel(struct td_xfer_tls_conn *c, const struct iovec *io
 {
     if (c->n_records >= c->rekey_records) return broken(c, EPIPE, "the kernel's key is used up: connect again");
     struct msghdr msg = {.msg_iov = (struct iovec *)(uintptr_t)iov, .msg_iovlen = (size_t)n_iov};
+    struct held_signal held;
+    pipe_signal_hold(&held);
     ssize_t k = sendmsg(c->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
+    pipe_signal_release(&held);
     if (k > 0) c->n_records += (uint64_t)k / RECORD_BYTES + 1;
     if (k >= 0 || errno == EINTR) return k;
     if (errno == EWOULDBLOCK) errno = EAGAIN;

@@ -1,6 +1,6 @@
 /* xfer_tls_test.c - TLS channels over loopback TCP, both ends in this thread, stepped by poll; certificates are made here.
  *
- * `xfer_tls_test bench` prints GB/s of one stream, plain and TLS, with a thread at each end. */
+ * `xfer_tls_test bench` prints GB/s of one stream, plain and TLS, with a thread at each end; `xfer_tls_test NAME*` runs the tests of that name. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -1109,6 +1109,7 @@ static int bench(void)
 int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "bench") == 0) return bench();
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_arrive_as_taken_through_small_buffers),
         cmocka_unit_test(keys_change_under_way),
