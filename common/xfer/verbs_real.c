@@ -105,8 +105,8 @@ struct real_qp {
     uint32_t inline_bytes; /* WRITEs up to this go inline; 0 unless asked for */
 };
 
-_Static_assert(sizeof(struct td_vb_sge) == sizeof(struct ibv_sge) && offsetof(struct td_vb_sge, addr) == offsetof(struct ibv_sge, addr) &&
-               offsetof(struct td_vb_sge, bytes) == offsetof(struct ibv_sge, length) && offsetof(struct td_vb_sge, lkey) == offsetof(struct ibv_sge, lkey),
+#define SAME_PLACE(ours, theirs) (offsetof(struct td_vb_sge, ours) == offsetof(struct ibv_sge, theirs))
+_Static_assert(sizeof(struct td_vb_sge) == sizeof(struct ibv_sge) && SAME_PLACE(addr, addr) && SAME_PLACE(bytes, length) && SAME_PLACE(lkey, lkey),
                "td_vb_sge is handed on as ibv_sge");
 
 /* Calls that answer an error number; some drivers negate it, some return -1 with errno. */
@@ -785,7 +785,8 @@ static void load(void)
     const char *missing = NULL;
     void *handle = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL); /* for good: its drivers start threads and keep state */
     if (!handle) {
-        lib.status = td_fail(&lib.err, TD_ERR_UNSUPPORTED, "rdma: libibverbs.so.1 cannot be loaded (packages libibverbs1, ibverbs-providers): %s", dlerror());
+        lib.status = td_fail(&lib.err, TD_ERR_UNSUPPORTED, "rdma: libibverbs.so.1 cannot be loaded (packages libibverbs1, ibverbs-providers): %s",
+                             dlerror());
         return;
     }
 #define X(name, version, needed)                                       \

@@ -3,8 +3,8 @@
 
     tests/rdma/run.py BUILD_DIR [NAME ...]
 
-A test is a line of TESTS: name, seconds it may take, command; those of MEASUREMENTS run when they are named. The programs' output is passed on as it comes; cmocka's and pytest's totals in it are
-what scripts/check counts. A program is skipped when it exits with 77. Exit status: 0; 1 when one failed; 77 when the VM cannot run here, or all
+A test is a line of TESTS: name, seconds it may take, command; those of MEASUREMENTS run when they are named. The programs' output is passed on
+as it comes; cmocka's and pytest's totals in it are what scripts/check counts. A program is skipped when it exits with 77. Exit status: 0; 1 when one failed; 77 when the VM cannot run here, or all
 were skipped."""
 import os
 import re
