@@ -69,6 +69,7 @@ static const struct td_option options[] = {
     {"iperf3", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(iperf3), "with the floors: iperf3, when it is installed"},
     {"device", TD_OPT_STR, "", 0, 0, NULL, OFF(device), "rdma: the sender's device"},
     {"peer_device", TD_OPT_STR, "", 0, 0, NULL, OFF(peer_device), "rdma: the receiver's device"},
+    {"gid_index", TD_OPT_I64, "-1", -1, 255, NULL, OFF(gid_index), "rdma: ib_write_bw's GID index; -1 = its own choice"},
     {"machine", TD_OPT_STR, "", 0, 0, NULL, OFF(machine), "a name for this machine in the reports"},
     {"json", TD_OPT_STR, "", 0, 0, NULL, OFF(json), "also write everything to this file, each run included"},
     {"csv", TD_OPT_STR, "", 0, 0, NULL, OFF(csv), "also write a row per line of the table to this file"},
@@ -259,7 +260,7 @@ static td_status run_once(struct bench *b, enum bench_way w, const struct bench_
     if (w == BENCH_IPERF) {
         status = bench_iperf_run(c, s, err);
     } else if (w == BENCH_IB_WRITE) {
-        status = bench_ib_write_run(c, b->o.device, b->o.peer_device, s, err);
+        status = bench_ib_write_run(c, &b->o, s, err);
     } else {
         for (int32_t i = 0; !status && i < c->n_batches; i++) {
             uint64_t serial = b->serial++;

@@ -67,7 +67,7 @@ struct bench_sample { /* one run */
 struct bench_options {
     const char *path, *sizes, *shape, *tokens, *depth, *streams, *json, *csv, *machine, *device, *peer_device;
     uint64_t block_bytes, footprint, memory;
-    int64_t repeats, transfers, block_tokens;
+    int64_t repeats, transfers, block_tokens, gid_index;
     bool floors, iperf3;
 };
 
@@ -106,8 +106,7 @@ td_status bench_bare_batch(struct bench_ends *e, const struct bench_case *c, uin
 
 bool bench_program_exists(const char *name);
 td_status bench_iperf_run(const struct bench_case *c, struct bench_sample *s, struct td_err *err);
-td_status bench_ib_write_run(const struct bench_case *c, const char *device, const char *peer_device, struct bench_sample *s,
-                             struct td_err *err);
+td_status bench_ib_write_run(const struct bench_case *c, const struct bench_options *o, struct bench_sample *s, struct td_err *err);
 /* Standard output of a short command, at most n - 1 bytes; the exit status, or -1. */
 int bench_capture(const char *const argv[], char *out, size_t n);
 
