@@ -46,7 +46,8 @@ struct td_xfer_tls_config {
                                           are hidden from onlookers only */
     const char *peer_name;             /* NULL = any; else a DNS name or an address that the peer's certificate must hold, in both directions */
     bool ktls;                         /* let the kernel seal and open records where it and OpenSSL can (td_tls_ktls says). Off by default: the
-                                          kernel's keys cannot be changed, so such a connection ends after rekey_records records */
+                                          kernel's keys cannot be changed, so such a connection ends (EPIPE) after rekey_records records, and
+                                          because Linux 6.1 raises SIGPIPE in the caller's close(fd): a process that asks for it ignores SIGPIPE */
     uint64_t rekey_records;            /* keys are changed after so many records; 0 = 2^23 (128 GiB); at most 2^24 */
 };
 
