@@ -4,11 +4,13 @@
     tests/rdma/run.py BUILD_DIR [NAME ...]
 
 A test is a line of TESTS: name, seconds it may take, command; those of MEASUREMENTS run when they are named. The programs' output is passed on
-as it comes; cmocka's and pytest's totals in it are what scripts/check counts. A program is skipped when it exits with 77. Exit status: 0; 1 when one failed; 77 when the VM cannot run here, or all
-were skipped."""
+as it comes; cmocka's and pytest's totals in it are what scripts/check counts. A program is skipped when it exits with 77. Exit status: 0; 1 when one
+failed; 77 when the VM cannot run here, or all were skipped."""
+import ctypes
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -38,6 +40,10 @@ def guest_script(tests, bin_dir):
     return "\n".join(lines) + "\n"
 
 
+def die_with_parent():
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: where ctest kills this, the VM ends too
+
+
 def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
@@ -50,7 +56,7 @@ def main():
     limit_s = BOOT_S + sum(t[1] for t in tests)
     begin = time.monotonic()
     vm = subprocess.Popen([VM, "run", "-t", str(limit_s), "--", "/bin/sh", "-c", guest_script(tests, bin_dir)], cwd=ROOT, stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", preexec_fn=die_with_parent)
     statuses, started_s = {}, {}
     for line in vm.stdout:
         print(line, end="", flush=True)
