@@ -13,7 +13,7 @@ import time
 import pytest
 
 from harness import BIN, SANITIZER, SLOW, Cluster
-from test_surface import run
+from test_surface import certs, credentials, run  # noqa: F401 (certs is a fixture)
 
 LINE = re.compile(r"^  (ok  |warn|FAIL)  (.+?): (.+)$")
 
@@ -135,6 +135,18 @@ def test_cluster_and_its_end(tmp_path):
         c.wait_workers(3)
     rc, checks, text = doctor(*args)
     assert rc == 1 and checks["router"][0] == "FAIL" and "unavailable" in checks["router"][1], text
+
+
+def test_cluster_with_mutual_tls(certs):  # noqa: F811
+    args = ["--tls-cert", certs / "server.pem", "--tls-key", certs / "server.key", "--tls-ca", certs / "ca.pem"]
+    with Cluster(router_args=args, worker_args=args, tls=credentials(certs, name="client")) as c:
+        at = ["--local=false", "--router", f"127.0.0.1:{c.port}", "--timeout-ms", 5000 * SLOW]
+        own = ["--tls-ca", certs / "ca.pem", "--tls-cert", certs / "client.pem", "--tls-key", certs / "client.key"]
+        rc, checks, text = doctor(*at, *own)
+        assert rc == 0 and {checks[n][0] for n in ("router", "prefill-0", "decode-0")} == {"ok"}, text
+        for wrong in ([], own[:2]):  # plaintext, nobody
+            rc, checks, text = doctor(*at, *wrong)
+            assert rc == 1 and checks["router"][0] == "FAIL", text
 
 
 @pytest.mark.parametrize("says", ["nothing", "rubbish"])
