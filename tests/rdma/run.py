@@ -18,7 +18,7 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 VM = os.path.join(ROOT, "scripts", "rdma-vm")
 SKIPPED = 77
-BOOT_S = 60
+BOOT_S = 120
 
 # BIN stands for the build's bin/ folder. The limits are three times what an emulated VM on a busy machine needs.
 TESTS = [

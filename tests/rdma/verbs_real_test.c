@@ -4,11 +4,13 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -427,6 +429,43 @@ static void bad_keys_are_refused(void **state)
     }
 }
 
+/* The target of a refused WRITE learns of it, too: its receives come back and its queue pair is of no more use. */
+static void target_of_a_bad_key_fails_too(void **state)
+{
+    (void)state;
+    struct rdma_pair p;
+    pair_open(&p, NULL);
+    assert_int_equal(vb->post_recv(p.b.qp, 70, 3), 0);
+    struct td_vb_send wr = write_of(&p, 1, 0, 64);
+    wr.rkey ^= 0x00ff0000;
+    post(p.a.qp, &wr, 1);
+    expect_wc(p.a.cq, 1, TD_VB_WC_REM_ACCESS);
+    for (int i = 0; i < 3; i++) expect_wc(p.b.cq, 70, TD_VB_WC_WR_FLUSH);
+    pair_close(&p);
+}
+
+static void fork_leaves_registered_pages(void **state)
+{
+    (void)state;
+    struct rdma_pair p;
+    pair_open(&p, NULL);
+    fill(p.a.mem, 65536, 13);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        (void)pause(); /* lives, and shares the pages, until it is killed */
+        _exit(0);
+    }
+    memset(p.b.mem, 1, 65536); /* without care this would move the parent to other pages than the device knows */
+    struct td_vb_send wr = write_of(&p, 1, 0, 65536);
+    post(p.a.qp, &wr, 1);
+    expect_wc(p.a.cq, 1, TD_VB_WC_SUCCESS);
+    assert_memory_equal(p.a.mem, p.b.mem, 65536);
+    assert_int_equal(kill(pid, SIGKILL), 0);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    pair_close(&p);
+}
+
 static void dead_peer_is_noticed(void **state)
 {
     (void)state;
@@ -621,6 +660,8 @@ static int all_tests(void)
         cmocka_unit_test(channel_wakes),
         cmocka_unit_test(shared_receives),
         cmocka_unit_test(bad_keys_are_refused),
+        cmocka_unit_test(target_of_a_bad_key_fails_too),
+        cmocka_unit_test(fork_leaves_registered_pages),
         cmocka_unit_test(dead_peer_is_noticed),
         cmocka_unit_test(error_state_flushes_all),
         cmocka_unit_test(full_queue_takes_a_part),
