@@ -193,8 +193,8 @@ static bool check_router(struct cluster *k)
     if (!ask_wait(&t->ask)) {
         struct doctor_check *c = doctor_add(k->r, GROUP, DOCTOR_FAIL, "router", "%s: %s: %s", t->address, code_name(t->ask.code), t->ask.details);
         doctor_fix(c,
-                   "is it running (tandem-router's log: ev=ready), is the address right, does a firewall drop it; TLS on both sides or neither (--tls-ca, "
-                   "and --tls-cert, --tls-key where it wants to know its clients)");
+                   "is it running (tandem-router's log: ev=ready), is the address right, does a firewall drop it; TLS on both sides or neither "
+                   "(--tls-ca, and --tls-cert, --tls-key where it wants to know its clients)");
         return false;
     }
     measure(k, t, "router");

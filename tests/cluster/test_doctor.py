@@ -85,6 +85,14 @@ def test_what_is_missing_fails(tmp_path):
     assert rc == 2 and "--peer" in err
 
 
+def test_variables_of_a_worker():
+    """In a worker's pod the worker's own variables say what to check; its port is not the doctor's."""
+    env = {"TANDEM_LISTEN": "127.0.0.1:0", "TANDEM_KV_MEMORY": "20MiB", "TANDEM_ROUTER": "127.0.0.1:1"}
+    rc, out, err = run(["tandem", "doctor", "--timeout-ms", 1000], env=env)
+    checks, text = read(out.decode())
+    assert rc == 1 and not err and "(--kv-memory 20MiB)" in checks["memory"][1] and checks["router"][0] == "FAIL", text
+
+
 def test_other_root(tmp_path):
     """A host's /sys below another folder: a card with no driver is seen there."""
     at = tmp_path / "sys/devices/pci0000:d7/0000:d7:00.0/0000:d8:00.0"
@@ -286,8 +294,8 @@ MESSAGE = struct.Struct("<IHBBiBBHQQ16sIIII256s704s3072s")  # cli/doctor_wire.h
 assert MESSAGE.size == 4096
 
 
-def message(kind, answer=0, status=0, path=1, blob=b"", block_bytes=0, seed=0, host=b"", n_blocks=0, slot=0, first=0, n=0, text=b"", magic=0x31444454):
-    return MESSAGE.pack(magic, 1, kind, answer, status, path, 0, len(blob), block_bytes, seed, host, n_blocks, slot, first, n, text, b"", blob)
+def message(kind, answer=0, status=0, path=1, blob=b"", block_bytes=0, seed=0, host=b"", n_blocks=0, slot=0, first=0, n=0, text=b""):
+    return MESSAGE.pack(0x31444454, 1, kind, answer, status, path, 0, len(blob), block_bytes, seed, host, n_blocks, slot, first, n, text, b"", blob)
 
 
 def receive(conn):
@@ -362,7 +370,7 @@ def test_a_listener_that_is_not_to_be_trusted(does):
 
         t = threading.Thread(target=serve)
         t.start()
-        rc, checks, text = doctor("--local=false", "--peer", f"127.0.0.1:{s.getsockname()[1]}", "--bytes", "1MiB", "--transfer", "tcp", "--timeout-ms",
-                                  3000 * SLOW)
+        at = f"127.0.0.1:{s.getsockname()[1]}"
+        rc, checks, text = doctor("--local=false", "--peer", at, "--bytes", "1MiB", "--transfer", "tcp", "--timeout-ms", 3000 * SLOW)
         t.join()
         assert rc == 1 and checks["tcp"][0] == "FAIL" and says in checks["tcp"][1], text
