@@ -58,7 +58,7 @@ enum {
 
 enum cell_kind { CELL_REQUEST = 1, CELL_REPLY };
 enum reply { REPLY_OK = 0, REPLY_LOST = 100, REPLY_RNR = 101 }; /* others: a td_vb_wc_status */
-enum { CELL_SIGNALED = 1 };
+enum { CELL_SIGNALED = 1, CELL_TAKEN = 2 /* reply to a READ of this very node: the bytes are there */ };
 
 struct cell {
     uint32_t src_inc, dst_inc;        /* incarnations of the nodes: what is for or from an earlier one is nobody's */
@@ -109,7 +109,8 @@ struct fake_device {
     struct fake_srq *dead_srqs;         /* completions may still point to them */
     int async_fd;
     struct td_vb_async events[ASYNC_MAX];
-    uint32_t events_head, events_n;
+    uint32_t events_head;
+    atomic_uint events_n;               /* written under the lock */
 };
 
 struct key {                            /* a memory region or a window */
@@ -229,7 +230,6 @@ struct td_fake_fabric {
     struct shared *shared;
     struct node *me;
     uint32_t node, inc;
-    bool is_anonymous;
     pthread_t nic;
     pthread_mutex_t lock;
     atomic_uint want;                   /* control calls that wait for the lock */
@@ -264,6 +264,9 @@ struct td_fake_fabric {
 
 static void qp_to_err(struct fake_qp *qp, bool event);
 static void send_turn(struct fake_qp *qp);
+static enum td_vb_wc_status read_take(struct fake_qp *qp, uint32_t from, const struct cell *c);
+
+static void reply(struct td_fake_fabric *f, uint32_t to, const struct cell *c, uint32_t status);
 
 #define COUNT(f, field, by) atomic_fetch_add_explicit(&(f)->me->n.field, (by), memory_order_relaxed)
 
@@ -348,7 +351,7 @@ static struct cell *ring_reserve(struct ring *r)
 static void ring_publish(struct td_fake_fabric *f, uint32_t to)
 {
     atomic_fetch_add(&ring_to(f, to)->tail, 1); /* one writer; sequentially consistent against `sleeping` */
-    if (to != f->node) node_wake(&f->shared->nodes[to]); /* this node's own NIC is who publishes: it looks again before it sleeps */
+    node_wake(&f->shared->nodes[to]);
 }
 
 /* ---- addresses ---- */
@@ -460,7 +463,7 @@ static struct wqe *wqe_at(const struct fake_qp *qp, uint64_t position) { return 
 static void send_complete(struct fake_qp *qp, uint64_t position, enum td_vb_wc_status status)
 {
     const struct wqe *w = wqe_at(qp, position);
-    struct cqe e = {.id = w->id, .free_to = position + 1, .qp_num = qp->pub.num, .status = (uint8_t)status, .op = w->op};
+    struct cqe e = {.id = w->id, .free_to = position + 1, .qp_num = qp->pub.num, .status = (uint8_t)status, .op = status ? 0 : w->op};
     cq_push(qp->cq, &e);
 }
 
@@ -469,7 +472,7 @@ static bool receives_any(const struct receives *r) { return atomic_load_explicit
 static void receive_complete(struct fake_qp *qp, enum td_vb_wc_status status, uint32_t imm)
 {
     struct receives *r = qp->srq ? &qp->srq->r : &qp->r;
-    struct cqe e = {.id = r->ids[r->taken++ & r->mask], .qp_num = qp->pub.num, .status = (uint8_t)status, .op = TD_VB_RECV_IMM, .imm = imm,
+    struct cqe e = {.id = r->ids[r->taken++ & r->mask], .qp_num = qp->pub.num, .status = (uint8_t)status, .op = status ? 0 : TD_VB_RECV_IMM, .imm = imm,
                     .is_recv = true, .srq = qp->srq};
     cq_push(qp->cq, &e);
 }
@@ -489,6 +492,7 @@ static void qp_flush(struct fake_qp *qp)
 static void stash_drop(struct fake_qp *qp)
 {
     if (qp->n_stashed) COUNT(qp->f, late, qp->n_stashed);
+    for (uint32_t i = 0; i < qp->n_stashed; i++) reply(qp->f, qp->stash[i].from, &qp->stash[i].cell, REPLY_LOST); /* invariant 3 */
     qp->n_stashed = 0;
     bit_clear(qp->f->stashes, qp->index);
 }
@@ -545,11 +549,32 @@ static bool sender_is_live(struct td_fake_fabric *f, uint32_t from, const struct
     return atomic_load(&n->live[c->src_qp % QPS_MAX]) == c->src_qp && atomic_load(&n->inc) == c->src_inc;
 }
 
-/* From another process, at most `bytes`; false when it is gone or has no such memory. */
-static bool read_other(struct td_fake_fabric *f, uint32_t from, uint8_t *to, uint64_t bytes, struct iovec *pieces, int n)
+/* From another process, all `bytes`; false when it is gone or has no such memory. The bare system call: the thread sanitizer knows nothing of what
+ * other processes tell each other, so it must not watch what comes from them, as it would not watch a NIC. */
+static bool read_process(uint32_t pid, uint8_t *to, uint64_t bytes, struct iovec *pieces, int n)
 {
     struct iovec local = {.iov_base = to, .iov_len = bytes};
-    return process_vm_readv((pid_t)atomic_load(&f->shared->nodes[from].pid), &local, 1, pieces, (unsigned long)n, 0) == (ssize_t)bytes;
+    return syscall(SYS_process_vm_readv, pid, &local, 1ul, pieces, (unsigned long)n, 0ul) == (long)bytes;
+}
+
+static bool read_other(struct td_fake_fabric *f, uint32_t from, uint8_t *to, uint64_t bytes, struct iovec *pieces, int n)
+{
+    return read_process(atomic_load(&f->shared->nodes[from].pid), to, bytes, pieces, n);
+}
+
+#if !defined(__SANITIZE_THREAD__) && defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define __SANITIZE_THREAD__ 1
+#endif
+#endif
+static void place(uint8_t *to, const uint8_t *from, uint64_t bytes, bool is_foreign)
+{
+#if defined(__SANITIZE_THREAD__)
+    struct iovec piece = {.iov_base = (void *)(uintptr_t)from, .iov_len = bytes};
+    if (is_foreign && read_process((uint32_t)getpid(), to, bytes, &piece, 1)) return;
+#endif
+    (void)is_foreign; /* within this process the sanitizer does watch, and finds memory that is used before its completion */
+    memcpy(to, from, bytes);
 }
 
 static bool gather(struct td_fake_fabric *f, uint32_t from, const struct cell *c, uint8_t *to)
@@ -568,7 +593,7 @@ static bool gather(struct td_fake_fabric *f, uint32_t from, const struct cell *c
 }
 
 /* Lines of 64 bytes of the target, in an order of their own. */
-static void scatter_lines(struct td_fake_fabric *f, uint8_t *to, const uint8_t *payload, uint64_t bytes)
+static void scatter_lines(struct td_fake_fabric *f, uint8_t *to, const uint8_t *payload, uint64_t bytes, bool is_foreign)
 {
     uint64_t first = 64 - ((uintptr_t)to & 63), n = bytes <= first ? 1 : 1 + (bytes - first + 63) / 64, space = pow2_from(n);
     uint64_t step = fake_random(f) | 1, at = fake_random(f);
@@ -577,7 +602,7 @@ static void scatter_lines(struct td_fake_fabric *f, uint8_t *to, const uint8_t *
         if (line >= n) continue;
         uint64_t begin = line ? first + (line - 1) * 64 : 0, end = first + line * 64;
         if (end > bytes) end = bytes;
-        memcpy(to + begin, payload + begin, end - begin);
+        place(to + begin, payload + begin, end - begin, is_foreign);
     }
 }
 
@@ -602,8 +627,8 @@ static bool land(struct td_fake_fabric *f, uint32_t from, const struct cell *c, 
         payload = into;
     }
     if (payload == to) return true;
-    if (f->o.relaxed) scatter_lines(f, to, payload, c->bytes);
-    else memcpy(to, payload, c->bytes);
+    if (f->o.relaxed) scatter_lines(f, to, payload, c->bytes, from != f->node);
+    else place(to, payload, c->bytes, from != f->node);
     return true;
 }
 
@@ -618,7 +643,7 @@ static struct cell *reply_begin(struct td_fake_fabric *f, uint32_t to, const str
     r->dst_inc = c->src_inc;
     r->kind = CELL_REPLY;
     r->op = c->op;
-    r->n_sge = 0;
+    r->n_sge = r->flags = 0;
     r->status = status;
     r->src_qp = c->dst_qp;
     r->dst_qp = c->src_qp;
@@ -701,14 +726,17 @@ static void stash_land(struct fake_qp *qp)
         struct stashed *s = &qp->stash[i];
         if (i == bad) {
             refuse(qp, s->from, &s->cell, TD_VB_WC_REM_ACCESS);
-            return;
+            continue;
         }
         if (gone[i]) {
             reply(f, s->from, &s->cell, sender_is_live(f, s->from, &s->cell) ? TD_VB_WC_LOC_PROT : REPLY_LOST);
             continue;
         }
+        if (atomic_load(&qp->state) == ERR) { /* refused just now, or the CQ overran */
+            reply(f, s->from, &s->cell, REPLY_LOST);
+            continue;
+        }
         if (s->cell.op == TD_VB_WRITE_IMM) receive_complete(qp, TD_VB_WC_SUCCESS, s->cell.imm);
-        if (atomic_load(&qp->state) == ERR) return; /* the CQ overran */
         reply(f, s->from, &s->cell, REPLY_OK);
     }
 }
@@ -724,14 +752,19 @@ static bool qp_takes(struct td_fake_fabric *f, const struct fake_qp *qp, const s
 static void on_request(struct td_fake_fabric *f, uint32_t from, const struct cell *c, const uint8_t *payload, bool was_held)
 {
     struct fake_qp *qp = qp_find(f, c->dst_qp);
-    bool is_write = c->op != TD_VB_READ;
-    if (!qp_takes(f, qp, c)) {
+    bool is_write = c->op != TD_VB_READ, takes = qp_takes(f, qp, c);
+    bool lacks_receive = takes && c->op == TD_VB_WRITE_IMM && !receives_any(qp->srq ? &qp->srq->r : &qp->r);
+    if (qp && qp->n_stashed && (!takes || lacks_receive)) { /* replies go in order */
+        stash_land(qp);
+        takes = takes && atomic_load(&qp->state) != ERR;
+    }
+    if (!takes) {
         if (is_write && was_held) COUNT(f, late, 1);
         else if (is_write) COUNT(f, dropped, 1);
         reply(f, from, c, REPLY_LOST);
         return;
     }
-    if (c->op == TD_VB_WRITE_IMM && !receives_any(qp->srq ? &qp->srq->r : &qp->r)) {
+    if (lacks_receive) {
         COUNT(f, rnr, 1);
         struct cell *r = reply_begin(f, from, c, REPLY_RNR);
         if (!r) return;
@@ -781,6 +814,11 @@ static void on_request(struct td_fake_fabric *f, uint32_t from, const struct cel
     COUNT(f, reads_served, 1);
     r->remote_addr = (uint64_t)(uintptr_t)memory;
     r->rkey = c->rkey;
+    struct fake_qp *asker = from == f->node ? qp_find(f, c->src_qp) : NULL;
+    if (asker && asker->round == c->round) { /* at once, as a response carries the bytes; another process fetches them when it gets the reply */
+        r->status = read_take(asker, from, r);
+        r->flags = CELL_TAKEN;
+    }
     ring_publish(f, from);
 }
 
@@ -901,8 +939,10 @@ static void on_rnr(struct fake_qp *qp, uint32_t code)
 /* All requests before `end` are done. False: the queue pair is in ERR now. */
 static bool send_done(struct fake_qp *qp, uint64_t end)
 {
-    qp->first_loss_ns = 0;
-    qp->rnr_left = qp->route.rnr_retry;
+    if (qp->sq_acked < end) { /* progress: patience begins anew */
+        qp->first_loss_ns = 0;
+        qp->rnr_left = qp->route.rnr_retry;
+    }
     while (qp->sq_acked < end) {
         struct wqe *w = wqe_at(qp, qp->sq_acked);
         if (w->fault) {
@@ -922,12 +962,14 @@ static enum td_vb_wc_status read_take(struct fake_qp *qp, uint32_t from, const s
     struct node *n = &f->shared->nodes[from];
     const struct wqe *w = wqe_at(qp, c->seq);
     const struct td_vb_sge *sge = (const struct td_vb_sge *)(w + 1);
+    _Atomic uint32_t *key_live = &n->key_live[c->rkey >> 8 & (KEYS_MAX - 1)];
     uint64_t at = c->remote_addr;
     bool ok = true;
+    if (!c->bytes) return TD_VB_WC_SUCCESS; /* no key was looked at either */
     for (uint32_t i = 0; i < w->n_sge && ok; i++) {
         uint8_t *to = local_memory(f, qp->device, &sge[i], TD_VB_LOCAL_WRITE);
         if (!to) return TD_VB_WC_LOC_PROT;
-        if (atomic_load(&n->key_live[c->rkey >> 8]) != c->rkey || atomic_load(&n->live[c->src_qp % QPS_MAX]) != c->src_qp) return TD_VB_WC_RETRY_EXC;
+        if (atomic_load(key_live) != c->rkey || atomic_load(&n->live[c->src_qp % QPS_MAX]) != c->src_qp) return TD_VB_WC_RETRY_EXC;
         struct iovec piece = {.iov_base = (void *)(uintptr_t)at, .iov_len = sge[i].bytes};
         if (f->o.no_copy) continue;
         if (from == f->node) memcpy(to, piece.iov_base, piece.iov_len);
@@ -935,7 +977,7 @@ static enum td_vb_wc_status read_take(struct fake_qp *qp, uint32_t from, const s
         at += sge[i].bytes;
         f->turn_bytes += sge[i].bytes;
     }
-    ok = ok && atomic_load(&n->key_live[c->rkey >> 8]) == c->rkey && atomic_load(&n->live[c->src_qp % QPS_MAX]) == c->src_qp &&
+    ok = ok && atomic_load(key_live) == c->rkey && atomic_load(&n->live[c->src_qp % QPS_MAX]) == c->src_qp &&
          atomic_load(&n->inc) == c->src_inc;
     return ok ? TD_VB_WC_SUCCESS : TD_VB_WC_RETRY_EXC;
 }
@@ -958,7 +1000,7 @@ static void on_reply(struct td_fake_fabric *f, uint32_t from, const struct cell 
     }
     if (c->op == TD_VB_READ) {
         if (!send_done(qp, c->seq)) return;
-        enum td_vb_wc_status status = read_take(qp, from, c);
+        enum td_vb_wc_status status = c->flags & CELL_TAKEN ? TD_VB_WC_SUCCESS : read_take(qp, from, c);
         if (status) {
             send_fail(qp, status);
             return;
@@ -1405,6 +1447,7 @@ static int fake_async_fd(struct td_vb_device *d) { return ((struct fake_device *
 static bool fake_async_get(struct td_vb_device *device, struct td_vb_async *ret_event)
 {
     struct fake_device *d = (struct fake_device *)device;
+    if (!atomic_load(&d->events_n)) return false; /* asked often */
     fake_lock(d->f);
     bool any = d->events_n;
     if (any) {
@@ -1938,6 +1981,8 @@ static void options_complete(struct td_fake_options *o)
 static td_status options_check(const struct td_fake_options *o, struct td_err *err)
 {
     uint32_t m = o->mtu_bytes;
+    if (o->fail_nth && (!o->fail_status || o->fail_status >= TD_VB_WC_N_STATUSES))
+        return td_fail(err, TD_ERR_INVALID, "fake verbs: fail_status is %" PRIu32 ", must be 1 to %d", o->fail_status, TD_VB_WC_N_STATUSES - 1);
     if (o->devices > TD_FAKE_DEVICES_MAX) return td_fail(err, TD_ERR_INVALID, "fake verbs: devices is %" PRIu32 ", must be 1 to %d", o->devices, TD_FAKE_DEVICES_MAX);
     if (o->ports > TD_FAKE_PORTS_MAX) return td_fail(err, TD_ERR_INVALID, "fake verbs: ports is %" PRIu32 ", must be 1 or %d", o->ports, TD_FAKE_PORTS_MAX);
     if (m != 256 && m != 512 && m != 1024 && m != 2048 && m != 4096)
@@ -1961,7 +2006,8 @@ static const struct option_row {
     {"path", PATH, 0}, {"tiny", TINY, 0}, {"rd_atomic", RD_ATOMIC, 0},
     ROW("seed", U64, seed), ROW("devices", U32, devices), ROW("ports", U32, ports), ROW("mtu", U32, mtu_bytes), ROW("infiniband", BOOL, infiniband),
     ROW("unordered", BOOL, unordered), ROW("relaxed", BOOL, relaxed), ROW("no_copy", BOOL, no_copy), ROW("spin_us", U32, spin_us),
-    ROW("retry_ms", U32, retry_ms), ROW("delay_us", U32, delay_us), ROW("fault_ppm", U32, fault_ppm), ROW("max_qp", U32, limits.max_qp),
+    ROW("retry_ms", U32, retry_ms), ROW("delay_us", U32, delay_us), ROW("fault_ppm", U32, fault_ppm), ROW("fail_nth", U64, fail_nth),
+    ROW("fail_status", U32, fail_status), ROW("fail_after", BOOL, fail_after), ROW("max_qp", U32, limits.max_qp),
     ROW("max_qp_wr", U32, limits.max_qp_wr), ROW("max_sge", U32, limits.max_sge), ROW("max_cqe", U32, limits.max_cqe), ROW("max_srq", U32, limits.max_srq),
     ROW("max_srq_wr", U32, limits.max_srq_wr), ROW("max_mw", U32, limits.max_mw), ROW("max_mr_bytes", U64, limits.max_mr_bytes),
     ROW("mw_type2", BOOL, limits.mw_type2),
@@ -2032,7 +2078,7 @@ static td_status shared_map(const char *path, struct shared **ret_shared, int *r
         atomic_store(&s->magic, MAGIC);
     }
     if (atomic_load(&s->magic) != MAGIC || s->version != VERSION || s->bytes != sizeof *s) {
-        munmap(s, sizeof *s);
+        munmap(s, sizeof *s); /* the last reference: unlocks */
         close(fd);
         return td_fail(err, TD_ERR_CORRUPT, "fake verbs: %s is no fabric of this build", path);
     }
@@ -2121,6 +2167,11 @@ td_status td_fake_fabric_open(const struct td_fake_options *options, struct td_f
     if (!atomic_load(&f->shared->qp_next)) atomic_store(&f->shared->qp_next, (uint32_t)fake_random(f) & PSN_MASK);
     f->key_next = 1 + (uint32_t)(fake_random(f) % 64);
     gids_init(f);
+    if (o.fail_nth) {
+        struct td_fake_rule rule = {.fault = o.fail_after ? TD_FAKE_FAIL_AFTER : TD_FAKE_FAIL_BEFORE, .device = TD_FAKE_ALL, .nth = o.fail_nth,
+                                    .status = (enum td_vb_wc_status)o.fail_status};
+        f->rules[f->n_rules++] = (struct rule){.r = rule, .left = rule.nth};
+    }
     f->vb = fake_verbs;
     f->vb.ctx = f;
     pthread_mutex_init(&f->lock, NULL);
@@ -2131,7 +2182,8 @@ td_status td_fake_fabric_open(const struct td_fake_options *options, struct td_f
         atomic_store(&f->me->inc, f->inc + 1);
         goto err_unmap;
     }
-    close(fd); /* and with it the lock */
+    flock(fd, LOCK_UN); /* the mapping keeps the open file, and so the lock, past close */
+    close(fd);
     *ret_fabric = f;
     return TD_OK;
 err_unmap:
@@ -2286,7 +2338,7 @@ void td_fake_counters_get(const struct td_fake_fabric *f, uint32_t node, struct 
         sum.rnr += atomic_load(&n->rnr);
         sum.cq_overruns += atomic_load(&n->overruns);
         sum.qps_broken += atomic_load(&n->broken);
-        sum.held += atomic_load(&n->held);
+        if (atomic_load(&f->shared->nodes[i].inc) & 1) sum.held += atomic_load(&n->held); /* the network of a node ends with it */
     }
     *ret_counters = sum;
 }

@@ -39,6 +39,9 @@ struct td_fake_options {
     uint32_t retry_ms;          /* RETRY_EXC comes after at most this long, whatever a QP's time-out says */
     uint32_t delay_us;          /* each request that comes to this node stays in the network for up to this long, its payload as it was when sent */
     uint32_t fault_ppm;         /* of a million requests sent, so many fail: RETRY_EXC before or after landing, REM_OP, or the QP breaks silently */
+    uint64_t fail_nth;          /* the nth request that this node sends, 0: none, fails with fail_status (a td_vb_wc_status), */
+    uint32_t fail_status;
+    bool fail_after;            /* ... after it was carried out at the other end */
     struct td_vb_limits limits; /* n_ports is taken from `ports` */
 };
 
@@ -54,7 +57,7 @@ struct td_fake_fabric *td_fake_fabric_of(const struct td_verbs *vb);
 uint32_t td_fake_node(const struct td_fake_fabric *f);          /* this node's number */
 
 /* TANDEM_VERBS_FAKE="path=/dev/shm/x,devices=2,seed=7,unordered=1": the fabric of this process, opened at the first call and never closed.
- * Keys: path seed devices ports mtu infiniband unordered relaxed no_copy spin_us retry_ms delay_us fault_ppm tiny max_qp max_qp_wr max_sge max_cqe
+ * Keys: path seed devices ports mtu infiniband unordered relaxed no_copy spin_us retry_ms delay_us fault_ppm fail_nth fail_status fail_after tiny max_qp max_qp_wr max_sge max_cqe
  * max_srq max_srq_wr max_mw rd_atomic max_mr_bytes mw_type2. TD_ERR_NOT_FOUND: the variable is not set. */
 td_status td_verbs_fake_from_env(const struct td_verbs **ret_verbs, struct td_err *err);
 td_status td_fake_options_parse(const char *text, struct td_fake_options *ret_options, char path[256], struct td_err *err);
@@ -94,7 +97,7 @@ bool td_fake_gid_set(struct td_fake_fabric *f, uint32_t device, uint8_t port, ui
 
 /* While held, requests of the whole fabric that are sent by or to qp_num (TD_FAKE_ALL: any) stay in the network with their payload as it is now.
  * What is released then is carried out as if it just came: it may land although its sender has been flushed or destroyed since, and is dropped when the
- * target QP or its memory is gone. 0 ends the hold. */
+ * target QP or its memory is gone. 0 ends the hold. At most 256 requests from one node to another are in the network at a time. */
 void td_fake_hold(struct td_fake_fabric *f, uint32_t qp_num);
 
 struct td_fake_counters {
