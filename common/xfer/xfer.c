@@ -4,6 +4,8 @@
  *
  *   initiator   CONNECTING --connected: HELLO--> HELLO --HELLO_ACK fits--> READY (shm: MEM first) --> OPEN, DATA | REF, FINAL, ABORT, PING
  *   acceptor                                     HELLO --HELLO fits, HELLO_ACK--> READY           --> DONE, FAIL, PING
+ *   rdma: between HELLO and READY lies SETUP: RDMA_OFFER, RDMA_ACCEPT, then a probe over every queue pair in both directions (xfer_rdma.c)
+ *   tcp: a READY connection of the initiator dials more lanes, whose HELLO names its tag; they carry DATA alone and live and die with lane 0
  *   either      any --error, EOF, timeout, foreign or malformed frame--> closed; the core decides what that means for slots and ops
  *
  * HELLO must name the same layout, HELLO_ACK the incarnation that the grant named: another process on the same address is refused. Until a
@@ -32,8 +34,6 @@
 #include "common/base/hash.h"
 #include "common/xfer/xfer_internal.h"
 
-enum { KEY_BELL = 1, KEY_TCP, KEY_SHM };   /* epoll keys below every connection id */
-
 uint64_t xfer_now(const struct td_xfer *x)
 {
     return x->hooks.now_ns ? x->hooks.now_ns(x->hooks.ctx) : td_now_ns();
@@ -46,7 +46,7 @@ uint64_t xfer_random(void *ctx)
 }
 
 /* A reason for people; truncation is fine. */
-__attribute__((format(printf, 2, 3))) static void say(char to[TD_XFER_REASON_MAX], const char *fmt, ...)
+void xfer_say(char to[TD_XFER_REASON_MAX], const char *fmt, ...)
 {
     va_list args;
     va_start(args, fmt);
@@ -63,8 +63,9 @@ static uint64_t since(uint64_t now_ns, uint64_t then_ns)
 /* Every public call and every turn ends here: unlock, and ring if events were queued. */
 static void unlock_and_wake(struct td_xfer *x)
 {
-    bool wake = x->n_woken != x->core.n_emitted;
+    bool wake = x->n_woken != x->core.n_emitted || (x->n_news && !x->news_woke);
     x->n_woken = x->core.n_emitted;
+    x->news_woke = x->n_news != 0;
     pthread_mutex_unlock(&x->lock);
     if (wake && x->hooks.wake) x->hooks.wake(x->hooks.ctx);
 }
@@ -75,6 +76,29 @@ struct td_xfer_conn *xfer_conn_by_id(struct td_xfer *x, uint64_t id)
 {
     struct td_xfer_conn *c = &x->conns[id & 0xffff];
     return (id & 0xffff) < XFER_MAX_CONNS && c->state != XFER_CONN_FREE && c->id == id ? c : NULL;
+}
+
+static const char *const path_names[TD_XFER_N_PATHS] = {"auto", "tcp", "shm", "rdma"};
+
+const char *td_xfer_path_name(enum td_xfer_path path)
+{
+    return path < TD_XFER_N_PATHS ? path_names[path] : "unknown";
+}
+
+/* For td_xfer_poll: the oldest is lost when nobody polls. */
+static void tell_path(struct td_xfer *x, enum td_xfer_path path, td_status status, const char *text)
+{
+    uint32_t max = sizeof x->news / sizeof x->news[0];
+    if (x->n_news == max) memmove(x->news, x->news + 1, --x->n_news * sizeof x->news[0]);
+    x->news[x->n_news].path = path;
+    x->news[x->n_news].status = status;
+    xfer_say(x->news[x->n_news++].text, "%s", text);
+}
+
+bool xfer_watch_fd(struct td_xfer *x, int fd, uint64_t key)
+{
+    struct epoll_event e = {.events = EPOLLIN, .data.u64 = key};
+    return fd < 0 || epoll_ctl(x->epoll_fd, EPOLL_CTL_ADD, fd, &e) == 0;
 }
 
 static bool watch(struct td_xfer *x, struct td_xfer_conn *c, int op, bool out)
@@ -92,7 +116,7 @@ struct td_xfer_conn *xfer_conn_new(struct td_xfer *x, int fd, enum td_xfer_path 
         if (x->conns[i].state == XFER_CONN_FREE) c = &x->conns[i];
     if (!c) return NULL;
     memset(c, 0, sizeof *c);
-    c->id = ++x->n_conn_serials << 16 | (uint64_t)(c - x->conns);
+    c->id = c->link = ++x->n_conn_serials << 16 | (uint64_t)(c - x->conns);
     c->fd = fd;
     c->path = path;
     c->initiator = initiator;
@@ -104,41 +128,68 @@ struct td_xfer_conn *xfer_conn_new(struct td_xfer *x, int fd, enum td_xfer_path 
         c->state = XFER_CONN_FREE;
         return NULL;
     }
-    x->n_conns++;
+    c->live_at = x->n_conns;
+    x->live[x->n_conns++] = c;
     if (!initiator) x->n_unproven++;
     return c;
 }
 
-static void fail_waiting_ops(struct td_xfer *x, uint64_t id, bool was_shm, td_status status, const char *reason)
+static bool may_path(const struct td_xfer *x, uint32_t op, enum td_xfer_path path);
+
+/* The connection that these ops waited for did not come to stand. Where another path is left they take that, loudly. */
+static void fail_waiting_ops(struct td_xfer *x, uint64_t id, enum td_xfer_path path, td_status status, const char *reason)
 {
+    bool fell_back = false;
     for (uint32_t i = 0; i < x->core.max_ops; i++) {
         const struct td_xfer_op *op = &x->core.ops[i];
         if (x->op_aux[i].waits_for != id) continue;
         x->op_aux[i].waits_for = 0;
         if (op->state != TD_OP_WAIT_CONN) continue;
-        if (was_shm && status != TD_ERR_STALE && x->path == TD_XFER_PATH_AUTO && op->grant.path == TD_XFER_PATH_AUTO && op->grant.port)
-            x->op_aux[i].no_shm = true; /* the probe failed: the other way, announced by the event's path */
-        else
-            td_xfer_core_op_fail(&x->core, xfer_now(x), i, status, reason);
+        x->op_aux[i].tried |= 1u << path;
+        if (status != TD_ERR_STALE && (may_path(x, i, TD_XFER_PATH_RDMA) || may_path(x, i, TD_XFER_PATH_TCP))) fell_back = true;
+        else td_xfer_core_op_fail(&x->core, xfer_now(x), i, status, reason);
+    }
+    if (fell_back) {
+        x->n_fallbacks++;
+        tell_path(x, path, status, reason);
     }
     x->attach_due = true;
+}
+
+/* Closes the socket and gives the entry back. */
+static void conn_free(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    close(c->fd); /* leaves the epoll set by itself */
+    xfer_shm_conn_clear(c);
+    if (!c->initiator && !c->proven) x->n_unproven--;
+    c->state = XFER_CONN_FREE;
+    x->live[c->live_at] = x->live[--x->n_conns];
+    x->live[c->live_at]->live_at = c->live_at;
 }
 
 void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status, const char *reason, bool retry)
 {
     if (c->state == XFER_CONN_FREE) return;
-    uint64_t id = c->id;
-    bool was_ready = c->state == XFER_CONN_READY, was_shm = c->path == TD_XFER_PATH_SHM;
+    uint64_t id = c->link;
     char text[TD_XFER_REASON_MAX];
-    if (c->initiator) say(text, "peer %.40s at %.40s:%u (%s): %.60s", c->peer_instance, c->host, c->port, was_shm ? "shm" : "tcp", reason);
-    else say(text, "peer %.40s (%s): %.80s", c->peer_instance, was_shm ? "shm" : "tcp", reason);
-    close(c->fd); /* leaves the epoll set by itself */
-    xfer_shm_conn_clear(c);
-    if (!c->initiator && !c->proven) x->n_unproven--;
-    c->state = XFER_CONN_FREE;
-    x->n_conns--;
+    if (c->lane) { /* the connection goes as a whole, but for a lane that never came to be one */
+        struct td_xfer_conn *first = xfer_conn_by_id(x, id);
+        bool was_part = c->state == XFER_CONN_READY;
+        conn_free(x, c);
+        if (first && was_part) xfer_conn_close(x, first, status, reason, retry);
+        return;
+    }
+    enum td_xfer_path path = c->path;
+    bool was_ready = c->state == XFER_CONN_READY, initiator = c->initiator;
+    if (initiator) xfer_say(text, "peer %.40s at %.40s:%u (%s): %.60s", c->peer_instance, c->host, c->port, td_xfer_path_name(path), reason);
+    else xfer_say(text, "peer %.40s (%s): %.80s", c->peer_instance, td_xfer_path_name(path), reason);
+    if (c->rdma) xfer_rdma_fence(x, c); /* first of all: what the core does next may give blocks away */
+    if (was_ready) x->conns_by_path[path]--;
+    conn_free(x, c);
+    for (uint32_t i = x->n_conns; i-- > 0;)
+        if (x->live[i]->link == id) conn_free(x, x->live[i]);
     if (was_ready) td_xfer_core_conn_lost(&x->core, xfer_now(x), id, status, text, retry);
-    if (c->initiator) fail_waiting_ops(x, id, was_shm, status, text);
+    if (initiator) fail_waiting_ops(x, id, path, status, text);
 }
 
 /* Frames that break the protocol: counted, and the connection ends. */
@@ -161,7 +212,7 @@ bool xfer_conn_queue(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_f
         c->overflow = true; /* a peer that asks and does not read */
         return false;
     }
-    f->conn = c->state == XFER_CONN_READY ? c->tag : 0;
+    f->conn = c->tag;
     uint8_t *to = c->out + c->out_at + c->out_used;
     td_xfer_frame_encode(f, to);
     if (f->length) memcpy(to + 64, payload, f->length);
@@ -181,13 +232,15 @@ static void core_send(void *ctx, uint64_t id, const struct td_xfer_frame *frame,
 
 static void core_op_handle(void *ctx, uint32_t op, uint64_t handle)
 {
-    xfer_shm_op_handle(ctx, op, handle);
+    struct td_xfer *x = ctx;
+    xfer_shm_op_handle(x, op, handle);
+    if (!handle && x->op_aux[op].words) xfer_rdma_op_over(x, op);
 }
 
 void xfer_conn_say_hello(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type)
 {
     struct td_xfer_hello hello = {.incarnation = x->incarnation, .layout_hash = x->layout_hash, .block_bytes = x->block_bytes, .nonce = c->nonce};
-    struct td_xfer_frame f = {.type = (uint8_t)type, .length = sizeof hello};
+    struct td_xfer_frame f = {.type = (uint8_t)type, .length = sizeof hello, .slot = c->path, .op = c->lane};
     memcpy(hello.instance, x->instance, sizeof hello.instance);
     if (type == TD_XFER_HELLO_ACK && c->path == TD_XFER_PATH_SHM) memcpy(hello.proof, x->proof, sizeof hello.proof);
     xfer_conn_queue(x, c, &f, &hello);
@@ -196,9 +249,9 @@ void xfer_conn_say_hello(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer
 static void evict_oldest_unproven(struct td_xfer *x)
 {
     struct td_xfer_conn *oldest = NULL;
-    for (uint32_t i = 0; i < XFER_MAX_CONNS; i++) {
-        struct td_xfer_conn *c = &x->conns[i];
-        if (c->state != XFER_CONN_FREE && !c->initiator && !c->proven && (!oldest || c->id >> 16 < oldest->id >> 16)) oldest = c;
+    for (uint32_t i = 0; i < x->n_conns; i++) {
+        struct td_xfer_conn *c = x->live[i];
+        if (!c->initiator && !c->proven && (!oldest || c->id >> 16 < oldest->id >> 16)) oldest = c;
     }
     if (!oldest) return;
     x->n_refused_peers++;
@@ -209,9 +262,9 @@ static void pause_accept(struct td_xfer *x, bool pause)
 {
     struct epoll_event e = {.events = pause ? 0u : EPOLLIN};
     x->accept_paused = pause;
-    e.data.u64 = KEY_TCP;
+    e.data.u64 = XFER_KEY_TCP;
     if (x->tcp_fd >= 0) epoll_ctl(x->epoll_fd, EPOLL_CTL_MOD, x->tcp_fd, &e);
-    e.data.u64 = KEY_SHM;
+    e.data.u64 = XFER_KEY_SHM;
     if (x->shm_fd >= 0) epoll_ctl(x->epoll_fd, EPOLL_CTL_MOD, x->shm_fd, &e);
 }
 
@@ -244,100 +297,154 @@ static void accept_some(struct td_xfer *x, int listen_fd, enum td_xfer_path path
 
 static struct td_xfer_conn *find_conn(struct td_xfer *x, const struct td_xfer_grant_blob *g, enum td_xfer_path path)
 {
-    for (uint32_t i = 0; i < XFER_MAX_CONNS; i++) {
-        struct td_xfer_conn *c = &x->conns[i];
-        if (c->state != XFER_CONN_FREE && c->initiator && c->path == path && c->peer_incarnation == g->incarnation && c->port == g->port &&
+    for (uint32_t i = 0; i < x->n_conns; i++) {
+        struct td_xfer_conn *c = x->live[i];
+        if (c->initiator && c->lane == 0 && c->path == path && c->peer_incarnation == g->incarnation && c->port == g->port &&
             strcmp(c->host, g->host) == 0)
             return c;
     }
     return NULL;
 }
 
-/* A connection under way to the grant's author over this path; NULL with the reason when there can be none. */
-static struct td_xfer_conn *dial(struct td_xfer *x, const struct td_xfer_grant_blob *g, enum td_xfer_path path, char reason[TD_XFER_REASON_MAX])
+/* Closes an idle connection of ours to make room. */
+static void evict_idle(struct td_xfer *x)
 {
-    bool connected = true;
-    int fd = path == TD_XFER_PATH_SHM ? xfer_shm_dial(g->shm_name) : xfer_tcp_dial(x, g->host, g->port, &connected);
+    for (uint32_t i = x->n_conns; i-- > 0;) {
+        struct td_xfer_conn *idle = x->live[i];
+        bool busy = idle->state != XFER_CONN_READY || !idle->initiator || idle->lane;
+        for (uint32_t k = 0; k < x->core.max_ops && !busy; k++) busy = x->core.ops[k].conn == idle->id || x->core.ops[k].tell_conn == idle->id;
+        if (busy) continue;
+        xfer_conn_close(x, idle, TD_ERR_PEER, "closed for another peer", true);
+        return;
+    }
+}
+
+/* A new socket to a peer; NULL with the reason when there can be none. The caller says HELLO by dial_go. */
+static struct td_xfer_conn *dial_socket(struct td_xfer *x, const char *shm_name, const char *host, uint16_t port, enum td_xfer_path path,
+                                        const char *instance, bool *ret_connected, char reason[TD_XFER_REASON_MAX])
+{
+    *ret_connected = true;
+    int fd = path == TD_XFER_PATH_SHM ? xfer_shm_dial(shm_name) : xfer_tcp_dial(x, host, port, ret_connected);
     if (fd < 0) {
-        say(reason, "peer %.40s at %.40s:%u (%s): connect: %s", g->instance, g->host, g->port,
-                 path == TD_XFER_PATH_SHM ? "shm" : "tcp", strerror(errno));
+        xfer_say(reason, "peer %.40s at %.40s:%u (%s): connect: %s", instance, host, port, td_xfer_path_name(path), strerror(errno));
         return NULL;
     }
     struct td_xfer_conn *c = xfer_conn_new(x, fd, path, true);
-    if (!c) { /* make room: an idle connection of ours goes */
-        for (uint32_t i = 0; i < XFER_MAX_CONNS && !c; i++) {
-            struct td_xfer_conn *idle = &x->conns[i];
-            bool busy = idle->state != XFER_CONN_READY || !idle->initiator;
-            for (uint32_t k = 0; k < x->core.max_ops && !busy; k++) busy = x->core.ops[k].conn == idle->id;
-            if (busy) continue;
-            xfer_conn_close(x, idle, TD_ERR_PEER, "closed for another peer", true);
-            c = xfer_conn_new(x, fd, path, true);
-        }
+    if (!c) {
+        evict_idle(x);
+        c = xfer_conn_new(x, fd, path, true);
     }
     if (!c) {
         close(fd);
-        say(reason, "peer %.40s: all %d connections are in use", g->instance, XFER_MAX_CONNS);
+        xfer_say(reason, "peer %.40s: all %d connections are in use", instance, XFER_MAX_CONNS);
         return NULL;
     }
-    c->peer_incarnation = g->incarnation;
-    c->port = g->port;
-    memcpy(c->host, g->host, sizeof c->host);
-    memcpy(c->peer_instance, g->instance, sizeof c->peer_instance);
-    memcpy(c->peer_proof, g->proof, sizeof c->peer_proof);
+    c->port = port;
+    snprintf(c->host, sizeof c->host, "%s", host);
+    snprintf(c->peer_instance, sizeof c->peer_instance, "%s", instance);
+    return c;
+}
+
+static void dial_go(struct td_xfer *x, struct td_xfer_conn *c, bool connected)
+{
     if (connected) {
         xfer_conn_say_hello(x, c, TD_XFER_HELLO);
     } else {
         c->state = XFER_CONN_CONNECTING;
         watch(x, c, EPOLL_CTL_MOD, true);
     }
+}
+
+/* A connection under way to the grant's author over this path; NULL with the reason when there can be none. */
+static struct td_xfer_conn *dial(struct td_xfer *x, const struct td_xfer_grant_blob *g, enum td_xfer_path path, char reason[TD_XFER_REASON_MAX])
+{
+    bool connected;
+    struct td_xfer_conn *c = dial_socket(x, g->shm_name, g->host, g->port, path, g->instance, &connected, reason);
+    if (!c) return NULL;
+    c->peer_incarnation = g->incarnation;
+    memcpy(c->peer_proof, g->proof, sizeof c->peer_proof);
+    dial_go(x, c, connected);
     return c;
+}
+
+/* The lanes of a tcp connection that stands. One that does not come about is not missed. */
+static void dial_lanes(struct td_xfer *x, struct td_xfer_conn *first)
+{
+    for (uint32_t lane = 1; lane < x->n_lanes; lane++) {
+        char reason[TD_XFER_REASON_MAX];
+        bool connected;
+        if (x->n_conns >= XFER_MAX_CONNS / 2) return; /* peers before lanes */
+        struct td_xfer_conn *c = dial_socket(x, NULL, first->host, first->port, TD_XFER_PATH_TCP, first->peer_instance, &connected, reason);
+        if (!c) return;
+        c->peer_incarnation = first->peer_incarnation;
+        c->link = first->id;
+        c->lane = lane;
+        c->tag = first->tag;
+        dial_go(x, c, connected);
+    }
 }
 
 static void op_attach(struct td_xfer *x, uint32_t id, struct td_xfer_conn *c)
 {
     x->op_aux[id].waits_for = 0;
+    x->op_aux[id].link = c->id;
     td_xfer_core_op_attach(&x->core, id, c->id, c->path);
     c->tx_ready = true;
     c->last_use_ns = xfer_now(x);
 }
 
-/* Path choice. AUTO: shm when both sides offer it and the socket of the grant answers, else tcp. */
-static bool may_shm(const struct td_xfer *x, uint32_t op)
+/* Path choice. AUTO: shm when both sides offer it and the socket of the grant answers; rdma when both sides have it and its probes come through; else
+ * tcp. A side that names a path allows no other. */
+static bool may_path(const struct td_xfer *x, uint32_t op, enum td_xfer_path path)
 {
     const struct td_xfer_grant_blob *g = &x->core.ops[op].grant;
-    return g->shm_name[0] && x->words && x->path != TD_XFER_PATH_TCP && g->path != TD_XFER_PATH_TCP && !x->op_aux[op].no_shm;
+    if ((x->path != TD_XFER_PATH_AUTO && x->path != path) || (g->path != TD_XFER_PATH_AUTO && g->path != (uint8_t)path)) return false;
+    if (x->op_aux[op].tried & 1u << path) return false;
+    switch (path) {
+    case TD_XFER_PATH_SHM: return g->shm_name[0] && x->words;
+    case TD_XFER_PATH_RDMA: return g->port && g->has_rdma && x->rdma && xfer_rdma_usable(x);
+    case TD_XFER_PATH_TCP: return g->port != 0;
+    case TD_XFER_PATH_AUTO:
+    case TD_XFER_N_PATHS: break;
+    }
+    return false;
 }
 
-static bool may_tcp(const struct td_xfer *x, uint32_t op)
-{
-    const struct td_xfer_grant_blob *g = &x->core.ops[op].grant;
-    return g->port && x->path != TD_XFER_PATH_SHM && g->path != TD_XFER_PATH_SHM;
-}
+static const enum td_xfer_path path_order[] = {TD_XFER_PATH_SHM, TD_XFER_PATH_RDMA, TD_XFER_PATH_TCP};
 
 /* A new op on a connection that stands already: no turn of the progress thread in between. Any thread. */
 static void attach_warm(struct td_xfer *x, uint32_t id)
 {
-    struct td_xfer_conn *c = find_conn(x, &x->core.ops[id].grant, may_shm(x, id) ? TD_XFER_PATH_SHM : TD_XFER_PATH_TCP);
-    if (c && c->state == XFER_CONN_READY) op_attach(x, id, c);
-    else x->attach_due = true;
+    for (size_t i = 0; i < sizeof path_order / sizeof path_order[0]; i++) {
+        if (!may_path(x, id, path_order[i])) continue;
+        struct td_xfer_conn *c = find_conn(x, &x->core.ops[id].grant, path_order[i]);
+        if (c && c->state == XFER_CONN_READY) {
+            op_attach(x, id, c);
+            return;
+        }
+        break;
+    }
+    x->attach_due = true;
 }
 
-static void attach_ops(struct td_xfer *x)
+static void attach_ops(struct td_xfer *x, uint64_t now_ns)
 {
-    x->attach_due = false;
+    x->attach_due = x->core.retry_due = false;
     for (uint32_t i = 0; i < x->core.max_ops; i++) {
         struct td_xfer_op *op = &x->core.ops[i];
-        if (op->state != TD_OP_WAIT_CONN || x->op_aux[i].waits_for) continue;
+        if (op->state != TD_OP_WAIT_CONN || x->op_aux[i].waits_for || op->retry_ns > now_ns) continue;
         const struct td_xfer_grant_blob *g = &op->grant;
-        char reason[TD_XFER_REASON_MAX] = "no common path";
+        char reason[TD_XFER_REASON_MAX];
         struct td_xfer_conn *c = NULL;
-        if (may_shm(x, i)) {
-            c = find_conn(x, g, TD_XFER_PATH_SHM);
-            if (!c) c = dial(x, g, TD_XFER_PATH_SHM, reason);
-        }
-        if (!c && may_tcp(x, i)) {
-            c = find_conn(x, g, TD_XFER_PATH_TCP);
-            if (!c) c = dial(x, g, TD_XFER_PATH_TCP, reason);
+        if (g->path == TD_XFER_PATH_RDMA || x->path == TD_XFER_PATH_RDMA)
+            xfer_say(reason, "peer %.40s: only rdma is allowed, and %s has no usable RDMA device", g->instance, g->has_rdma ? "this side" : "it");
+        else xfer_say(reason, "peer %.40s: no path that both sides allow", g->instance);
+        for (size_t k = 0; k < sizeof path_order / sizeof path_order[0] && !c; k++) {
+            enum td_xfer_path path = path_order[k];
+            if (!may_path(x, i, path)) continue;
+            c = find_conn(x, g, path);
+            if (!c) c = dial(x, g, path, reason);
+            if (!c) x->op_aux[i].tried |= 1u << path;
         }
         if (!c) td_xfer_core_op_fail(&x->core, xfer_now(x), i, TD_ERR_PEER, reason);
         else if (c->state == XFER_CONN_READY) op_attach(x, i, c);
@@ -345,8 +452,18 @@ static void attach_ops(struct td_xfer *x)
     }
 }
 
-static void conn_ready(struct td_xfer *x, struct td_xfer_conn *c)
+/* The rdma link behind it has its queue pairs up, or there is none to wait for. */
+void xfer_conn_ready(struct td_xfer *x, struct td_xfer_conn *c)
 {
+    char text[TD_XFER_REASON_MAX];
+    c->state = XFER_CONN_READY;
+    c->last_use_ns = xfer_now(x);
+    c->tx_ready = true;
+    if (c->lane) return;
+    x->conns_by_path[c->path]++;
+    xfer_say(text, "peer %.60s", c->peer_instance);
+    tell_path(x, c->path, TD_OK, text);
+    if (c->initiator && c->path == TD_XFER_PATH_TCP) dial_lanes(x, c);
     for (uint32_t i = 0; i < x->core.max_ops; i++) {
         if (x->op_aux[i].waits_for != c->id) continue;
         x->op_aux[i].waits_for = 0;
@@ -374,6 +491,30 @@ static void hello_ack_refuse(struct td_xfer *x, struct td_xfer_conn *c, td_statu
     xfer_conn_close(x, c, status, reason, false);
 }
 
+/* Another socket of a connection that stands. Its tag is known to nobody but the peer (and to who reads the wire, where there is no TLS). */
+static void on_lane_hello(struct td_xfer *x, struct td_xfer_conn *c, const struct td_xfer_hello *hello)
+{
+    const struct td_xfer_conn *first = NULL;
+    bool taken = c->rx_frame.op >= TD_XFER_LANES_MAX || c->path != TD_XFER_PATH_TCP;
+    for (uint32_t i = 0; i < x->n_conns && c->rx_frame.conn; i++)
+        if (!x->live[i]->initiator && x->live[i]->lane == 0 && x->live[i]->tag == c->rx_frame.conn) first = x->live[i];
+    for (uint32_t i = 0; i < x->n_conns && first; i++)
+        if (x->live[i]->link == first->id && x->live[i]->lane == c->rx_frame.op) taken = true;
+    if (!first || first->state != XFER_CONN_READY || first->path != TD_XFER_PATH_TCP || first->peer_incarnation != hello->incarnation || taken) {
+        refuse(x, c, "lane of no connection");
+        return;
+    }
+    memcpy(c->peer_instance, first->peer_instance, sizeof c->peer_instance);
+    c->peer_incarnation = hello->incarnation;
+    c->lane = c->rx_frame.op;
+    c->link = first->id;
+    c->tag = first->tag;
+    c->proven = true;
+    x->n_unproven--;
+    xfer_conn_say_hello(x, c, TD_XFER_HELLO_ACK);
+    xfer_conn_ready(x, c);
+}
+
 static void on_hello(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct td_xfer_hello hello;
@@ -383,19 +524,32 @@ static void on_hello(struct td_xfer *x, struct td_xfer_conn *c)
         refuse(x, c, "hello is malformed");
         return;
     }
+    if (c->rx_frame.op) {
+        on_lane_hello(x, c, &hello);
+        return;
+    }
     memcpy(c->peer_instance, hello.instance, sizeof c->peer_instance);
     for (char *p = c->peer_instance; *p; p++)
         if (*p < 0x21 || *p > 0x7e) *p = '?';
     if (!x->block_bytes || hello.layout_hash != x->layout_hash || hello.block_bytes != x->block_bytes) {
-        say(reason, "layout %016" PRIx64 " with blocks of %" PRIu64 " bytes is not ours, %016" PRIx64 " with %zu", hello.layout_hash,
+        xfer_say(reason, "layout %016" PRIx64 " with blocks of %" PRIu64 " bytes is not ours, %016" PRIx64 " with %zu", hello.layout_hash,
                  hello.block_bytes, x->layout_hash, x->block_bytes);
         hello_ack_refuse(x, c, TD_ERR_UNSUPPORTED, reason);
         return;
     }
+    if (c->path == TD_XFER_PATH_TCP && c->rx_frame.slot == TD_XFER_PATH_RDMA) c->path = TD_XFER_PATH_RDMA;
+    if (c->rx_frame.slot != (uint32_t)c->path || (x->path != TD_XFER_PATH_AUTO && x->path != c->path) ||
+        (c->path == TD_XFER_PATH_RDMA && (!x->rdma || !xfer_rdma_usable(x)))) {
+        xfer_say(reason, "path %s is not to be had here: this side allows %s%s", td_xfer_path_name((enum td_xfer_path)c->rx_frame.slot),
+                 td_xfer_path_name(x->path), c->path == TD_XFER_PATH_RDMA ? " and has no usable RDMA device" : "");
+        hello_ack_refuse(x, c, TD_ERR_UNSUPPORTED, reason);
+        return;
+    }
     c->peer_incarnation = hello.incarnation;
-    c->tag = c->nonce ^ hello.nonce;
     xfer_conn_say_hello(x, c, TD_XFER_HELLO_ACK);
-    c->state = XFER_CONN_READY;
+    c->tag = c->nonce ^ hello.nonce;
+    if (c->path == TD_XFER_PATH_RDMA) c->state = XFER_CONN_SETUP;
+    else xfer_conn_ready(x, c);
 }
 
 static void on_hello_ack(struct td_xfer *x, struct td_xfer_conn *c)
@@ -405,7 +559,7 @@ static void on_hello_ack(struct td_xfer *x, struct td_xfer_conn *c)
     if (c->rx_frame.status) {
         char theirs[TD_XFER_REASON_MAX];
         take_reason(theirs, c);
-        say(reason, "refused: %.140s", theirs);
+        xfer_say(reason, "refused: %.140s", theirs);
         xfer_conn_close(x, c, (td_status)c->rx_frame.status, reason, false);
         return;
     }
@@ -416,15 +570,46 @@ static void on_hello_ack(struct td_xfer *x, struct td_xfer_conn *c)
         xfer_conn_close(x, c, TD_ERR_STALE, "another process has the address: the grant is an old one", false);
     } else if (hello.layout_hash != x->layout_hash || hello.block_bytes != x->block_bytes || hello.nonce == 0) {
         xfer_conn_close(x, c, TD_ERR_UNSUPPORTED, "its layout is not ours", false);
+    } else if (c->lane) {
+        const struct td_xfer_conn *first = xfer_conn_by_id(x, c->link);
+        if (first && first->state == XFER_CONN_READY) xfer_conn_ready(x, c);
+        else xfer_conn_close(x, c, TD_ERR_PEER, "its first lane is gone", false);
     } else {
         c->tag = c->nonce ^ hello.nonce;
-        c->state = XFER_CONN_READY;
         if (c->path == TD_XFER_PATH_SHM && !xfer_shm_send_mem(x, c)) {
-            c->state = XFER_CONN_HELLO; /* nothing is attached yet: the ops that wait may go another way */
             xfer_conn_close(x, c, TD_ERR_PEER, "could not hand over the pool", false);
-            return;
+        } else if (c->path == TD_XFER_PATH_RDMA) {
+            c->state = XFER_CONN_SETUP;
+            if (!xfer_rdma_offer(x, c, reason)) xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
+        } else {
+            xfer_conn_ready(x, c);
         }
-        conn_ready(x, c);
+    }
+}
+
+/* rdma: the frames of SETUP. READY comes with the probes. */
+static void on_setup(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    char reason[TD_XFER_REASON_MAX];
+    if (c->rx_frame.type == TD_XFER_RDMA_OFFER) {
+        if (xfer_rdma_on_offer(x, c, reason)) return;
+        struct td_xfer_frame f = {.type = TD_XFER_RDMA_ACCEPT, .status = TD_ERR_UNSUPPORTED, .length = (uint32_t)strlen(reason)};
+        uint8_t bytes[64 + TD_XFER_REASON_MAX];
+        f.conn = c->tag;
+        td_xfer_frame_encode(&f, bytes);
+        memcpy(bytes + 64, reason, f.length);
+        send(c->fd, bytes, 64 + f.length, MSG_DONTWAIT | MSG_NOSIGNAL); /* a courtesy, as in hello_ack_refuse */
+        x->n_refused_peers++;
+        xfer_conn_close(x, c, TD_ERR_UNSUPPORTED, reason, false);
+    } else if (c->rx_frame.type == TD_XFER_RDMA_ACCEPT) {
+        if (c->rx_frame.status) {
+            char theirs[TD_XFER_REASON_MAX];
+            take_reason(theirs, c);
+            xfer_say(reason, "refused: %.140s", theirs);
+            xfer_conn_close(x, c, (td_status)c->rx_frame.status, reason, false);
+        } else if (!xfer_rdma_on_accept(x, c, reason)) {
+            xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
+        }
     }
 }
 
@@ -434,7 +619,7 @@ static void on_open(struct td_xfer *x, struct td_xfer_conn *c)
         refuse(x, c, "open without memory");
         return;
     }
-    td_status status = td_xfer_core_rx_open(&x->core, c->id, c->path, &c->rx_frame, c->rx_payload);
+    td_status status = td_xfer_core_rx_open(&x->core, c->link, c->path, &c->rx_frame, c->rx_payload);
     if (status == TD_ERR_PEER) {
         x->n_refused_peers += c->proven;
         refuse(x, c, "open with a wrong key");
@@ -453,7 +638,7 @@ static void on_ref(struct td_xfer *x, struct td_xfer_conn *c)
     int32_t ids[TD_XFER_REF_MAX], n = (int32_t)(c->rx_frame.length / 4 - 1);
     memcpy(&first, c->rx_payload, 4);
     memcpy(ids, c->rx_payload + 4, (size_t)n * 4);
-    if (td_xfer_core_rx_ref(&x->core, c->id, &c->rx_frame, first, ids, n, c->n_source_blocks) == TD_ERR_CORRUPT)
+    if (td_xfer_core_rx_ref(&x->core, c->link, &c->rx_frame, first, ids, n, c->n_source_blocks) == TD_ERR_CORRUPT)
         refuse(x, c, "ref names blocks that are not in the grant, or twice");
 }
 
@@ -468,6 +653,10 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
         else on_hello(x, c);
         return;
     }
+    if (c->state == XFER_CONN_SETUP) {
+        on_setup(x, c);
+        return;
+    }
     switch ((enum td_xfer_frame_type)f->type) {
     case TD_XFER_MEM: {
         struct td_xfer_mem mem;
@@ -478,20 +667,37 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
     case TD_XFER_OPEN: on_open(x, c); break;
     case TD_XFER_REF: on_ref(x, c); break;
     case TD_XFER_FINAL:
-        if (td_xfer_core_rx_final(&x->core, now, c->id, f, c->rx_payload) == TD_ERR_CORRUPT) refuse(x, c, "final before the last byte");
+        if (td_xfer_core_rx_final(&x->core, now, c->link, f, c->rx_payload) == TD_ERR_CORRUPT) refuse(x, c, "final before the last byte");
         break;
     case TD_XFER_ABORT:
         take_reason(reason, c);
-        td_xfer_core_rx_abort(&x->core, c->id, f, reason);
+        td_xfer_core_rx_abort(&x->core, c->link, f, reason);
         break;
     case TD_XFER_DONE:
-        if (td_xfer_core_rx_done(&x->core, now, c->id, f) == TD_ERR_CORRUPT) refuse(x, c, "done before final");
+        if (td_xfer_core_rx_done(&x->core, now, c->link, f) == TD_ERR_CORRUPT) refuse(x, c, "done before final");
         break;
     case TD_XFER_FAIL:
         take_reason(reason, c);
-        td_xfer_core_rx_fail(&x->core, now, c->id, f, reason);
+        td_xfer_core_rx_fail(&x->core, now, c->link, f, reason);
         break;
     case TD_XFER_PING: break;
+    case TD_XFER_TARGETS: {
+        struct td_xfer_run runs[TD_XFER_RUNS_MAX];
+        memcpy(runs, c->rx_payload, f->length);
+        if (td_xfer_core_rx_targets(&x->core, c->link, f, runs, (int32_t)(f->length / sizeof runs[0]), xfer_rdma_peer_blocks(x, c)) == TD_ERR_CORRUPT)
+            refuse(x, c, "targets outside the pool or the grant");
+        else c->tx_ready = true;
+        break;
+    }
+    case TD_XFER_DIGEST: {
+        struct td_xfer_digest digests[TD_XFER_DIGESTS_MAX];
+        memcpy(digests, c->rx_payload, f->length);
+        if (td_xfer_core_rx_digest(&x->core, c->link, f, digests, (int32_t)(f->length / sizeof digests[0])) == TD_ERR_CORRUPT)
+            refuse(x, c, "digests of blocks that are not in the grant, or too many");
+        break;
+    }
+    case TD_XFER_RDMA_OFFER:
+    case TD_XFER_RDMA_ACCEPT:
     case TD_XFER_HELLO:
     case TD_XFER_HELLO_ACK:
     case TD_XFER_DATA:
@@ -504,8 +710,19 @@ static bool frame_expected(const struct td_xfer_conn *c, uint8_t type)
 {
     if (c->state == XFER_CONN_HELLO) return type == (c->initiator ? TD_XFER_HELLO_ACK : TD_XFER_HELLO);
     if (type == TD_XFER_PING) return true;
-    if (c->initiator) return type == TD_XFER_DONE || type == TD_XFER_FAIL;
-    return type >= TD_XFER_MEM && type <= TD_XFER_ABORT;
+    if (c->state == XFER_CONN_SETUP) return type == (c->initiator ? TD_XFER_RDMA_ACCEPT : TD_XFER_RDMA_OFFER);
+    if (c->lane) return !c->initiator && (type == TD_XFER_DATA || type == TD_XFER_OPEN);
+    if (c->initiator) return type == TD_XFER_DONE || type == TD_XFER_FAIL || (type == TD_XFER_TARGETS && c->path == TD_XFER_PATH_RDMA);
+    switch (type) {
+    case TD_XFER_OPEN:
+    case TD_XFER_FINAL:
+    case TD_XFER_ABORT:
+    case TD_XFER_DIGEST: return true;
+    case TD_XFER_DATA: return c->path == TD_XFER_PATH_TCP;
+    case TD_XFER_MEM:
+    case TD_XFER_REF: return c->path == TD_XFER_PATH_SHM;
+    default: return false;
+    }
 }
 
 /* A whole header. May close the connection. */
@@ -518,14 +735,14 @@ static void on_header(struct td_xfer *x, struct td_xfer_conn *c)
         return;
     }
     const struct td_xfer_frame *f = &c->rx_frame;
-    if (!frame_expected(c, f->type) || f->conn != (c->state == XFER_CONN_READY ? c->tag : 0)) {
+    if (!frame_expected(c, f->type) || (f->conn != c->tag && !(f->type == TD_XFER_HELLO && f->op))) { /* a lane's HELLO names its connection */
         refuse(x, c, "frame of another connection or out of turn");
         return;
     }
     c->n_payload = 0;
     c->rx_drop = false;
     if (f->type == TD_XFER_DATA) {
-        td_status status = td_xfer_core_rx_data(&x->core, c->id, f);
+        td_status status = td_xfer_core_rx_data(&x->core, c->link, f);
         c->last_use_ns = xfer_now(x);
         if (status == TD_ERR_CORRUPT) refuse(x, c, "data outside the grant, or twice");
         else c->rx_drop = status == TD_ERR_STALE;
@@ -572,9 +789,48 @@ static void conn_read(struct td_xfer *x, struct td_xfer_conn *c)
 
 /* --- sending -------------------------------------------------------------------------------------------------------------------- */
 
+/* Every socket of a connection looks for work in the next turn. */
+static void wake_link(struct td_xfer *x, uint64_t link)
+{
+    for (uint32_t i = 0; i < x->n_conns; i++)
+        if (x->live[i]->link == link && !x->live[i]->want_out) x->live[i]->tx_ready = true;
+}
+
+/* Computes and queues digests of one batch of blocks; false: none is due. The lock is dropped while it reads. */
+static bool send_digests(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    struct td_xfer_digest_work w;
+    if (!td_xfer_core_digest_next(&x->core, c->link, XFER_TURN_BYTES, &w)) return false;
+    pthread_mutex_unlock(&x->lock);
+    for (int32_t i = 0; i < w.n; i++) w.digest[i].crc = td_crc32c(0, x->base + (size_t)w.src[i] * x->block_bytes, x->block_bytes);
+    pthread_mutex_lock(&x->lock);
+    td_xfer_core_digest_end(&x->core, &w);
+    return true;
+}
+
+/* Compares one batch of digests; false: none is due. */
+static bool verify_digests(struct td_xfer *x)
+{
+    struct td_xfer_verify v;
+    if (!td_xfer_core_verify_next(&x->core, &x->verify_cursor, XFER_TURN_BYTES, &v)) return false;
+    const struct td_xfer_slot *s = &x->core.slots[v.slot]; /* its lists stand still while io */
+    int32_t bad = -1;
+    pthread_mutex_unlock(&x->lock);
+    for (int32_t i = v.first; i < v.first + v.n && bad < 0; i++)
+        if (td_crc32c(0, x->base + (size_t)s->dst[s->digest[i].block] * x->block_bytes, x->block_bytes) != s->digest[i].crc) bad = i;
+    pthread_mutex_lock(&x->lock);
+    td_xfer_core_verify_end(&x->core, xfer_now(x), &v, bad);
+    return true;
+}
+
 /* Sends until the socket is full, nothing is left or the turn is over (tx_ready stays true then). May close the connection. */
 static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
 {
+    uint64_t id = c->id;
+    if (c->rdma && c->state == XFER_CONN_READY && c->initiator) {
+        xfer_rdma_post(x, c);
+        if (!xfer_conn_by_id(x, id)) return;
+    }
     for (size_t turn = 0; turn < XFER_TURN_BYTES;) {
         ssize_t k;
         if (c->overflow) {
@@ -583,6 +839,7 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
         }
         if (c->tx_header_left || c->tx_left) {
             k = xfer_tcp_data_write(x, c);
+            if (!c->tx_header_left && !c->tx_left && c->lane) wake_link(x, c->link); /* FINAL may have waited for this frame */
         } else if (c->out_used) {
             k = send(c->fd, c->out + c->out_at, c->out_used, MSG_DONTWAIT | MSG_NOSIGNAL);
             if (k > 0) {
@@ -592,7 +849,10 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
             }
         } else {
             struct td_xfer_tx tx;
-            if (!c->initiator || c->state != XFER_CONN_READY || !td_xfer_core_tx_next(&x->core, c->id, &c->tx_cursor, XFER_MAX_IOV, &tx)) {
+            if (c->state == XFER_CONN_READY && c->initiator && c->lane == 0 && send_digests(x, c)) continue;
+            if (c->state != XFER_CONN_READY ||
+                !(c->initiator ? td_xfer_core_tx_next(&x->core, c->link, c->lane, &c->tx_cursor, XFER_MAX_IOV, &tx)
+                               : c->path == TD_XFER_PATH_RDMA && td_xfer_core_targets_next(&x->core, c->link, &c->tx_cursor, &tx))) {
                 c->tx_ready = false;
                 if (c->want_out) watch(x, c, EPOLL_CTL_MOD, false);
                 return;
@@ -633,7 +893,7 @@ static void connect_finished(struct td_xfer *x, struct td_xfer_conn *c)
     if (getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &e, &n)) e = errno;
     if (e) {
         char reason[TD_XFER_REASON_MAX];
-        say(reason, "connect: %s", strerror(e));
+        xfer_say(reason, "connect: %s", strerror(e));
         xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
         return;
     }
@@ -649,18 +909,21 @@ static void connect_finished(struct td_xfer *x, struct td_xfer_conn *c)
 static void check_conns(struct td_xfer *x, uint64_t now)
 {
     if (x->accept_paused) pause_accept(x, false);
-    for (uint32_t i = 0; i < XFER_MAX_CONNS; i++) {
-        struct td_xfer_conn *c = &x->conns[i];
-        if (c->state == XFER_CONN_FREE) continue;
+    for (uint32_t i = x->n_conns; i-- > 0;) {
+        if (i >= x->n_conns) continue; /* a connection went with its lanes */
+        struct td_xfer_conn *c = x->live[i];
         if (since(now, c->last_rx_ns) > x->peer_timeout_ns) {
             x->n_refused_peers += !c->initiator && !c->proven;
             xfer_conn_close(x, c, TD_ERR_PEER, c->state == XFER_CONN_CONNECTING ? "no answer to connect" : "silent for too long", false);
         } else if (!c->initiator && !c->proven && since(now, c->born_ns) > 2 * x->peer_timeout_ns) {
             x->n_refused_peers++;
             xfer_conn_close(x, c, TD_ERR_PEER, "showed no key", false);
+        } else if (c->state == XFER_CONN_SETUP) {
+            if (since(now, c->born_ns) > x->peer_timeout_ns)
+                xfer_conn_close(x, c, TD_ERR_PEER, "rdma: the queue pairs were not up in time: no route between the devices, or a wrong GID", false);
         } else if (c->state == XFER_CONN_READY) {
-            bool busy = !c->initiator || since(now, c->last_use_ns) < XFER_IDLE_NS;
-            for (uint32_t k = 0; k < x->core.max_ops && !busy; k++) busy = x->core.ops[k].conn == c->id;
+            bool busy = !c->initiator || c->lane || since(now, c->last_use_ns) < XFER_IDLE_NS;
+            for (uint32_t k = 0; k < x->core.max_ops && !busy; k++) busy = x->core.ops[k].conn == c->id || x->core.ops[k].tell_conn == c->id;
             if (!busy) {
                 xfer_conn_close(x, c, TD_ERR_PEER, "idle", true);
             } else if (since(now, c->last_tx_ns) >= x->peer_timeout_ns / 4 && !c->out_used && !c->tx_left) {
@@ -673,12 +936,14 @@ static void check_conns(struct td_xfer *x, uint64_t now)
 
 static void on_event(struct td_xfer *x, const struct epoll_event *e)
 {
-    if (e->data.u64 == KEY_BELL) {
+    if (e->data.u64 == XFER_KEY_BELL) {
         td_doorbell_clear(&x->bell);
-    } else if (e->data.u64 == KEY_TCP) {
+    } else if (e->data.u64 == XFER_KEY_TCP) {
         accept_some(x, x->tcp_fd, TD_XFER_PATH_TCP);
-    } else if (e->data.u64 == KEY_SHM) {
+    } else if (e->data.u64 == XFER_KEY_SHM) {
         accept_some(x, x->shm_fd, TD_XFER_PATH_SHM);
+    } else if (e->data.u64 < XFER_KEY_RDMA + 2 * TD_XFER_RAILS_MAX) {
+        /* taken by xfer_rdma_poll */
     } else {
         struct td_xfer_conn *c = xfer_conn_by_id(x, e->data.u64);
         if (!c) return; /* closed earlier in this turn */
@@ -702,30 +967,30 @@ static void *progress(void *ctx)
     while (!x->stop) {
         uint64_t now = xfer_now(x), tick;
         if (now > slept_until && now - slept_until > x->peer_timeout_ns / 2) { /* we were stopped */
-            for (uint32_t i = 0; i < XFER_MAX_CONNS; i++) x->conns[i].last_rx_ns = now;
+            for (uint32_t i = 0; i < x->n_conns; i++) x->live[i]->last_rx_ns = now;
         }
         td_xfer_core_tick(&x->core, now);
+        bool busy = x->rdma && xfer_rdma_poll(x);
         for (int i = 0; i < n; i++) on_event(x, &events[i]);
-        if (x->attach_due) attach_ops(x);
-        bool busy = false;
-        for (uint32_t i = 0; i < XFER_MAX_CONNS; i++) {
-            struct td_xfer_conn *c = &x->conns[i];
-            if ((c->state == XFER_CONN_HELLO || c->state == XFER_CONN_READY) && c->tx_ready) conn_write(x, c);
-            if (c->state != XFER_CONN_FREE && c->tx_ready) busy = true;
-        }
+        if (x->attach_due || x->core.retry_due) attach_ops(x, now);
+        for (uint32_t i = x->n_conns; i-- > 0;)
+            if (i < x->n_conns && x->live[i]->tx_ready && x->live[i]->state != XFER_CONN_CONNECTING) conn_write(x, x->live[i]);
+        for (uint32_t i = 0; i < x->n_conns && !busy; i++) busy = x->live[i]->tx_ready && x->live[i]->state != XFER_CONN_CONNECTING;
         if (xfer_shm_copy(x)) busy = true;
+        if (verify_digests(x)) busy = true;
         /* Timers go by the start of the turn: if we were stopped in the middle of it, nobody is condemned before the next turn has listened. */
         if (now >= x->next_check_ns) {
             check_conns(x, now);
             x->next_check_ns = now + x->peer_timeout_ns / 16;
             busy = true; /* what it queued goes out in the next turn */
         }
-        if (x->attach_due) busy = true;
+        if (x->attach_due || x->core.retry_due) busy = true;
         tick = td_xfer_core_tick(&x->core, now);
         if (x->n_conns || x->accept_paused) tick = tick < x->next_check_ns ? tick : x->next_check_ns;
         uint64_t wait_ms = tick == TD_NEVER_NS ? UINT64_MAX : tick <= now ? 0 : (tick - now + TD_NS_PER_MS - 1) / TD_NS_PER_MS;
         if (x->hooks.now_ns && wait_ms > 5) wait_ms = 5; /* an injected clock does not wake us */
         int timeout = busy ? 0 : wait_ms > 60000 ? 60000 : (int)wait_ms;
+        if (timeout && x->rdma && !xfer_rdma_sleep(x)) timeout = 0;
         slept_until = now + (uint64_t)timeout * TD_NS_PER_MS;
         unlock_and_wake(x);
         n = epoll_wait(x->epoll_fd, events, 64, timeout);
@@ -735,18 +1000,13 @@ static void *progress(void *ctx)
         }
         pthread_mutex_lock(&x->lock);
         if (n) slept_until = xfer_now(x) < slept_until ? xfer_now(x) : slept_until;
+        if (timeout && x->rdma) xfer_rdma_woke(x, since(xfer_now(x), now), n > 0 && events[0].data.u64 >= XFER_KEY_RDMA && events[0].data.u64 < XFER_KEY_RDMA + 2 * TD_XFER_RAILS_MAX);
     }
     pthread_mutex_unlock(&x->lock);
     return NULL;
 }
 
 /* --- public --------------------------------------------------------------------------------------------------------------------- */
-
-static bool epoll_add(struct td_xfer *x, int fd, uint64_t key)
-{
-    struct epoll_event e = {.events = EPOLLIN, .data.u64 = key};
-    return fd < 0 || epoll_ctl(x->epoll_fd, EPOLL_CTL_ADD, fd, &e) == 0;
-}
 
 td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret_x, struct td_err *err)
 {
@@ -755,7 +1015,10 @@ td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret
         return td_fail(err, TD_ERR_INVALID, "xfer: instance \"%.80s\" is longer than %d bytes", instance, TD_XFER_NAME_MAX - 1);
     for (const char *p = instance; *p; p++)
         if (*p < 0x21 || *p > 0x7e) return td_fail(err, TD_ERR_INVALID, "xfer: instance \"%s\" has a byte that is not printable ASCII or a space", instance);
-    if (config->path > TD_XFER_PATH_SHM) return td_fail(err, TD_ERR_INVALID, "xfer: path is %d, must be 0..2", (int)config->path);
+    if (config->path >= TD_XFER_N_PATHS) return td_fail(err, TD_ERR_INVALID, "xfer: path is %d, must be 0..%d", (int)config->path, TD_XFER_N_PATHS - 1);
+    if (config->tcp_lanes > TD_XFER_LANES_MAX)
+        return td_fail(err, TD_ERR_INVALID, "xfer: tcp_lanes is %u, must be 0..%d", config->tcp_lanes, TD_XFER_LANES_MAX);
+    if (config->path == TD_XFER_PATH_RDMA && !config->rdma) return td_fail(err, TD_ERR_UNSUPPORTED, "xfer: path rdma was asked for, and there is no RDMA provider");
     uint32_t timeout_ms = config->peer_timeout_ms ? config->peer_timeout_ms : 2000;
     if (timeout_ms < 50 || timeout_ms > 600000) return td_fail(err, TD_ERR_INVALID, "xfer: peer_timeout_ms is %u, must be 50..600000", timeout_ms);
 
@@ -766,6 +1029,7 @@ td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret
     x->incarnation = config->incarnation;
     x->layout_hash = config->layout_hash;
     x->path = config->path;
+    x->n_lanes = config->tcp_lanes ? config->tcp_lanes : 4;
     x->peer_timeout_ns = timeout_ms * TD_NS_PER_MS;
     memcpy(x->instance, instance, strlen(instance));
     pthread_mutex_init(&x->lock, NULL);
@@ -773,12 +1037,13 @@ td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret
     td_status status = TD_ERR_NOMEM;
     struct td_xfer_core_hooks hooks = {.ctx = x, .random_u64 = xfer_random, .send = core_send, .op_handle = core_op_handle};
     x->conns = calloc(XFER_MAX_CONNS, sizeof *x->conns);
+    x->live = calloc(XFER_MAX_CONNS, sizeof(struct td_xfer_conn *));
     x->op_aux = calloc(config->max_ops ? config->max_ops : 1, sizeof *x->op_aux);
-    if (!x->conns || !x->op_aux) {
+    if (!x->conns || !x->op_aux || !x->live) {
         td_fail(err, TD_ERR_NOMEM, "xfer: out of memory");
         goto err_close;
     }
-    status = td_xfer_core_create(&x->core, config->max_slots, config->max_ops, x->peer_timeout_ns / 8, &hooks, err);
+    status = td_xfer_core_create(&x->core, config->max_slots, config->max_ops, x->peer_timeout_ns / 8, config->digest_every, &hooks, err);
     if (status) goto err_close;
     status = td_doorbell_open(&x->bell, err);
     if (status) goto err_close;
@@ -788,8 +1053,9 @@ td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret
         goto err_close;
     }
     if (x->path != TD_XFER_PATH_SHM && (status = xfer_tcp_listen(x, config, err))) goto err_close;
-    if (x->path != TD_XFER_PATH_TCP && (status = xfer_shm_listen(x, err))) goto err_close;
-    if (!epoll_add(x, x->bell.fd, KEY_BELL) || !epoll_add(x, x->tcp_fd, KEY_TCP) || !epoll_add(x, x->shm_fd, KEY_SHM)) {
+    if ((x->path == TD_XFER_PATH_AUTO || x->path == TD_XFER_PATH_SHM) && (status = xfer_shm_listen(x, err))) goto err_close;
+    if (config->rdma && (x->path == TD_XFER_PATH_AUTO || x->path == TD_XFER_PATH_RDMA) && (status = xfer_rdma_open(x, config->rdma, err))) goto err_close;
+    if (!xfer_watch_fd(x, x->bell.fd, XFER_KEY_BELL) || !xfer_watch_fd(x, x->tcp_fd, XFER_KEY_TCP) || !xfer_watch_fd(x, x->shm_fd, XFER_KEY_SHM)) {
         status = td_fail(err, TD_ERR_IO, "xfer: epoll_ctl: %s", strerror(errno));
         goto err_close;
     }
@@ -823,11 +1089,12 @@ void td_xfer_close(struct td_xfer *x)
         pthread_join(x->thread, NULL);
     }
     for (uint32_t i = 0; x->words && i < x->core.max_ops; i++) xfer_shm_op_handle(x, i, 0); /* no copy of what comes after us is valid */
-    for (uint32_t i = 0; x->conns && i < XFER_MAX_CONNS; i++) {
-        if (x->conns[i].state == XFER_CONN_FREE) continue;
-        close(x->conns[i].fd);
-        xfer_shm_conn_clear(&x->conns[i]);
+    for (uint32_t i = 0; i < x->n_conns; i++) {
+        if (x->live[i]->rdma) xfer_rdma_fence(x, x->live[i]);
+        close(x->live[i]->fd);
+        xfer_shm_conn_clear(x->live[i]);
     }
+    xfer_rdma_close(x);
     if (x->words) munmap(x->words, (size_t)x->core.max_ops * sizeof *x->words);
     int fds[] = {x->epoll_fd, x->tcp_fd, x->shm_fd, x->arena_ro_fd, x->words_fd};
     for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++)
@@ -836,6 +1103,7 @@ void td_xfer_close(struct td_xfer *x)
     td_xfer_core_destroy(&x->core);
     pthread_mutex_destroy(&x->lock);
     free(x->conns);
+    free(x->live);
     free(x->op_aux);
     free(x);
 }
@@ -854,13 +1122,14 @@ td_status td_xfer_mem_add(struct td_xfer *x, const struct td_arena *arena, size_
     td_status status = TD_OK;
     pthread_mutex_lock(&x->lock);
     if (x->block_bytes) status = td_fail(err, TD_ERR_INVALID, "xfer: memory was added already");
-    if (!status && arena->memfd >= 0 && x->path != TD_XFER_PATH_TCP) status = xfer_shm_offer(x, arena, err);
+    if (!status && arena->memfd >= 0 && x->shm_fd >= 0) status = xfer_shm_offer(x, arena, err);
     if (!status) {
         x->base = arena->base;
         x->block_bytes = block_bytes;
         x->n_blocks = n_blocks;
-        td_xfer_core_mem(&x->core, block_bytes, n_blocks);
+        if (x->rdma) status = xfer_rdma_mem_add(x, err);
     }
+    if (!status) td_xfer_core_mem(&x->core, block_bytes, n_blocks);
     pthread_mutex_unlock(&x->lock);
     return status;
 }
@@ -875,7 +1144,8 @@ td_status td_xfer_grant(struct td_xfer *x, const int32_t *block_ids, int32_t n_b
     if (!status) {
         const struct td_xfer_slot *s = &x->core.slots[id];
         struct td_xfer_grant_blob g = {.slot = id, .generation = s->generation, .n_blocks = n_blocks, .incarnation = x->incarnation,
-                                       .layout_hash = x->layout_hash, .block_bytes = x->block_bytes, .port = x->port, .path = (uint8_t)x->path};
+                                       .layout_hash = x->layout_hash, .block_bytes = x->block_bytes, .port = x->port, .path = (uint8_t)x->path,
+                                       .has_rdma = x->rdma && xfer_rdma_usable(x)};
         memcpy(g.key, s->key, sizeof g.key);
         memcpy(g.proof, x->proof, sizeof g.proof);
         memcpy(g.host, x->host, sizeof g.host);
@@ -907,8 +1177,11 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
     if (status) return status;
     if (g.layout_hash != x->layout_hash)
         return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: layout %016" PRIx64 " is not ours, %016" PRIx64, g.instance, g.layout_hash, x->layout_hash);
-    if ((g.path == TD_XFER_PATH_SHM || x->path == TD_XFER_PATH_SHM) && (g.path == TD_XFER_PATH_TCP || x->path == TD_XFER_PATH_TCP))
-        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: one side allows only tcp, the other only shm", g.instance);
+    if (g.path != TD_XFER_PATH_AUTO && x->path != TD_XFER_PATH_AUTO && g.path != (uint8_t)x->path)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: it allows only %s, this side only %s", g.instance, td_xfer_path_name((enum td_xfer_path)g.path),
+                       td_xfer_path_name(x->path));
+    if ((g.path == TD_XFER_PATH_RDMA && !x->rdma) || (x->path == TD_XFER_PATH_RDMA && !g.has_rdma))
+        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only rdma is allowed, and %s has no usable RDMA device", g.instance, x->rdma ? "it" : "this side");
     pthread_mutex_lock(&x->lock);
     if (!x->words && (g.path == TD_XFER_PATH_SHM || x->path == TD_XFER_PATH_SHM)) {
         status = td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only shm is allowed, and this side's pool is not shareable", g.instance);
@@ -916,8 +1189,7 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
         status = td_xfer_core_op_start(&x->core, &g, deadline_ns, user, ret_op, err);
     }
     if (!status) {
-        x->op_aux[*ret_op].waits_for = 0;
-        x->op_aux[*ret_op].no_shm = false;
+        x->op_aux[*ret_op] = (struct xfer_op_aux){0};
         attach_warm(x, *ret_op);
         *ret_n_blocks = g.n_blocks;
     }
@@ -932,8 +1204,7 @@ td_status td_xfer_submit(struct td_xfer *x, uint32_t op, int32_t first, const in
     pthread_mutex_lock(&x->lock);
     td_status status = td_xfer_core_submit(&x->core, xfer_now(x), op, first, block_ids, n, final, note, note_bytes);
     if (!status) {
-        struct td_xfer_conn *c = xfer_conn_by_id(x, x->core.ops[op].conn);
-        if (c && !c->want_out) c->tx_ready = true;
+        wake_link(x, x->core.ops[op].conn);
     }
     unlock_and_wake(x);
     if (!status) td_doorbell_ring(&x->bell);
@@ -950,8 +1221,15 @@ void td_xfer_cancel(struct td_xfer *x, uint32_t op, const char *reason)
 
 size_t td_xfer_poll(struct td_xfer *x, struct td_xfer_event *events, size_t max)
 {
+    size_t n = 0;
     pthread_mutex_lock(&x->lock);
-    size_t n = td_xfer_core_poll(&x->core, events, max);
+    for (; n < max && n < x->n_news; n++) {
+        events[n] = (struct td_xfer_event){.kind = TD_XFER_PATH_CHOSEN, .path = x->news[n].path, .status = x->news[n].status};
+        memcpy(events[n].reason, x->news[n].text, sizeof events[n].reason);
+    }
+    x->n_news -= (uint32_t)n;
+    memmove(x->news, x->news + n, x->n_news * sizeof x->news[0]);
+    if (n < max) n += td_xfer_core_poll(&x->core, events + n, max - n);
     pthread_mutex_unlock(&x->lock);
     return n;
 }
@@ -965,5 +1243,8 @@ void td_xfer_stats(struct td_xfer *x, struct td_xfer_stats *ret_stats)
     ret_stats->n_conns = x->n_conns;
     ret_stats->n_bad_frames = x->n_bad_frames;
     ret_stats->n_refused_peers = x->n_refused_peers;
+    ret_stats->n_fallbacks = x->n_fallbacks;
+    memcpy(ret_stats->conns_by_path, x->conns_by_path, sizeof ret_stats->conns_by_path);
+    if (x->rdma) xfer_rdma_stats(x, ret_stats);
     pthread_mutex_unlock(&x->lock);
 }

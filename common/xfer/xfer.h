@@ -5,11 +5,11 @@
  * (the first token). D sees SLOT_READY only when every granted byte is counted and the final message of the current attempt was seen (I2).
  *
  * Retirement, not time-outs: a revoked slot becomes SLOT_FREE only when no write to it can land any more - the writer said it retired, or the
- * path is fenced (tcp and shm: the receiver itself places or copies the bytes, so it just stops). Until SLOT_FREE the blocks must not be
+ * path is fenced (tcp and shm: the receiver itself places or copies the bytes, so it just stops; rdma: xfer_rdma.c). Until SLOT_FREE the blocks must not be
  * reused. Source blocks must not be reused until the op's terminal event (DONE or FAILED).
  *
- * Shape: an I/O-free core (xfer_core: grants, generations, state machines, deadlines, injected clock and random) under thin backends (tcp, shm;
- * verbs comes with a later issue). One progress thread per td_xfer does all I/O; the public functions are thread-safe and never block on the
+ * Shape: an I/O-free core (xfer_core: grants, generations, state machines, deadlines, injected clock and random) under thin backends (tcp, shm,
+ * rdma). One progress thread per td_xfer does all I/O; the public functions are thread-safe and never block on the
  * network; events are queued and `hooks.wake` (any thread, must not call back) rings. Path choice is explicit, logged in events and stats.
  * Source: reference design "transfer", sections 7.2-7.6. */
 #ifndef TD_XFER_H
@@ -24,12 +24,16 @@
 
 struct td_xfer;
 struct td_xfer_conn;
+struct td_verbs;
+struct td_xfer_rdma_config;
 
 #define TD_XFER_NOTE_MAX 1024         /* bytes of the note that FINAL carries */
 #define TD_XFER_BLOB_MAX 65536        /* a grant blob is never larger */
 #define TD_XFER_MAX_BLOCKS 8192       /* blocks per grant */
 
-enum td_xfer_path { TD_XFER_PATH_AUTO = 0, TD_XFER_PATH_TCP = 1, TD_XFER_PATH_SHM = 2 };
+enum td_xfer_path { TD_XFER_PATH_AUTO = 0, TD_XFER_PATH_TCP = 1, TD_XFER_PATH_SHM = 2, TD_XFER_PATH_RDMA = 3, TD_XFER_N_PATHS };
+
+const char *td_xfer_path_name(enum td_xfer_path path); /* "auto", "tcp", "shm", "rdma" */
 
 struct td_xfer_hooks {
     void (*wake)(void *ctx);          /* an event is queued; called from the progress thread, must only ring */
@@ -45,10 +49,30 @@ struct td_xfer_config {
     const char *listen_host;          /* address to bind the data port to: "127.0.0.1", "0.0.0.0" */
     uint16_t listen_port;             /* 0 = any */
     const char *advertise_host;       /* address peers dial; NULL = listen_host */
-    enum td_xfer_path path;           /* AUTO: shm when both sides share a host (proved by a probe), else tcp; naming one refuses to fall back */
+    enum td_xfer_path path;           /* AUTO: shm when both sides share a host, else rdma when both have it, else tcp, each proved by a probe;
+                                       * naming one refuses to fall back */
     uint32_t max_slots, max_ops;      /* pools sized at boot */
     uint32_t peer_timeout_ms;         /* no progress and no heartbeat from a peer for so long = dead; default 2000 */
+    uint32_t tcp_lanes;               /* sockets per peer on tcp, 1..8; 0 = 4 */
+    uint32_t digest_every;            /* one of so many blocks carries a CRC32C that the receiver checks: 0 none, 1 all */
+    const struct td_xfer_rdma_config *rdma;   /* NULL: no RDMA on this side; borrowed until open returns */
     struct td_xfer_hooks hooks;
+};
+
+/* Queue pairs and devices. Zero means the default. Source: reference design "transfer", 7.4. */
+struct td_xfer_rdma_config {
+    const struct td_verbs *verbs;     /* the provider; must outlive the endpoint */
+    const char *devices;              /* "mlx5_0,mlx5_1": rails in this order; NULL or "": every device with an active port */
+    int32_t gid_index;                /* -1: ranked choice */
+    uint8_t port;                     /* 1 */
+    uint8_t qps_per_rail;             /* 2 */
+    uint8_t timeout, retry;           /* codes: 16 (4.096 us x 2^16), 7 */
+    uint8_t rnr_retry;                /* code + 1, so that 0 is the default: 8 (for ever); 1 makes a credit bug loud */
+    int16_t traffic_class;            /* 0: 106 on RoCE v2 (DSCP 26); -1: 0 */
+    uint8_t service_level;
+    uint32_t srq_peers;               /* one shared receive queue per rail from so many peers on: 64; 1 = always */
+    uint64_t bytes_in_flight;         /* per queue pair, 8 MiB */
+    bool windows;                     /* one memory window per run of granted blocks, invalidated when the slot ends */
 };
 
 td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret_x, struct td_err *err);
@@ -90,6 +114,8 @@ enum td_xfer_event_kind {
     TD_XFER_SLOT_FREE,        /* D: terminal: the blocks and the slot number may be reused */
     TD_XFER_OP_DONE,          /* P: terminal: the receiver has every byte */
     TD_XFER_OP_FAILED,        /* P: terminal: status and reason; source blocks may be reused */
+    TD_XFER_PATH_CHOSEN,      /* both, about a peer and no slot or op: status TD_OK: a connection stands on `path`; else `path` could not be had
+                               * and another is taken: reason says why. For the log; the oldest are dropped when nobody polls */
 };
 
 struct td_xfer_event {
@@ -110,7 +136,12 @@ size_t td_xfer_poll(struct td_xfer *x, struct td_xfer_event *events, size_t max)
 struct td_xfer_stats {
     uint32_t n_slots_used, n_ops_used, n_conns;
     uint64_t bytes_sent, bytes_received, n_done, n_failed, n_stale_frames, n_bad_frames, n_refused_peers;
-    uint64_t bytes_by_path[3];
+    uint64_t bytes_by_path[TD_XFER_N_PATHS];
+    uint32_t conns_by_path[TD_XFER_N_PATHS];      /* READY now */
+    uint64_t n_fallbacks;                         /* connections that were wanted on a better path and failed there */
+    uint64_t n_digests, n_digest_mismatches;      /* blocks checked here */
+    uint64_t n_fenced;                            /* slots whose writer was fenced because it could not say that it had retired */
+    uint64_t n_work_requests, n_doorbells, n_rail_errors, n_async_events;
 };
 void td_xfer_stats(struct td_xfer *x, struct td_xfer_stats *ret_stats);
 

@@ -22,8 +22,13 @@
  *     |                                              (by way of STOPPING while io)                    |
  *     +---------------------------------------- poll takes the terminal event -----------------------+
  *
+ * On rdma FILLING has a live writer (td_xfer_writer) until FINAL and the last word of every queue pair are there (READY), until its ABORT, or until
+ * this side's queue pairs are fenced; FAILED and REVOKING wait for the same before RETIRED. An op that ends while its NIC reads is STOPPING,
+ * and its ABORT ("retired") goes out after its last completion. Between all bytes and READY lies VERIFYING when digests came along.
+ *
  * Invariants, asserted: (1) a byte is counted only while slot, generation, attempt, handle and connection are the bound ones; (2) READY needs
- * n_blocks * block_bytes counted bytes and FINAL of the bound attempt; (3) no SLOT_FREE and no op's end while io; (4) an op's handle is
+ * n_blocks * block_bytes counted bytes and FINAL of the bound attempt; (3) no SLOT_FREE while io or with a writer, no op's end while io
+ * or with work requests; (4) an op's handle is
  * withdrawn before its terminal event; (5) events cannot overflow: two per slot, one per op, and numbers return to FREE by poll only. */
 #include "common/xfer/xfer_core.h"
 
@@ -130,15 +135,22 @@ static void slot_unbind(struct td_xfer_slot *s)
 
 static void slot_retire(struct td_xfer_core *c, uint32_t id)
 {
-    TD_ASSERT(!c->slots[id].io); /* invariant 3 */
+    TD_ASSERT(!c->slots[id].io && c->slots[id].writer == TD_WRITER_NONE); /* invariant 3 */
     c->slots[id].state = TD_SLOT_RETIRED;
     emit(c, TD_XFER_SLOT_FREE, id);
+}
+
+/* Nobody writes into the slot's blocks any more: what waited for that may go on. */
+static void slot_check_retired(struct td_xfer_core *c, uint32_t id)
+{
+    struct td_xfer_slot *s = &c->slots[id];
+    if (s->state == TD_SLOT_REVOKING && !s->io && s->writer == TD_WRITER_NONE) slot_retire(c, id);
 }
 
 static void slot_fail(struct td_xfer_core *c, uint32_t id, td_status status, const char *reason)
 {
     struct td_xfer_slot *s = &c->slots[id];
-    TD_ASSERT(s->state == TD_SLOT_ARMED || s->state == TD_SLOT_FILLING);
+    TD_ASSERT(s->state == TD_SLOT_ARMED || s->state == TD_SLOT_FILLING || s->state == TD_SLOT_VERIFYING);
     s->state = TD_SLOT_FAILED;
     s->status = status;
     set_reason(s->reason, reason);
@@ -163,7 +175,8 @@ td_status td_xfer_core_grant(struct td_xfer_core *c, const int32_t *block_ids, i
     c->slot_hint = (id + 1) % c->max_slots;
     struct td_xfer_slot *s = &c->slots[id];
     struct td_xfer_slot fresh = {.state = TD_SLOT_ARMED, .generation = s->generation + 1, .user = user, .deadline_ns = deadline_ns,
-                                 .orphan_ns = TD_NEVER_NS, .n_blocks = n_blocks, .dst = s->dst, .src = s->src, .order = s->order, .got = s->got};
+                                 .orphan_ns = TD_NEVER_NS, .n_blocks = n_blocks, .dst = s->dst, .src = s->src, .order = s->order, .got = s->got,
+                                 .digest = s->digest};
     uint64_t key[2] = {c->hooks.random_u64(c->hooks.ctx), c->hooks.random_u64(c->hooks.ctx)};
     memcpy(fresh.key, key, sizeof fresh.key);
     *s = fresh;
@@ -186,14 +199,15 @@ void td_xfer_core_revoke(struct td_xfer_core *c, uint32_t id, const char *reason
     case TD_SLOT_FAILED: break; /* keeps its own reason */
     case TD_SLOT_ARMED:
     case TD_SLOT_FILLING:
+    case TD_SLOT_VERIFYING:
         s->status = TD_ERR_CANCELLED;
         set_reason(s->reason, reason);
         slot_answer(c, id, TD_XFER_FAIL, TD_ERR_CANCELLED, s->reason);
         break;
     }
     slot_unbind(s);
-    if (s->io) s->state = TD_SLOT_REVOKING;
-    else slot_retire(c, id);
+    s->state = TD_SLOT_REVOKING;
+    slot_check_retired(c, id);
 }
 
 td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xfer_path path, const struct td_xfer_frame *f, const uint8_t *key)
@@ -211,6 +225,7 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xf
         answer(c, conn, f, TD_XFER_DONE, TD_OK, NULL);
         return TD_OK;
     }
+    if (s->state == TD_SLOT_FILLING && s->conn == conn && s->handle == f->handle && s->attempt == f->attempt) return TD_OK; /* from another lane */
     if (f->attempt <= s->attempt) {
         c->stats.n_stale_frames++;
         answer(c, conn, f, TD_XFER_FAIL, TD_ERR_STALE, "a later attempt has the slot");
@@ -219,6 +234,9 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xf
     switch (s->state) {
     case TD_SLOT_ARMED:
     case TD_SLOT_FILLING: break;
+    case TD_SLOT_VERIFYING: /* its connection went after the last byte: the verdict is near */
+        answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN, "the bytes are being verified");
+        return TD_OK;
     case TD_SLOT_FREE:
     case TD_SLOT_READY:
     case TD_SLOT_FAILED:
@@ -228,6 +246,10 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xf
         return TD_OK;
     }
     TD_ASSERT(!s->io);
+    if (s->writer == TD_WRITER_LIVE) { /* an earlier attempt's connection is not known to be dead yet */
+        answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN, "an earlier attempt may still write");
+        return TD_OK;
+    }
     s->state = TD_SLOT_FILLING;
     s->attempt = f->attempt;
     s->conn = conn;
@@ -236,6 +258,13 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xf
     s->path = path;
     s->orphan_ns = TD_NEVER_NS;
     s->bytes_got = 0;
+    s->qps_want = s->qps_got = 0;
+    s->n_targets = s->n_digests = s->verify_at = 0;
+    if (path == TD_XFER_PATH_RDMA) {
+        s->writer = TD_WRITER_LIVE;
+        s->writer_conn = conn;
+        s->writer_handle = f->handle;
+    }
     s->n_refs = s->copy_at = 0;
     s->copy_off = 0;
     s->final_seen = s->parked = false;
@@ -263,10 +292,17 @@ td_status td_xfer_core_rx_data(struct td_xfer_core *c, uint64_t conn, const stru
     }
     struct td_xfer_slot *s = &c->slots[f->slot];
     uint64_t total = (uint64_t)s->n_blocks * c->block_bytes;
-    if (s->path != TD_XFER_PATH_TCP || s->final_seen || f->offset > total || f->length > total - f->offset) return TD_ERR_CORRUPT;
-    /* Each byte once, each block from its start: a repeated or reordered frame within an attempt would count bytes twice. */
-    for (uint64_t at = f->offset; at < f->offset + f->length; at = (at / c->block_bytes + 1) * c->block_bytes)
+    if (s->path != TD_XFER_PATH_TCP || f->offset > total || f->length > total - f->offset) return TD_ERR_CORRUPT;
+    /* Each byte once, each block from its start: a repeated or reordered frame within an attempt would count bytes twice. The frame has its bytes to
+     * itself from here on; when its connection breaks in the middle, so does the attempt. */
+    uint64_t end = f->offset + f->length;
+    for (uint64_t at = f->offset; at < end; at = (at / c->block_bytes + 1) * c->block_bytes)
         if (s->got[at / c->block_bytes] != at % c->block_bytes) return TD_ERR_CORRUPT;
+    for (uint64_t at = f->offset; at < end;) {
+        uint64_t next = (at / c->block_bytes + 1) * c->block_bytes;
+        s->got[at / c->block_bytes] = (uint32_t)((next < end ? next : end) - at / c->block_bytes * c->block_bytes);
+        at = next;
+    }
     return TD_OK;
 }
 
@@ -281,7 +317,19 @@ bool td_xfer_core_place_begin(struct td_xfer_core *c, uint64_t conn, const struc
 static void slot_check_ready(struct td_xfer_core *c, uint64_t now_ns, uint32_t id)
 {
     struct td_xfer_slot *s = &c->slots[id];
-    if (s->state != TD_SLOT_FILLING || !s->final_seen || s->bytes_got != (uint64_t)s->n_blocks * c->block_bytes) return;
+    uint64_t total = (uint64_t)s->n_blocks * c->block_bytes;
+    if (s->state == TD_SLOT_FILLING) {
+        if (!s->final_seen) return;
+        if (s->path == TD_XFER_PATH_RDMA && s->qps_got == s->qps_want && s->bytes_got != total) {
+            s->bytes_got = total; /* every queue pair's last word came after its data (RC order) */
+            c->stats.bytes_received += total;
+            c->stats.bytes_by_path[TD_XFER_PATH_RDMA] += total;
+        }
+        if (s->bytes_got != total || (s->path == TD_XFER_PATH_RDMA && s->qps_got != s->qps_want)) return;
+        s->writer = TD_WRITER_NONE; /* that was all it had */
+        s->state = TD_SLOT_VERIFYING;
+    }
+    if (s->state != TD_SLOT_VERIFYING || s->verify_at < s->n_digests) return;
     s->state = TD_SLOT_READY;
     s->completed = true;
     s->elapsed_ns = s->first_ns ? now_ns - s->first_ns : 0;
@@ -297,30 +345,22 @@ static bool slot_io_end(struct td_xfer_core *c, uint32_t id)
     struct td_xfer_slot *s = &c->slots[id];
     TD_ASSERT(s->io);
     s->io = false;
-    if (s->state == TD_SLOT_REVOKING) slot_retire(c, id);
+    slot_check_retired(c, id);
     return s->state == TD_SLOT_FILLING;
 }
 
-static void count_bytes(struct td_xfer_core *c, uint64_t now_ns, struct td_xfer_slot *s, uint64_t offset, size_t n_bytes)
+static void count_bytes(struct td_xfer_core *c, uint64_t now_ns, struct td_xfer_slot *s, size_t n_bytes)
 {
     if (!s->first_ns) s->first_ns = now_ns;
     s->bytes_got += n_bytes;
     c->stats.bytes_received += n_bytes;
     c->stats.bytes_by_path[s->path] += n_bytes;
-    while (n_bytes) {
-        uint64_t block = offset / c->block_bytes, in = offset % c->block_bytes;
-        size_t n = c->block_bytes - in < n_bytes ? (size_t)(c->block_bytes - in) : n_bytes;
-        TD_ASSERT(s->got[block] == in);
-        s->got[block] += (uint32_t)n;
-        offset += n;
-        n_bytes -= n;
-    }
 }
 
-void td_xfer_core_place_end(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, uint64_t offset, size_t n_bytes)
+void td_xfer_core_place_end(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, size_t n_bytes)
 {
     if (!slot_io_end(c, id) || !n_bytes) return;
-    count_bytes(c, now_ns, &c->slots[id], offset, n_bytes);
+    count_bytes(c, now_ns, &c->slots[id], n_bytes);
     slot_check_ready(c, now_ns, id);
 }
 
@@ -379,7 +419,7 @@ void td_xfer_core_copy_end(struct td_xfer_core *c, uint64_t now_ns, const struct
         c->stats.n_stale_frames++;
         return;
     }
-    count_bytes(c, now_ns, s, (uint64_t)copy->grant_block * c->block_bytes + copy->offset, copy->n_bytes);
+    count_bytes(c, now_ns, s, copy->n_bytes);
     s->copy_off += (uint32_t)copy->n_bytes;
     while (s->copy_off >= c->block_bytes) {
         s->copy_off -= (uint32_t)c->block_bytes;
@@ -396,8 +436,12 @@ td_status td_xfer_core_rx_final(struct td_xfer_core *c, uint64_t now_ns, uint64_
     }
     struct td_xfer_slot *s = &c->slots[f->slot];
     uint64_t total = (uint64_t)s->n_blocks * c->block_bytes;
-    bool complete = s->path == TD_XFER_PATH_SHM ? s->n_refs == s->n_blocks : s->bytes_got == total;
-    if (s->final_seen || f->offset != total || !complete) return TD_ERR_CORRUPT; /* FINAL comes last on an ordered connection */
+    /* On shm it is the last on an ordered connection; on tcp other lanes, and on rdma the queue pairs, may still be at work. */
+    if (s->final_seen || f->offset != total || (s->path == TD_XFER_PATH_SHM && s->n_refs != s->n_blocks)) return TD_ERR_CORRUPT;
+    if (s->path != TD_XFER_PATH_RDMA ? f->flags != 0 : (f->flags == 0) != (total == 0)) return TD_ERR_CORRUPT;
+    if (s->path == TD_XFER_PATH_RDMA && s->n_targets != s->n_blocks) return TD_ERR_CORRUPT; /* it cannot know where to write */
+    if (s->qps_got & ~(uint32_t)f->flags) return TD_ERR_CORRUPT;
+    s->qps_want = f->flags;
     s->final_seen = true;
     s->note_bytes = f->length;
     memcpy(s->note, note, f->length);
@@ -407,6 +451,13 @@ td_status td_xfer_core_rx_final(struct td_xfer_core *c, uint64_t now_ns, uint64_
 
 void td_xfer_core_rx_abort(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f, const char *reason)
 {
+    if (f->slot < c->max_slots) {
+        struct td_xfer_slot *s = &c->slots[f->slot];
+        if (s->writer == TD_WRITER_LIVE && s->writer_conn == conn && s->generation == f->generation && s->writer_handle == f->handle) {
+            s->writer = TD_WRITER_NONE; /* all its work requests have completed: the retirement proof */
+            slot_check_retired(c, f->slot);
+        }
+    }
     if (!slot_is_bound(c, conn, f)) {
         c->stats.n_stale_frames++;
         return;
@@ -416,46 +467,198 @@ void td_xfer_core_rx_abort(struct td_xfer_core *c, uint64_t conn, const struct t
     slot_fail(c, f->slot, f->status ? (td_status)f->status : TD_ERR_CANCELLED, text);
 }
 
+td_status td_xfer_core_rx_digest(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f, const struct td_xfer_digest *digests, int32_t n)
+{
+    if (!slot_is_bound(c, conn, f)) {
+        c->stats.n_stale_frames++;
+        return TD_ERR_STALE;
+    }
+    struct td_xfer_slot *s = &c->slots[f->slot];
+    if (s->final_seen || n > s->n_blocks - s->n_digests) return TD_ERR_CORRUPT;
+    for (int32_t i = 0; i < n; i++)
+        if (digests[i].block >= (uint32_t)s->n_blocks) return TD_ERR_CORRUPT;
+    memcpy(s->digest + s->n_digests, digests, (size_t)n * sizeof *digests);
+    s->n_digests += n;
+    return TD_OK;
+}
+
+bool td_xfer_core_targets_next(struct td_xfer_core *c, uint64_t conn, uint32_t *cursor, struct td_xfer_tx *tx)
+{
+    for (uint32_t k = 0; k < c->max_slots; k++) {
+        uint32_t id = (*cursor + k) % c->max_slots;
+        struct td_xfer_slot *s = &c->slots[id];
+        if (s->state != TD_SLOT_FILLING || s->conn != conn || s->path != TD_XFER_PATH_RDMA || s->n_targets == s->n_blocks) continue;
+        struct td_xfer_run run[TD_XFER_RUNS_MAX];
+        int32_t n = 0, at = s->n_targets;
+        for (; at < s->n_blocks; at++) {
+            if (n && run[n - 1].block + run[n - 1].n == s->dst[at]) {
+                run[n - 1].n++;
+            } else {
+                if (n == TD_XFER_RUNS_MAX) break;
+                run[n++] = (struct td_xfer_run){.block = s->dst[at], .n = 1};
+            }
+        }
+        *cursor = (id + 1) % c->max_slots;
+        tx->frame = (struct td_xfer_frame){.type = TD_XFER_TARGETS, .slot = id, .generation = s->generation, .op = s->op, .attempt = s->attempt,
+                                           .handle = s->handle, .offset = (uint64_t)s->n_targets, .length = (uint32_t)n * (uint32_t)sizeof run[0]};
+        memcpy(tx->payload, run, tx->frame.length);
+        s->n_targets = at;
+        return true;
+    }
+    return false;
+}
+
+void td_xfer_core_rx_imm(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn, uint32_t qp, uint32_t imm)
+{
+    uint32_t id = imm >> 16;
+    struct td_xfer_slot *s = id < c->max_slots ? &c->slots[id] : NULL;
+    if (!s || s->state != TD_SLOT_FILLING || s->conn != conn || s->path != TD_XFER_PATH_RDMA || qp >= TD_XFER_QPS_MAX || (s->qps_got & 1u << qp) ||
+        (s->final_seen && !(s->qps_want & 1u << qp)) || td_xfer_imm(id, s->generation, s->attempt, TD_XFER_IMM_FINAL) != imm) {
+        c->stats.n_stale_frames++;
+        return;
+    }
+    if (!s->first_ns) s->first_ns = now_ns;
+    s->qps_got |= 1u << qp;
+    slot_check_ready(c, now_ns, id);
+}
+
+void td_xfer_core_conn_fenced(struct td_xfer_core *c, uint64_t conn, uint64_t until_ns)
+{
+    for (uint32_t i = 0; i < c->max_slots; i++) {
+        struct td_xfer_slot *s = &c->slots[i];
+        if (s->writer != TD_WRITER_LIVE || s->writer_conn != conn) continue;
+        s->writer = TD_WRITER_FENCED;
+        s->fence_ns = until_ns;
+        c->stats.n_fenced++;
+        due_by(c, until_ns);
+    }
+}
+
+bool td_xfer_core_verify_next(struct td_xfer_core *c, uint32_t *cursor, uint64_t max_bytes, struct td_xfer_verify *v)
+{
+    for (uint32_t k = 0; k < c->max_slots; k++) {
+        uint32_t id = (*cursor + k) % c->max_slots;
+        struct td_xfer_slot *s = &c->slots[id];
+        if (s->state != TD_SLOT_VERIFYING || s->io || s->verify_at == s->n_digests) continue;
+        int32_t n = (int32_t)(max_bytes / c->block_bytes);
+        if (n < 1) n = 1;
+        if (n > s->n_digests - s->verify_at) n = s->n_digests - s->verify_at;
+        *v = (struct td_xfer_verify){.slot = id, .first = s->verify_at, .n = n};
+        *cursor = (id + 1) % c->max_slots;
+        s->io = true;
+        return true;
+    }
+    return false;
+}
+
+void td_xfer_core_verify_end(struct td_xfer_core *c, uint64_t now_ns, const struct td_xfer_verify *v, int32_t bad)
+{
+    struct td_xfer_slot *s = &c->slots[v->slot];
+    slot_io_end(c, v->slot);
+    c->stats.n_digests += (uint64_t)v->n;
+    if (bad >= 0) c->stats.n_digest_mismatches++;
+    if (s->state != TD_SLOT_VERIFYING) return;
+    if (bad < 0) {
+        s->verify_at += v->n;
+        slot_check_ready(c, now_ns, v->slot);
+        return;
+    }
+    char reason[TD_XFER_REASON_MAX];
+    snprintf(reason, sizeof reason, "digest: grant block %u is not what the sender read", s->digest[bad].block);
+    bool again = s->n_mismatches++ == 0 && s->conn;
+    slot_answer(c, v->slot, TD_XFER_FAIL, TD_ERR_CORRUPT, reason);
+    if (!again) {
+        slot_fail(c, v->slot, TD_ERR_CORRUPT, reason);
+        return;
+    }
+    s->state = TD_SLOT_ARMED; /* one more attempt */
+    slot_unbind(s);
+    s->status = TD_ERR_CORRUPT;
+    set_reason(s->reason, reason);
+    s->orphan_ns = now_ns + c->orphan_grace_ns;
+    due_by(c, s->orphan_ns);
+}
+
 /* --- sender --------------------------------------------------------------------------------------------------------------------- */
+
+static void op_say_abort(struct td_xfer_core *c, uint32_t id, uint64_t conn, uint64_t handle)
+{
+    const struct td_xfer_op *op = &c->ops[id];
+    struct td_xfer_frame f = {.type = TD_XFER_ABORT, .slot = op->grant.slot, .generation = op->grant.generation, .op = id, .attempt = op->attempt,
+                              .handle = handle, .status = (int16_t)op->status, .length = (uint32_t)strlen(op->reason)};
+    c->hooks.send(c->hooks.ctx, conn, &f, op->reason);
+}
 
 static void op_ended(struct td_xfer_core *c, uint32_t id)
 {
     struct td_xfer_op *op = &c->ops[id];
-    TD_ASSERT(!op->io); /* invariant 3 */
+    TD_ASSERT(!op->io && !op->n_wr); /* invariant 3 */
+    if (op->tell_conn) op_say_abort(c, id, op->tell_conn, op->tell_handle); /* rdma: the writer has retired */
+    op->tell_conn = 0;
     op->state = TD_OP_ENDED;
     if (op->failed) c->stats.n_failed++;
     else c->stats.n_done++;
     emit(c, op->failed ? TD_XFER_OP_FAILED : TD_XFER_OP_DONE, id);
 }
 
-static void op_end(struct td_xfer_core *c, uint32_t id, bool failed, td_status status, const char *reason)
+/* tell: the receiver does not know yet that this attempt is over. On rdma it learns so when the last work request has completed, because that is
+ * what lets it free its blocks; it is told so even after its own FAIL. */
+static void op_end(struct td_xfer_core *c, uint32_t id, bool failed, td_status status, const char *reason, bool tell)
 {
     struct td_xfer_op *op = &c->ops[id];
     op->failed = failed;
     op->status = status;
     set_reason(op->reason, reason);
+    if (failed && op->conn && op->path == TD_XFER_PATH_RDMA) {
+        op->tell_conn = op->conn;
+        op->tell_handle = op->handle;
+    } else if (tell && op->conn) {
+        op_say_abort(c, id, op->conn, op->handle);
+    }
     c->hooks.op_handle(c->hooks.ctx, id, 0); /* invariant 4 */
     op->conn = 0;
     op->handle = 0;
-    if (op->io) op->state = TD_OP_STOPPING;
+    if (op->io || op->n_wr) op->state = TD_OP_STOPPING;
     else op_ended(c, id);
 }
 
-/* Ends the op and tells the receiver, when there is one, that no byte of this attempt follows. */
-static void op_abort(struct td_xfer_core *c, uint32_t id, td_status status, const char *reason)
+/* Back to WAIT_CONN for another attempt, by way of STOPPING while the backend or the NIC still reads for this one. */
+static void op_detach(struct td_xfer_core *c, uint32_t id)
 {
     struct td_xfer_op *op = &c->ops[id];
-    if (op->conn) {
-        struct td_xfer_frame f = {.type = TD_XFER_ABORT, .slot = op->grant.slot, .generation = op->grant.generation, .op = id,
-                                  .attempt = op->attempt, .handle = op->handle, .status = (int16_t)status, .length = (uint32_t)strlen(reason)};
-        c->hooks.send(c->hooks.ctx, op->conn, &f, reason);
+    c->hooks.op_handle(c->hooks.ctx, id, 0);
+    op->conn = 0;
+    op->handle = 0;
+    op->again = op->io || op->n_wr;
+    op->state = op->again ? TD_OP_STOPPING : TD_OP_WAIT_CONN;
+    if (op->retry_ns) due_by(c, op->retry_ns);
+}
+
+/* Nothing reads for this op any more. */
+static void op_check_stopped(struct td_xfer_core *c, uint32_t id)
+{
+    struct td_xfer_op *op = &c->ops[id];
+    if (op->state != TD_OP_STOPPING || op->io || op->n_wr) return;
+    if (!op->again) {
+        op_ended(c, id);
+        return;
     }
-    op_end(c, id, true, status, reason);
+    op->again = false;
+    op->state = TD_OP_WAIT_CONN;
+    due_by(c, op->retry_ns ? op->retry_ns : 1);
 }
 
 static bool op_is_live(const struct td_xfer_op *op)
 {
     return op->state == TD_OP_WAIT_CONN || op->state == TD_OP_STREAMING || op->state == TD_OP_WAIT_VERDICT;
+}
+
+static bool op_is_bound(const struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f)
+{
+    if (f->op >= c->max_ops) return false;
+    const struct td_xfer_op *op = &c->ops[f->op];
+    return op_is_live(op) && op->conn == conn && conn && op->handle == f->handle && op->attempt == f->attempt && op->grant.slot == f->slot &&
+           op->grant.generation == f->generation;
 }
 
 td_status td_xfer_core_op_start(struct td_xfer_core *c, const struct td_xfer_grant_blob *grant, uint64_t deadline_ns, uint64_t user, uint32_t *ret_op,
@@ -471,7 +674,7 @@ td_status td_xfer_core_op_start(struct td_xfer_core *c, const struct td_xfer_gra
     c->op_hint = (id + 1) % c->max_ops;
     struct td_xfer_op *op = &c->ops[id];
     struct td_xfer_op fresh = {.state = TD_OP_WAIT_CONN, .user = user, .deadline_ns = deadline_ns, .grant = *grant, .src = op->src,
-                               .order = op->order};
+                               .order = op->order, .dst = op->dst};
     *op = fresh;
     for (int32_t i = 0; i < grant->n_blocks; i++) op->src[i] = -1;
     c->n_ops_used++;
@@ -507,13 +710,13 @@ void td_xfer_core_cancel(struct td_xfer_core *c, uint32_t id, const char *reason
     if (id >= c->max_ops || !op_is_live(&c->ops[id])) return;
     char text[TD_XFER_REASON_MAX];
     set_reason(text, reason);
-    op_abort(c, id, TD_ERR_CANCELLED, text);
+    op_end(c, id, true, TD_ERR_CANCELLED, text, true);
 }
 
 void td_xfer_core_op_fail(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, td_status status, const char *reason)
 {
     (void)now_ns;
-    if (op_is_live(&c->ops[id])) op_end(c, id, true, status, reason);
+    if (op_is_live(&c->ops[id])) op_end(c, id, true, status, reason, false);
 }
 
 void td_xfer_core_op_attach(struct td_xfer_core *c, uint32_t id, uint64_t conn, enum td_xfer_path path)
@@ -524,9 +727,14 @@ void td_xfer_core_op_attach(struct td_xfer_core *c, uint32_t id, uint64_t conn, 
     op->conn = conn;
     op->path = path;
     op->attempt++;
-    op->at = 0;
+    op->at = op->digest_at = op->n_targets = 0;
     op->off = 0;
-    op->final_sent = false;
+    op->qps_used = op->qps_said = op->n_frames = 0;
+    op->retry_ns = 0;
+    for (int i = 0; i < TD_XFER_LANES_MAX; i++) {
+        op->lane[i].block = -1;
+        op->lane[i].open = i == 0;
+    }
     do op->handle = c->hooks.random_u64(c->hooks.ctx);
     while (op->handle == 0);
     c->hooks.op_handle(c->hooks.ctx, id, op->handle);
@@ -535,58 +743,221 @@ void td_xfer_core_op_attach(struct td_xfer_core *c, uint32_t id, uint64_t conn, 
     c->hooks.send(c->hooks.ctx, conn, &f, op->grant.key);
 }
 
-bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t *cursor, int32_t max_blocks, struct td_xfer_tx *tx)
+/* The op's next DATA (or first OPEN) frame for this lane; false when there is none. */
+static bool tx_data(struct td_xfer_core *c, struct td_xfer_op *op, uint32_t lane, int32_t max_blocks, struct td_xfer_frame *f)
+{
+    int32_t n = 0;
+    if (op->lane[lane].block < 0) {
+        if (op->at == op->n_queued) return false;
+        if (!op->lane[lane].open) { /* or its data could overtake the binding that lane 0 made */
+            op->lane[lane].open = true;
+            f->type = TD_XFER_OPEN;
+            f->length = TD_XFER_KEY_BYTES;
+            return true;
+        }
+        op->lane[lane].block = op->order[op->at++];
+        op->lane[lane].off = 0;
+    }
+    uint32_t off = op->lane[lane].off;
+    int32_t block = op->lane[lane].block;
+    uint64_t left = c->block_bytes - off;
+    f->type = TD_XFER_DATA;
+    f->offset = (uint64_t)block * c->block_bytes + off;
+    f->length = left < TD_XFER_FRAME_DATA_MAX ? (uint32_t)left : TD_XFER_FRAME_DATA_MAX;
+    op->n_frames++;
+    if (f->length < left) {
+        op->lane[lane].off += f->length;
+        return true;
+    }
+    op->lane[lane].block = -1;
+    while (++n < max_blocks && op->at < op->n_queued && op->order[op->at] == block + n && f->length + c->block_bytes <= TD_XFER_FRAME_DATA_MAX) {
+        f->length += (uint32_t)c->block_bytes;
+        op->at++;
+    }
+    return true;
+}
+
+static void tx_ref(struct td_xfer_core *c, struct td_xfer_op *op, struct td_xfer_tx *tx)
+{
+    int32_t n = 0;
+    uint32_t first = (uint32_t)op->order[op->at];
+    memcpy(tx->payload, &first, 4);
+    do memcpy(tx->payload + 4 + 4 * n, &op->src[first + (uint32_t)n], 4), n++;
+    while (n < TD_XFER_REF_MAX && op->at + n < op->n_queued && op->order[op->at + n] == (int32_t)first + n);
+    op->at += n;
+    tx->frame.type = TD_XFER_REF;
+    tx->frame.length = 4 + 4 * (uint32_t)n;
+    op->bytes_sent += (uint64_t)n * c->block_bytes;
+    c->stats.bytes_sent += (uint64_t)n * c->block_bytes;
+    c->stats.bytes_by_path[TD_XFER_PATH_SHM] += (uint64_t)n * c->block_bytes;
+}
+
+/* May FINAL be said? Every block is begun and wholly with the kernel or the NIC, every digest is sent. */
+static bool final_due(const struct td_xfer_core *c, const struct td_xfer_op *op)
+{
+    if (!op->final || op->at < op->n_queued || op->n_frames) return false;
+    if (c->digest_every && op->digest_at < op->n_queued) return false;
+    for (int i = 0; i < TD_XFER_LANES_MAX && op->path == TD_XFER_PATH_TCP; i++)
+        if (op->lane[i].block >= 0) return false;
+    return op->path != TD_XFER_PATH_RDMA || (op->n_targets == op->grant.n_blocks && op->qps_said == op->qps_used);
+}
+
+bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane, uint32_t *cursor, int32_t max_blocks, struct td_xfer_tx *tx)
 {
     for (uint32_t k = 0; k < c->max_ops; k++) {
         uint32_t id = (*cursor + k) % c->max_ops;
         struct td_xfer_op *op = &c->ops[id];
         if (op->state != TD_OP_STREAMING || op->conn != conn) continue;
-        bool data = op->at < op->n_queued, final = op->final && !op->final_sent;
-        if (!data && !final) continue;
-        *cursor = (id + 1) % c->max_ops;
         tx->op = id;
         tx->frame = (struct td_xfer_frame){.slot = op->grant.slot, .generation = op->grant.generation, .op = id, .attempt = op->attempt,
                                            .handle = op->handle};
-        if (data && op->path == TD_XFER_PATH_SHM) {
-            int32_t n = 0;
-            uint32_t first = (uint32_t)op->order[op->at];
-            memcpy(tx->payload, &first, 4);
-            do memcpy(tx->payload + 4 + 4 * n, &op->src[first + (uint32_t)n], 4), n++;
-            while (n < TD_XFER_REF_MAX && op->at + n < op->n_queued && op->order[op->at + n] == (int32_t)first + n);
-            op->at += n;
-            tx->frame.type = TD_XFER_REF;
-            tx->frame.length = 4 + 4 * (uint32_t)n;
-            op->bytes_sent += (uint64_t)n * c->block_bytes;
-            c->stats.bytes_sent += (uint64_t)n * c->block_bytes;
-            c->stats.bytes_by_path[TD_XFER_PATH_SHM] += (uint64_t)n * c->block_bytes;
-        } else if (data) {
-            int32_t n = 1;
-            uint64_t left = c->block_bytes - op->off;
-            tx->frame.type = TD_XFER_DATA;
-            tx->frame.offset = (uint64_t)op->order[op->at] * c->block_bytes + op->off;
-            tx->frame.length = left < TD_XFER_FRAME_DATA_MAX ? (uint32_t)left : TD_XFER_FRAME_DATA_MAX;
-            if (tx->frame.length < left) {
-                op->off += tx->frame.length;
-                return true;
-            }
-            while (n < max_blocks && op->at + n < op->n_queued && op->order[op->at + n] == op->order[op->at] + n &&
-                   tx->frame.length + c->block_bytes <= TD_XFER_FRAME_DATA_MAX) {
-                tx->frame.length += (uint32_t)c->block_bytes;
-                n++;
-            }
-            op->at += n;
-            op->off = 0;
-        } else {
+        if (op->path == TD_XFER_PATH_TCP && tx_data(c, op, lane, max_blocks, &tx->frame)) {
+            memcpy(tx->payload, op->grant.key, TD_XFER_KEY_BYTES); /* for OPEN */
+        } else if (op->path == TD_XFER_PATH_SHM && op->at < op->n_queued) {
+            tx_ref(c, op, tx);
+        } else if (lane == 0 && final_due(c, op)) {
             tx->frame.type = TD_XFER_FINAL;
+            tx->frame.flags = (uint16_t)op->qps_used;
             tx->frame.offset = (uint64_t)op->grant.n_blocks * c->block_bytes;
             tx->frame.length = (uint32_t)op->note_bytes;
             memcpy(tx->payload, op->note, op->note_bytes);
-            op->final_sent = true;
             op->state = TD_OP_WAIT_VERDICT;
+        } else {
+            continue;
         }
+        *cursor = (id + 1) % c->max_ops;
         return true;
     }
     return false;
+}
+
+void td_xfer_core_tx_done(struct td_xfer_core *c, uint32_t id, uint64_t handle)
+{
+    struct td_xfer_op *op = &c->ops[id];
+    if (op->state != TD_OP_STREAMING || op->handle != handle) return;
+    TD_ASSERT(op->n_frames);
+    op->n_frames--;
+}
+
+td_status td_xfer_core_rx_targets(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f, const struct td_xfer_run *runs, int32_t n,
+                                  int32_t n_peer_blocks)
+{
+    if (!op_is_bound(c, conn, f)) {
+        c->stats.n_stale_frames++;
+        return TD_ERR_STALE;
+    }
+    struct td_xfer_op *op = &c->ops[f->op];
+    if (op->path != TD_XFER_PATH_RDMA || f->offset != (uint64_t)op->n_targets) return TD_ERR_CORRUPT;
+    for (int32_t i = 0; i < n; i++) {
+        struct td_xfer_run r = runs[i];
+        if (r.n < 1 || r.n > op->grant.n_blocks - op->n_targets || r.block < 0 || r.block > n_peer_blocks - r.n) return TD_ERR_CORRUPT;
+        for (int32_t k = 0; k < r.n; k++) op->dst[op->n_targets++] = r.block + k;
+    }
+    return TD_OK;
+}
+
+bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, bool may_imm, uint32_t *cursor, const struct td_xfer_wr_limits *l,
+                          struct td_xfer_wr *wr)
+{
+    for (uint32_t k = 0; k < c->max_ops; k++) {
+        uint32_t id = (*cursor + k) % c->max_ops;
+        struct td_xfer_op *op = &c->ops[id];
+        if (op->state != TD_OP_STREAMING || op->conn != conn || op->path != TD_XFER_PATH_RDMA) continue;
+        *wr = (struct td_xfer_wr){.op = id, .handle = op->handle, .order_at = op->at, .n_blocks = 1, .offset = op->off};
+        bool data = op->at < op->n_queued && op->order[op->at] < op->n_targets;
+        if (data) {
+            uint64_t left = c->block_bytes - op->off;
+            int32_t block = op->order[op->at], n_pieces = 1;
+            wr->dst_block = op->dst[block];
+            wr->n_bytes = left < l->max_bytes ? left : l->max_bytes;
+            /* Neighbours at the receiver ride along, gathered from where they lie here. */
+            for (; op->off == 0 && wr->n_bytes == (uint64_t)wr->n_blocks * c->block_bytes && op->at + wr->n_blocks < op->n_queued; wr->n_blocks++) {
+                int32_t next = op->order[op->at + wr->n_blocks], before = op->order[op->at + wr->n_blocks - 1];
+                bool apart = op->src[next] != op->src[before] + 1 || op->src[next] % l->src_region == 0;
+                if (next >= op->n_targets || op->dst[next] != op->dst[before] + 1 || op->dst[next] % l->dst_region == 0 ||
+                    n_pieces + apart > l->max_pieces || wr->n_bytes + c->block_bytes > l->max_bytes)
+                    break;
+                n_pieces += apart;
+                wr->n_bytes += c->block_bytes;
+            }
+            if (wr->n_bytes == left || wr->n_blocks > 1) {
+                op->at += wr->n_blocks;
+                op->off = 0;
+            } else {
+                op->off += (uint32_t)wr->n_bytes;
+            }
+            op->qps_used |= 1u << qp;
+        } else if (may_imm && op->final && op->at == op->n_queued && op->n_queued == op->grant.n_blocks && (op->qps_used & ~op->qps_said & 1u << qp)) {
+            wr->is_imm = true;
+            wr->n_blocks = 0;
+            wr->imm = td_xfer_imm(op->grant.slot, op->grant.generation, op->attempt, TD_XFER_IMM_FINAL);
+            op->qps_said |= 1u << qp;
+        } else {
+            continue;
+        }
+        op->n_wr++;
+        *cursor = (id + 1) % c->max_ops;
+        return true;
+    }
+    return false;
+}
+
+void td_xfer_core_wr_done(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, uint64_t n_bytes, bool ok)
+{
+    (void)now_ns;
+    struct td_xfer_op *op = &c->ops[id];
+    TD_ASSERT(op->n_wr);
+    op->n_wr--;
+    if (ok) {
+        op->bytes_sent += n_bytes;
+        c->stats.bytes_sent += n_bytes;
+        c->stats.bytes_by_path[TD_XFER_PATH_RDMA] += n_bytes;
+    } else {
+        op->tell_conn = 0; /* it may have landed or not: no proof; the connection is about to go, and its other end fences */
+    }
+    op_check_stopped(c, id);
+}
+
+/* Which blocks carry a digest, is the sender's choice: another sample in each attempt. */
+static bool is_sampled(uint32_t every, uint64_t handle, int32_t block)
+{
+    uint64_t v = (handle ^ (uint64_t)(uint32_t)block) * 0x9e3779b97f4a7c15ull;
+    return every == 1 || (v >> 32) % every == 0;
+}
+
+bool td_xfer_core_digest_next(struct td_xfer_core *c, uint64_t conn, uint64_t max_bytes, struct td_xfer_digest_work *w)
+{
+    if (!c->digest_every) return false;
+    for (uint32_t id = 0; id < c->max_ops; id++) {
+        struct td_xfer_op *op = &c->ops[id];
+        if (op->state != TD_OP_STREAMING || op->conn != conn || op->io) continue;
+        w->n = 0;
+        while (op->digest_at < op->n_queued && w->n < TD_XFER_DIGEST_BATCH && (w->n == 0 || (uint64_t)(w->n + 1) * c->block_bytes <= max_bytes)) {
+            int32_t block = op->order[op->digest_at++];
+            if (!is_sampled(c->digest_every, op->handle, block)) continue;
+            w->src[w->n] = op->src[block];
+            w->digest[w->n++] = (struct td_xfer_digest){.block = (uint32_t)block};
+        }
+        if (!w->n) continue;
+        w->op = id;
+        w->handle = op->handle;
+        op->io = true;
+        return true;
+    }
+    return false;
+}
+
+void td_xfer_core_digest_end(struct td_xfer_core *c, const struct td_xfer_digest_work *w)
+{
+    struct td_xfer_op *op = &c->ops[w->op];
+    TD_ASSERT(op->io);
+    op->io = false;
+    if (op->state == TD_OP_STREAMING && op->handle == w->handle) {
+        struct td_xfer_frame f = {.type = TD_XFER_DIGEST, .slot = op->grant.slot, .generation = op->grant.generation, .op = w->op,
+                                  .attempt = op->attempt, .handle = op->handle, .length = (uint32_t)w->n * (uint32_t)sizeof w->digest[0]};
+        c->hooks.send(c->hooks.ctx, op->conn, &f, w->digest);
+    }
+    op_check_stopped(c, w->op);
 }
 
 bool td_xfer_core_read_begin(struct td_xfer_core *c, uint32_t id, uint64_t handle)
@@ -607,15 +978,7 @@ void td_xfer_core_read_end(struct td_xfer_core *c, uint64_t now_ns, uint32_t id,
     op->bytes_sent += n_bytes;
     c->stats.bytes_sent += n_bytes;
     c->stats.bytes_by_path[op->path] += n_bytes;
-    if (op->state == TD_OP_STOPPING) op_ended(c, id);
-}
-
-static bool op_is_bound(const struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f)
-{
-    if (f->op >= c->max_ops) return false;
-    const struct td_xfer_op *op = &c->ops[f->op];
-    return op_is_live(op) && op->conn == conn && conn && op->handle == f->handle && op->attempt == f->attempt && op->grant.slot == f->slot &&
-           op->grant.generation == f->generation;
+    op_check_stopped(c, id);
 }
 
 td_status td_xfer_core_rx_done(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn, const struct td_xfer_frame *f)
@@ -627,20 +990,26 @@ td_status td_xfer_core_rx_done(struct td_xfer_core *c, uint64_t now_ns, uint64_t
     struct td_xfer_op *op = &c->ops[f->op];
     if (!op->final) return TD_ERR_CORRUPT; /* nobody can have every byte before FINAL was said, in this attempt or an earlier one */
     op->elapsed_ns = now_ns - op->first_ns;
-    op_end(c, f->op, false, TD_OK, "");
+    op_end(c, f->op, false, TD_OK, "", false);
     return TD_OK;
 }
 
 void td_xfer_core_rx_fail(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn, const struct td_xfer_frame *f, const char *reason)
 {
-    (void)now_ns;
     if (!op_is_bound(c, conn, f)) {
         c->stats.n_stale_frames++;
         return;
     }
+    struct td_xfer_op *op = &c->ops[f->op];
+    bool again = f->status == TD_ERR_AGAIN || (f->status == TD_ERR_CORRUPT && op->n_mismatches++ == 0);
+    if (again && op->attempt < 15) {
+        op->retry_ns = f->status == TD_ERR_AGAIN ? now_ns + TD_XFER_AGAIN_NS : now_ns;
+        op_detach(c, f->op);
+        return;
+    }
     char text[TD_XFER_REASON_MAX];
     snprintf(text, sizeof text, "receiver: %.140s", reason);
-    op_end(c, f->op, true, f->status ? (td_status)f->status : TD_ERR_PEER, text);
+    op_end(c, f->op, true, f->status ? (td_status)f->status : TD_ERR_PEER, text, false);
 }
 
 /* --- both ----------------------------------------------------------------------------------------------------------------------- */
@@ -649,7 +1018,9 @@ void td_xfer_core_conn_lost(struct td_xfer_core *c, uint64_t now_ns, uint64_t co
 {
     for (uint32_t i = 0; i < c->max_slots; i++) {
         struct td_xfer_slot *s = &c->slots[i];
-        if (s->conn != conn || s->state != TD_SLOT_FILLING) continue;
+        if (s->conn != conn) continue;
+        if (s->state == TD_SLOT_VERIFYING) slot_unbind(s); /* the bytes are here: the verdict needs no connection */
+        if (s->state != TD_SLOT_FILLING) continue;
         if (!retry) {
             slot_fail(c, i, status, reason);
             continue;
@@ -664,14 +1035,12 @@ void td_xfer_core_conn_lost(struct td_xfer_core *c, uint64_t now_ns, uint64_t co
     for (uint32_t i = 0; i < c->max_ops; i++) {
         struct td_xfer_op *op = &c->ops[i];
         if (op->conn != conn || !op_is_live(op)) continue;
-        if (!retry || op->attempt >= TD_XFER_ATTEMPTS_MAX) {
-            op_end(c, i, true, status, reason);
-            continue;
+        if (!retry || ++op->n_lost >= TD_XFER_ATTEMPTS_MAX || op->attempt >= 15) {
+            op->conn = 0; /* nobody is there to be told */
+            op_end(c, i, true, status, reason, false);
+        } else {
+            op_detach(c, i);
         }
-        c->hooks.op_handle(c->hooks.ctx, i, 0);
-        op->state = TD_OP_WAIT_CONN;
-        op->conn = 0;
-        op->handle = 0;
     }
 }
 
@@ -681,7 +1050,13 @@ uint64_t td_xfer_core_tick(struct td_xfer_core *c, uint64_t now_ns)
     c->next_tick_ns = TD_NEVER_NS;
     for (uint32_t i = 0; i < c->max_slots; i++) {
         struct td_xfer_slot *s = &c->slots[i];
-        if (s->state != TD_SLOT_ARMED && s->state != TD_SLOT_FILLING) continue;
+        if (s->writer == TD_WRITER_FENCED && now_ns >= s->fence_ns) {
+            s->writer = TD_WRITER_NONE;
+            slot_check_retired(c, i);
+        } else if (s->writer == TD_WRITER_FENCED) {
+            due_by(c, s->fence_ns);
+        }
+        if (s->state != TD_SLOT_ARMED && s->state != TD_SLOT_FILLING && s->state != TD_SLOT_VERIFYING) continue;
         if (now_ns >= s->deadline_ns) {
             slot_answer(c, i, TD_XFER_FAIL, TD_ERR_DEADLINE, "the slot's deadline passed");
             slot_fail(c, i, TD_ERR_DEADLINE, s->state == TD_SLOT_ARMED ? "deadline: the sender did not come" : "deadline: the transfer was not complete");
@@ -697,8 +1072,14 @@ uint64_t td_xfer_core_tick(struct td_xfer_core *c, uint64_t now_ns)
     for (uint32_t i = 0; i < c->max_ops; i++) {
         struct td_xfer_op *op = &c->ops[i];
         if (!op_is_live(op)) continue;
-        if (now_ns >= op->deadline_ns) op_abort(c, i, TD_ERR_DEADLINE, "the op's deadline passed");
-        else due_by(c, op->deadline_ns);
+        if (now_ns >= op->deadline_ns) {
+            op_end(c, i, true, TD_ERR_DEADLINE, "the op's deadline passed", true);
+            continue;
+        }
+        due_by(c, op->deadline_ns);
+        if (op->state != TD_OP_WAIT_CONN || !op->retry_ns) continue;
+        if (now_ns >= op->retry_ns) c->retry_due = true;
+        else due_by(c, op->retry_ns);
     }
     return c->next_tick_ns;
 }
@@ -720,18 +1101,18 @@ int td_xfer_iov(uint8_t *base, uint64_t block_bytes, const int32_t *ids, uint64_
     return n;
 }
 
-td_status td_xfer_core_create(struct td_xfer_core *c, uint32_t max_slots, uint32_t max_ops, uint64_t orphan_grace_ns,
+td_status td_xfer_core_create(struct td_xfer_core *c, uint32_t max_slots, uint32_t max_ops, uint64_t orphan_grace_ns, uint32_t digest_every,
                               const struct td_xfer_core_hooks *hooks, struct td_err *err)
 {
     if (max_slots < 1 || max_slots > 65536 || max_ops < 1 || max_ops > 65536)
         return td_fail(err, TD_ERR_INVALID, "xfer: max_slots is %u and max_ops %u, each must be 1..65536", max_slots, max_ops);
-    *c = (struct td_xfer_core){.hooks = *hooks, .max_slots = max_slots, .max_ops = max_ops, .orphan_grace_ns = orphan_grace_ns,
+    *c = (struct td_xfer_core){.hooks = *hooks, .max_slots = max_slots, .max_ops = max_ops, .digest_every = digest_every, .orphan_grace_ns = orphan_grace_ns,
                                .next_tick_ns = TD_NEVER_NS, .max_events = 2 * max_slots + max_ops};
     c->slots = calloc(max_slots, sizeof *c->slots);
     c->ops = calloc(max_ops, sizeof *c->ops);
     c->events = calloc(c->max_events, sizeof *c->events);
     /* The kernel backs these pages when a list is first used to its length. */
-    c->lists = calloc(((size_t)max_slots * 4 + (size_t)max_ops * 2) * TD_XFER_MAX_BLOCKS, sizeof *c->lists);
+    c->lists = calloc(((size_t)max_slots * 6 + (size_t)max_ops * 3) * TD_XFER_MAX_BLOCKS, sizeof *c->lists);
     if (!c->slots || !c->ops || !c->events || !c->lists) {
         td_xfer_core_destroy(c);
         return td_fail(err, TD_ERR_NOMEM, "xfer: out of memory for %u slots and %u ops", max_slots, max_ops);
@@ -746,12 +1127,14 @@ td_status td_xfer_core_create(struct td_xfer_core *c, uint32_t max_slots, uint32
         s->src = list + TD_XFER_MAX_BLOCKS;
         s->order = list + 2 * TD_XFER_MAX_BLOCKS;
         s->got = (uint32_t *)(list + 3 * TD_XFER_MAX_BLOCKS);
-        list += 4 * TD_XFER_MAX_BLOCKS;
+        s->digest = (struct td_xfer_digest *)(list + 4 * TD_XFER_MAX_BLOCKS);
+        list += 6 * TD_XFER_MAX_BLOCKS;
     }
     for (uint32_t i = 0; i < max_ops; i++) {
         c->ops[i].src = list;
         c->ops[i].order = list + TD_XFER_MAX_BLOCKS;
-        list += 2 * TD_XFER_MAX_BLOCKS;
+        c->ops[i].dst = list + 2 * TD_XFER_MAX_BLOCKS;
+        list += 3 * TD_XFER_MAX_BLOCKS;
     }
     return TD_OK;
 }

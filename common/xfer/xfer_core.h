@@ -4,10 +4,15 @@
  * connections are numbers that are never used twice. A backend moves bytes between the calls:
  *
  *   receiver  rx_open, then for each payload piece place_begin -> (bytes land, no lock held) -> place_end; shm: rx_ref, copy_next -> ... -> copy_end
- *   sender    op_attach, then tx_next for the next frame; read_begin -> (bytes leave, no lock held) -> read_end
+ *   sender    op_attach, then tx_next for the next frame; read_begin -> (bytes leave, no lock held) -> read_end; tx_done at a frame's end
+ *   rdma      receiver targets_next, rx_imm, conn_fenced; sender rx_targets, wr_next -> (the NIC reads and writes) -> wr_done
+ *   digests   sender digest_next -> (CRCs) -> digest_end; receiver verify_next -> (CRCs) -> verify_end
  *
  * Between *_begin and *_end the slot or op is `io`: a revoke, cancel or failure that comes then takes effect at the end of it, so no terminal
- * event is ever issued while the backend touches blocks. Only grant, revoke, submit, cancel and poll may be called in between. Source: reference design "transfer", 7.3.
+ * event is ever issued while the backend touches blocks. On rdma the writer's NIC touches the receiver's blocks: from OPEN on the slot has a live
+ * writer, and SLOT_FREE waits until it has retired (ABORT after its last completion) or is fenced (conn_fenced); an op with work requests
+ * that have not completed does not end. A connection here is all that stands between two peers: its sockets (lanes) and queue pairs are
+ * the backend's. Only grant, revoke, submit, cancel and poll may be called in between. Source: reference design "transfer", 7.3.
  *
  * Threads: none of its own; the owner's lock is held around every call. Allocates only in create. */
 #ifndef TD_XFER_CORE_H
@@ -18,15 +23,17 @@
 #include "common/xfer/xfer.h"
 #include "common/xfer/xfer_wire.h"
 
-#define TD_XFER_ATTEMPTS_MAX 3
+#define TD_XFER_ATTEMPTS_MAX 3         /* connections that may break under one op */
+#define TD_XFER_AGAIN_NS 5000000       /* an op whose slot still has an older writer asks again after this */
 
 enum td_xfer_slot_state {
     TD_SLOT_FREE = 0,
     TD_SLOT_ARMED,        /* waits for a sender's OPEN */
     TD_SLOT_FILLING,      /* bound to one attempt of one op on one connection */
+    TD_SLOT_VERIFYING,    /* all bytes are in; digests are compared */
     TD_SLOT_READY,        /* complete; the caller owns the bytes until it revokes */
     TD_SLOT_FAILED,       /* will never be ready; waits for revoke */
-    TD_SLOT_REVOKING,     /* revoked while a piece was landing; FREE when it has landed */
+    TD_SLOT_REVOKING,     /* revoked while a piece was landing or the writer has not retired; FREE when that is over */
     TD_SLOT_RETIRED,      /* SLOT_FREE is queued; the number is reusable when the event was taken */
 };
 
@@ -39,8 +46,17 @@ enum td_xfer_op_state {
     TD_OP_ENDED,          /* the terminal event is queued; the number is reusable when the event was taken */
 };
 
+/* rdma: may anybody still write into the blocks of this slot? */
+enum td_xfer_writer { TD_WRITER_NONE = 0, TD_WRITER_LIVE, TD_WRITER_FENCED /* its queue pairs are dead; NONE after a quarantine */ };
+
 struct td_xfer_slot {
     enum td_xfer_slot_state state;
+    enum td_xfer_writer writer;
+    uint64_t writer_conn, writer_handle, fence_ns;
+    uint32_t qps_want, qps_got;   /* rdma: queue pairs that carried data, as FINAL says; those whose last word has come */
+    int32_t n_targets;            /* rdma: grant blocks whose place was told */
+    int32_t n_digests, verify_at;
+    uint8_t n_mismatches;
     bool io, final_seen, completed, parked; /* completed: this generation was READY once; parked: the sender withdrew, copy nothing more */
     uint32_t generation;
     uint16_t attempt;         /* highest seen of this generation; 0 = none */
@@ -53,7 +69,8 @@ struct td_xfer_slot {
     uint32_t copy_off;
     uint64_t bytes_got;
     int32_t *dst, *src, *order; /* [n_blocks]: destination; shm: source block or -1; order of arrival of refs */
-    uint32_t *got;              /* [n_blocks]: bytes in, from the block's start */
+    uint32_t *got;              /* [n_blocks]: bytes in or under way, from the block's start */
+    struct td_xfer_digest *digest; /* [n_blocks] */
     td_status status;
     char reason[TD_XFER_REASON_MAX];
     uint8_t note[TD_XFER_NOTE_MAX];
@@ -62,15 +79,24 @@ struct td_xfer_slot {
 
 struct td_xfer_op {
     enum td_xfer_op_state state;
-    bool io, final, final_sent, failed;
+    bool io, final, failed;
+    bool again;               /* STOPPING: WAIT_CONN follows */
     uint16_t attempt;
+    uint8_t n_lost, n_mismatches; /* connections that broke; digests that differed */
+    uint32_t n_wr;            /* rdma: work requests that have not completed */
+    uint32_t qps_used, qps_said; /* rdma: queue pairs with data of this attempt; those that were given the final word */
+    uint32_t n_frames;        /* tcp: DATA frames that are not wholly with the kernel */
+    uint64_t tell_conn, tell_handle; /* rdma: who is told ABORT when n_wr is 0 */
+    int32_t n_targets, digest_at;
+    uint64_t retry_ns;        /* WAIT_CONN: not before */
     uint64_t user, deadline_ns, first_ns, elapsed_ns, bytes_sent;
     uint64_t conn, handle;
     enum td_xfer_path path;
     struct td_xfer_grant_blob grant;
-    int32_t *src, *order;     /* [n_blocks]: source block or -1; grant blocks in order of submission */
-    int32_t n_queued, at;     /* order[at] is sent next, from byte `off` */
-    uint32_t off;
+    int32_t *src, *order, *dst; /* [n_blocks]: source block or -1; grant blocks in order of submission; rdma: the receiver's block */
+    int32_t n_queued, at;     /* order[at] is begun next */
+    uint32_t off;             /* rdma: from this byte */
+    struct { int32_t block; uint32_t off; bool open; } lane[TD_XFER_LANES_MAX]; /* tcp: the grant block that this lane is at, or -1 */
     td_status status;
     char reason[TD_XFER_REASON_MAX];
     uint8_t note[TD_XFER_NOTE_MAX];
@@ -89,6 +115,8 @@ struct td_xfer_core_hooks {
 struct td_xfer_core {
     struct td_xfer_core_hooks hooks;
     uint32_t max_slots, max_ops, n_slots_used, n_ops_used;
+    uint32_t digest_every;        /* of sent blocks; 0 none */
+    bool retry_due;               /* tick found an op whose retry_ns has come */
     uint64_t orphan_grace_ns;     /* how long a slot whose connection broke waits for the next attempt */
     uint64_t block_bytes;         /* 0 until core_mem */
     int32_t n_pool_blocks;
@@ -103,7 +131,7 @@ struct td_xfer_core {
     uint32_t slot_hint, op_hint;
 };
 
-td_status td_xfer_core_create(struct td_xfer_core *core, uint32_t max_slots, uint32_t max_ops, uint64_t orphan_grace_ns,
+td_status td_xfer_core_create(struct td_xfer_core *core, uint32_t max_slots, uint32_t max_ops, uint64_t orphan_grace_ns, uint32_t digest_every,
                               const struct td_xfer_core_hooks *hooks, struct td_err *err);
 void td_xfer_core_destroy(struct td_xfer_core *core);
 void td_xfer_core_mem(struct td_xfer_core *core, uint64_t block_bytes, int32_t n_blocks);
@@ -118,11 +146,29 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *core, uint64_t conn, enum td
 /* TD_OK: place the payload piece by piece. TD_ERR_STALE: read it and drop it. TD_ERR_CORRUPT: the peer broke the protocol, close it. */
 td_status td_xfer_core_rx_data(struct td_xfer_core *core, uint64_t conn, const struct td_xfer_frame *frame);
 bool td_xfer_core_place_begin(struct td_xfer_core *core, uint64_t conn, const struct td_xfer_frame *frame);
-void td_xfer_core_place_end(struct td_xfer_core *core, uint64_t now_ns, uint32_t slot, uint64_t offset, size_t n_bytes);
+void td_xfer_core_place_end(struct td_xfer_core *core, uint64_t now_ns, uint32_t slot, size_t n_bytes);
 td_status td_xfer_core_rx_ref(struct td_xfer_core *core, uint64_t conn, const struct td_xfer_frame *frame, uint32_t first, const int32_t *ids,
                               int32_t n, int32_t n_source_blocks);
 td_status td_xfer_core_rx_final(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn, const struct td_xfer_frame *frame, const uint8_t *note);
 void td_xfer_core_rx_abort(struct td_xfer_core *core, uint64_t conn, const struct td_xfer_frame *frame, const char *reason);
+
+td_status td_xfer_core_rx_digest(struct td_xfer_core *core, uint64_t conn, const struct td_xfer_frame *frame, const struct td_xfer_digest *digests, int32_t n);
+
+/* rdma: where granted blocks are, for the writer; false when every slot of this connection has told. The payload is td_xfer_run[]. */
+struct td_xfer_tx;
+bool td_xfer_core_targets_next(struct td_xfer_core *core, uint64_t conn, uint32_t *cursor, struct td_xfer_tx *ret_tx);
+/* rdma: a WRITE_WITH_IMM (kind FINAL) completed on queue pair qp of the connection: all that it carried before is in. */
+void td_xfer_core_rx_imm(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn, uint32_t qp, uint32_t imm);
+/* rdma: this side's queue pairs of the connection are dead and drained, so nothing that was not placed already can land; until_ns: quarantine. */
+void td_xfer_core_conn_fenced(struct td_xfer_core *core, uint64_t conn, uint64_t until_ns);
+
+/* Digests to compare now: digest[first, first + n) of the slot. bad: index of one that differs, or -1. Marks the slot io. */
+struct td_xfer_verify {
+    uint32_t slot;
+    int32_t first, n;
+};
+bool td_xfer_core_verify_next(struct td_xfer_core *core, uint32_t *cursor, uint64_t max_bytes, struct td_xfer_verify *ret_verify);
+void td_xfer_core_verify_end(struct td_xfer_core *core, uint64_t now_ns, const struct td_xfer_verify *verify, int32_t bad);
 
 /* shm: the next piece to copy, round-robin over the slots from *cursor; false when there is none. Marks the slot io. */
 struct td_xfer_copy {
@@ -145,14 +191,53 @@ void td_xfer_core_cancel(struct td_xfer_core *core, uint32_t op, const char *rea
 void td_xfer_core_op_attach(struct td_xfer_core *core, uint32_t op, uint64_t conn, enum td_xfer_path path);  /* WAIT_CONN -> STREAMING */
 void td_xfer_core_op_fail(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, td_status status, const char *reason);
 
-/* The next frame for this connection, round-robin over its ops from *cursor; false when nothing is to be sent. DATA: read ret_n_blocks grant blocks
+/* The next frame for this lane of the connection, round-robin over its ops from *cursor; false when nothing is to be sent. Lanes other than 0 carry
+ * DATA only, after an OPEN of their own, and each block stays on one lane. DATA: read ret_n_blocks grant blocks
  * from ret_grant_block, starting ret_offset bytes into the first. REF, FINAL: the payload is written to ret_payload (TD_XFER_PAYLOAD_MAX). */
 struct td_xfer_tx {
     struct td_xfer_frame frame;
     uint32_t op;
     uint8_t payload[TD_XFER_PAYLOAD_MAX];
 };
-bool td_xfer_core_tx_next(struct td_xfer_core *core, uint64_t conn, uint32_t *cursor, int32_t max_blocks, struct td_xfer_tx *ret_tx);
+bool td_xfer_core_tx_next(struct td_xfer_core *core, uint64_t conn, uint32_t lane, uint32_t *cursor, int32_t max_blocks, struct td_xfer_tx *ret_tx);
+/* tcp: every byte of a DATA frame has left. */
+void td_xfer_core_tx_done(struct td_xfer_core *core, uint32_t op, uint64_t handle);
+
+/* rdma: places of grant blocks [frame->offset, ...), in order. TD_ERR_CORRUPT: the peer broke the protocol, close it. */
+td_status td_xfer_core_rx_targets(struct td_xfer_core *core, uint64_t conn, const struct td_xfer_frame *frame, const struct td_xfer_run *runs, int32_t n,
+                                  int32_t n_peer_blocks);
+/* rdma: what queue pair qp of this connection may be given next; false: nothing. Data: n_blocks grant blocks that lie side by side at the receiver from
+ * dst_block on (offset, n_bytes: inside the first when n_blocks is 1), whose sources are op->src[op->order[order_at + i]]; at most max_pieces of
+ * them lie apart; no run crosses a multiple of src_region or dst_region blocks. is_imm: the final word for this queue pair, when may_imm. Counts it
+ * in n_wr. */
+struct td_xfer_wr {
+    uint32_t op;
+    uint64_t handle;
+    bool is_imm;
+    uint32_t imm;
+    int32_t order_at, n_blocks, dst_block;
+    uint64_t offset, n_bytes;
+};
+struct td_xfer_wr_limits {
+    uint64_t max_bytes;
+    int32_t max_pieces, src_region, dst_region;
+};
+bool td_xfer_core_wr_next(struct td_xfer_core *core, uint64_t conn, uint32_t qp, bool may_imm, uint32_t *cursor, const struct td_xfer_wr_limits *limits,
+                          struct td_xfer_wr *ret_wr);
+/* It completed, or was flushed (ok false; conn_lost follows). */
+void td_xfer_core_wr_done(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, uint64_t n_bytes, bool ok);
+
+/* Digests to compute now: CRC32C of source block src[i] goes to digest[i].crc. Marks the op io. digest_end sends them. */
+#define TD_XFER_DIGEST_BATCH 64
+struct td_xfer_digest_work {
+    uint32_t op;
+    uint64_t handle;
+    int32_t n, src[TD_XFER_DIGEST_BATCH];
+    struct td_xfer_digest digest[TD_XFER_DIGEST_BATCH];
+};
+bool td_xfer_core_digest_next(struct td_xfer_core *core, uint64_t conn, uint64_t max_bytes, struct td_xfer_digest_work *ret_work);
+void td_xfer_core_digest_end(struct td_xfer_core *core, const struct td_xfer_digest_work *work);
+
 bool td_xfer_core_read_begin(struct td_xfer_core *core, uint32_t op, uint64_t handle);
 void td_xfer_core_read_end(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, size_t n_bytes);
 td_status td_xfer_core_rx_done(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn, const struct td_xfer_frame *frame);

@@ -1,4 +1,4 @@
-/* xfer_internal.h - what xfer.c (life, frames, timers), xfer_tcp.c and xfer_shm.c (how bytes move) share. Not for other folders.
+/* xfer_internal.h - what xfer.c (life, frames, timers), xfer_tcp.c, xfer_shm.c and xfer_rdma.c (how bytes move) share. Not for other folders.
  *
  * One progress thread does all I/O; x->lock guards everything here and the core. The progress thread drops the lock only around system calls
  * that move blocks (between the core's *_begin and *_end), and only it opens, closes, reads and writes connections. */
@@ -12,16 +12,21 @@
 #include "common/base/doorbell.h"
 #include "common/xfer/xfer_core.h"
 
-#define XFER_MAX_CONNS 256
+#define XFER_MAX_CONNS 1024          /* sockets: every lane of a connection is one */
 #define XFER_MAX_UNPROVEN 64       /* accepted connections that have not shown a key yet */
-#define XFER_RESERVED_CONNS 64     /* kept from accepted connections, for those this side opens */
+#define XFER_RESERVED_CONNS 256    /* kept from accepted connections, for those this side opens */
 #define XFER_OUT_BYTES 16384
 #define XFER_MAX_IOV 64
 #define XFER_MAX_FDS 2
 #define XFER_TURN_BYTES (4u << 20) /* moved for one connection before the next has its turn */
 #define XFER_IDLE_NS (30 * TD_NS_PER_S)
 
-enum xfer_conn_state { XFER_CONN_FREE = 0, XFER_CONN_CONNECTING, XFER_CONN_HELLO, XFER_CONN_READY };
+/* SETUP: rdma, from HELLO_ACK until every queue pair has been probed in both directions. */
+enum xfer_conn_state { XFER_CONN_FREE = 0, XFER_CONN_CONNECTING, XFER_CONN_HELLO, XFER_CONN_SETUP, XFER_CONN_READY };
+
+struct xfer_rdma;
+struct xfer_rdma_link;
+
 
 /* An op's handle while its source blocks may be copied, else 0. One cache line each; written by the sender, mapped read-only by receivers. */
 struct xfer_control_word {
@@ -33,6 +38,8 @@ _Static_assert(sizeof(struct xfer_control_word) == 64, "shared layout");
 struct td_xfer_conn {
     enum xfer_conn_state state;
     uint64_t id;                   /* serial << 16 | index; never used twice */
+    uint64_t link;                 /* lane 0: id; else lane 0's id. The core knows links only */
+    uint32_t lane, live_at;        /* live_at: place in x->live */
     int fd;
     bool initiator, proven;        /* proven: has shown the key of a grant */
     bool tx_ready;                 /* there may be something to send and the socket may take it */
@@ -68,6 +75,7 @@ struct td_xfer_conn {
     const struct xfer_control_word *words;
     uint32_t n_words;
     int32_t n_source_blocks;
+    struct xfer_rdma_link *rdma;   /* path rdma, from SETUP on */
 };
 
 struct td_xfer {
@@ -93,9 +101,18 @@ struct td_xfer {
     struct xfer_control_word *words;
     struct td_xfer_core core;
     struct td_xfer_conn *conns;    /* [XFER_MAX_CONNS] */
+    struct td_xfer_conn **live;    /* [n_conns] of them, those that are not free */
     uint64_t n_conn_serials;
     uint32_t n_conns, n_unproven;
-    struct xfer_op_aux { uint64_t waits_for; bool no_shm; } *op_aux; /* [max_ops]: the connection it waits for; shm was tried in vain */
+    /* [max_ops]: the connection it waits for; paths (bits) that were tried in vain; rdma: queue pairs (bits) of link that owe a word */
+    struct xfer_op_aux { uint64_t waits_for, link; uint32_t tried, words; } *op_aux;
+    struct xfer_rdma *rdma;        /* NULL: none */
+    uint32_t n_lanes, verify_cursor;
+    uint64_t n_fallbacks;
+    uint32_t conns_by_path[TD_XFER_N_PATHS];
+    struct xfer_news { enum td_xfer_path path; td_status status; char text[TD_XFER_REASON_MAX]; } news[16]; /* path choices that were not polled yet */
+    uint32_t n_news;
+    bool news_woke;
     bool attach_due;               /* an op may need a connection */
     uint64_t next_check_ns, loop_ns;
     uint64_t n_woken;              /* events that hooks.wake has announced */
@@ -104,6 +121,8 @@ struct td_xfer {
     uint8_t scrap[65536], zeros[65536];
 };
 
+enum { XFER_KEY_BELL = 1, XFER_KEY_TCP, XFER_KEY_SHM, XFER_KEY_RDMA /* + 2 * rail: its completions; + 1: its events */ }; /* below every connection id */
+
 /* xfer.c */
 uint64_t xfer_now(const struct td_xfer *x);
 uint64_t xfer_random(void *x);
@@ -111,6 +130,9 @@ struct td_xfer_conn *xfer_conn_new(struct td_xfer *x, int fd, enum td_xfer_path 
 void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status, const char *reason, bool retry);
 struct td_xfer_conn *xfer_conn_by_id(struct td_xfer *x, uint64_t id);
 bool xfer_conn_queue(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_frame *f, const void *payload);  /* false: overflow */
+void xfer_conn_ready(struct td_xfer *x, struct td_xfer_conn *c);                    /* SETUP or HELLO is over: ops that wait may go */
+bool xfer_watch_fd(struct td_xfer *x, int fd, uint64_t key);
+void xfer_say(char to[TD_XFER_REASON_MAX], const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void xfer_conn_say_hello(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type);
 
 /* xfer_tcp.c. data_read and data_write drop the lock while they move bytes; they return recv's or send's result (errno kept). */
@@ -119,6 +141,25 @@ int xfer_tcp_dial(struct td_xfer *x, const char *host, uint16_t port, bool *ret_
 void xfer_tcp_tune(const struct td_xfer *x, int fd);
 ssize_t xfer_tcp_data_read(struct td_xfer *x, struct td_xfer_conn *c);
 ssize_t xfer_tcp_data_write(struct td_xfer *x, struct td_xfer_conn *c);
+
+/* xfer_rdma.c. Progress thread only, but open, mem_add and close. */
+td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_rdma_config *config, struct td_err *err);
+void xfer_rdma_close(struct td_xfer *x);
+td_status xfer_rdma_mem_add(struct td_xfer *x, struct td_err *err);                /* registers the pool on every rail */
+bool xfer_rdma_usable(const struct td_xfer *x);                                    /* a rail is there whose port is active */
+/* Set-up: the initiator offers, the acceptor accepts; both go READY by probes. false: reason says why there can be no link. */
+bool xfer_rdma_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX]);
+bool xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX]);
+bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX]);
+int32_t xfer_rdma_peer_blocks(const struct td_xfer *x, const struct td_xfer_conn *c);
+void xfer_rdma_post(struct td_xfer *x, struct td_xfer_conn *c);                    /* as much as queue pairs and bounds allow; may close c */
+/* Takes completions and events; may close connections. True when there were any. */
+bool xfer_rdma_poll(struct td_xfer *x);
+bool xfer_rdma_sleep(struct td_xfer *x);                                           /* arms the channels; false: something came meanwhile, do not sleep */
+void xfer_rdma_woke(struct td_xfer *x, uint64_t slept_ns, bool by_channel);
+void xfer_rdma_fence(struct td_xfer *x, struct td_xfer_conn *c);                   /* kills the link: after it nothing of it reads or lands */
+void xfer_rdma_op_over(struct td_xfer *x, uint32_t op);                            /* its final words are taken */
+void xfer_rdma_stats(const struct td_xfer *x, struct td_xfer_stats *stats);
 
 /* xfer_shm.c */
 td_status xfer_shm_listen(struct td_xfer *x, struct td_err *err);

@@ -109,7 +109,7 @@ ssize_t xfer_tcp_data_read(struct td_xfer *x, struct td_xfer_conn *c)
 {
     const struct td_xfer_frame *f = &c->rx_frame;
     size_t left = f->length - c->n_payload, n_bytes = 0;
-    if (c->rx_drop || !td_xfer_core_place_begin(&x->core, c->id, f)) {
+    if (c->rx_drop || !td_xfer_core_place_begin(&x->core, c->link, f)) {
         c->rx_drop = true;
         ssize_t k = recv(c->fd, x->scrap, left < sizeof x->scrap ? left : sizeof x->scrap, MSG_DONTWAIT);
         if (k > 0) c->n_payload += (uint32_t)k;
@@ -124,7 +124,7 @@ ssize_t xfer_tcp_data_read(struct td_xfer *x, struct td_xfer_conn *c)
     int e = errno;
     pthread_mutex_lock(&x->lock);
     if (k > 0) c->n_payload += (uint32_t)k;
-    td_xfer_core_place_end(&x->core, xfer_now(x), f->slot, offset, k > 0 ? (size_t)k : 0);
+    td_xfer_core_place_end(&x->core, xfer_now(x), f->slot, k > 0 ? (size_t)k : 0);
     errno = e;
     return k;
 }
@@ -156,6 +156,7 @@ ssize_t xfer_tcp_data_write(struct td_xfer *x, struct td_xfer_conn *c)
         c->tx_offset += n_payload;
     }
     if (reads) td_xfer_core_read_end(&x->core, xfer_now(x), c->tx_op, n_payload);
+    if (!c->tx_left && !c->tx_header_left) td_xfer_core_tx_done(&x->core, c->tx_op, c->tx_handle);
     errno = e;
     return k;
 }

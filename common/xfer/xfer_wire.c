@@ -32,6 +32,16 @@ static bool length_fits(const struct td_xfer_frame *f)
     case TD_XFER_FAIL: return f->length <= TD_XFER_REASON_MAX;
     case TD_XFER_DONE:
     case TD_XFER_PING: return f->length == 0;
+    case TD_XFER_RDMA_OFFER: return f->length == TD_XFER_RDMA_SETUP_BYTES;
+    case TD_XFER_RDMA_ACCEPT:
+        return f->status ? f->length <= TD_XFER_REASON_MAX
+                         : f->length > TD_XFER_RDMA_SETUP_BYTES && f->length <= sizeof(struct td_xfer_rdma_setup) && f->length % 4 == 0;
+    case TD_XFER_TARGETS:
+        return f->length >= sizeof(struct td_xfer_run) && f->length <= TD_XFER_RUNS_MAX * sizeof(struct td_xfer_run) &&
+               f->length % sizeof(struct td_xfer_run) == 0;
+    case TD_XFER_DIGEST:
+        return f->length >= sizeof(struct td_xfer_digest) && f->length <= TD_XFER_DIGESTS_MAX * sizeof(struct td_xfer_digest) &&
+               f->length % sizeof(struct td_xfer_digest) == 0;
     case TD_XFER_N_TYPES: break;
     }
     return false;
@@ -47,7 +57,7 @@ td_status td_xfer_frame_decode(const uint8_t bytes[64], struct td_xfer_frame *re
     uint32_t crc = td_crc32c(0, &f, offsetof(struct td_xfer_frame, crc));
     if (f.crc != crc) return td_fail(err, TD_ERR_CORRUPT, "frame: header crc is %08x, computed %08x", f.crc, crc);
     if (f.type < TD_XFER_HELLO || f.type >= TD_XFER_N_TYPES) return td_fail(err, TD_ERR_CORRUPT, "frame: unknown type %u", f.type);
-    if (f.flags || f.reserved || f.reserved2) return td_fail(err, TD_ERR_CORRUPT, "frame: reserved fields of type %u are not 0", f.type);
+    if ((f.flags && f.type != TD_XFER_FINAL) || f.reserved || f.reserved2) return td_fail(err, TD_ERR_CORRUPT, "frame: reserved fields of type %u are not 0", f.type);
     if (f.status > 0) return td_fail(err, TD_ERR_CORRUPT, "frame: status is %d, must be <= 0", f.status);
     if (!length_fits(&f)) return td_fail(err, TD_ERR_CORRUPT, "frame: length %u does not fit type %u", f.length, f.type);
     *ret_frame = f;
@@ -78,7 +88,7 @@ static bool text_ok(const char *text, size_t max)
 
 td_status td_xfer_grant_decode(const uint8_t *bytes, size_t n_bytes, struct td_xfer_grant_blob *ret_grant, struct td_err *err)
 {
-    static const uint8_t zero[5];
+    static const uint8_t zero[3];
     struct td_xfer_grant_blob g;
     if (n_bytes != sizeof g) return td_fail(err, TD_ERR_INVALID, "grant: %zu bytes, must be %zu", n_bytes, sizeof g);
     memcpy(&g, bytes, sizeof g);
@@ -93,12 +103,45 @@ td_status td_xfer_grant_decode(const uint8_t *bytes, size_t n_bytes, struct td_x
         return td_fail(err, TD_ERR_CORRUPT, "grant: n_blocks is %d, must be 0..%d", g.n_blocks, TD_XFER_MAX_BLOCKS);
     if (g.block_bytes < 1 || g.block_bytes >= 1ull << 30)
         return td_fail(err, TD_ERR_CORRUPT, "grant: block_bytes is %" PRIu64 ", must be 1..2^30-1", g.block_bytes);
-    if (g.path > TD_XFER_PATH_SHM) return td_fail(err, TD_ERR_CORRUPT, "grant: path is %u, must be 0..2", g.path);
+    if (g.path > TD_XFER_PATH_RDMA) return td_fail(err, TD_ERR_CORRUPT, "grant: path is %u, must be 0..%d", g.path, TD_XFER_PATH_RDMA);
+    if (g.has_rdma > 1 || g.tls > 1) return td_fail(err, TD_ERR_CORRUPT, "grant: has_rdma is %u and tls %u, must be 0 or 1", g.has_rdma, g.tls);
     if (memcmp(g.reserved, zero, sizeof zero) != 0) return td_fail(err, TD_ERR_CORRUPT, "grant: reserved bytes are not 0");
     if (!text_ok(g.host, sizeof g.host) || !text_ok(g.shm_name, sizeof g.shm_name) || !text_ok(g.instance, sizeof g.instance))
         return td_fail(err, TD_ERR_CORRUPT, "grant: host, shm name or instance is not plain text");
     if (!g.port && !g.shm_name[0]) return td_fail(err, TD_ERR_CORRUPT, "grant: names no way to reach its receiver");
     *ret_grant = g;
+    return TD_OK;
+}
+
+td_status td_xfer_rdma_setup_decode(const uint8_t *bytes, uint32_t n_bytes, bool has_keys, struct td_xfer_rdma_setup *ret_setup, struct td_err *err)
+{
+    struct td_xfer_rdma_setup s = {0};
+    if (n_bytes < TD_XFER_RDMA_SETUP_BYTES || n_bytes > sizeof s)
+        return td_fail(err, TD_ERR_CORRUPT, "rdma setup: %u bytes, must be %zu..%zu", n_bytes, TD_XFER_RDMA_SETUP_BYTES, sizeof s);
+    memcpy(&s, bytes, n_bytes);
+    if (s.n_rails < 1 || s.n_rails > TD_XFER_RAILS_MAX)
+        return td_fail(err, TD_ERR_CORRUPT, "rdma setup: n_rails is %u, must be 1..%d", s.n_rails, TD_XFER_RAILS_MAX);
+    if (s.n_qps < 1 || s.n_qps > TD_XFER_RAIL_QPS_MAX || s.n_qps * s.n_rails > TD_XFER_QPS_MAX)
+        return td_fail(err, TD_ERR_CORRUPT, "rdma setup: n_qps is %u on %u rails, must be 1..%d and at most %d in all", s.n_qps, s.n_rails,
+                       TD_XFER_RAIL_QPS_MAX, TD_XFER_QPS_MAX);
+    for (uint32_t r = 0; r < s.n_rails; r++) {
+        const struct td_xfer_rail *rail = &s.rail[r];
+        if (rail->mtu_bytes < 256 || rail->mtu_bytes > 4096 || (rail->mtu_bytes & (rail->mtu_bytes - 1)))
+            return td_fail(err, TD_ERR_CORRUPT, "rdma setup: rail %u has mtu %u, must be 256, 512, 1024, 2048 or 4096", r, rail->mtu_bytes);
+        if (rail->ethernet > 1 || rail->index >= TD_XFER_RAILS_MAX || (r && rail->index <= s.rail[r - 1].index))
+            return td_fail(err, TD_ERR_CORRUPT, "rdma setup: rail %u has kind %u and index %u, which must rise and be below %d", r, rail->ethernet, rail->index,
+                           TD_XFER_RAILS_MAX);
+        for (uint32_t q = 0; q < s.n_qps; q++)
+            if (rail->qpn[q] >> 24 || rail->psn[q] >> 24)
+                return td_fail(err, TD_ERR_CORRUPT, "rdma setup: rail %u queue pair %u: number %u or psn %u is over 24 bits", r, q, rail->qpn[q], rail->psn[q]);
+    }
+    if (s.recv_wr < 1 || s.reserved) return td_fail(err, TD_ERR_CORRUPT, "rdma setup: recv_wr is %u, must be >= 1", s.recv_wr);
+    uint64_t n_keys = has_keys ? (uint64_t)s.n_regions * s.n_rails : 0;
+    if (n_keys > TD_XFER_RKEYS_MAX || (has_keys && !n_keys) || n_bytes != TD_XFER_RDMA_SETUP_BYTES + n_keys * 4)
+        return td_fail(err, TD_ERR_CORRUPT, "rdma setup: %u regions on %u rails do not fit %u bytes", s.n_regions, s.n_rails, n_bytes);
+    if (has_keys && (s.region_bytes == 0 || s.base + s.n_regions * s.region_bytes < s.base))
+        return td_fail(err, TD_ERR_CORRUPT, "rdma setup: regions of %" PRIu64 " bytes at %016" PRIx64 " do not fit the address space", s.region_bytes, s.base);
+    *ret_setup = s;
     return TD_OK;
 }
 

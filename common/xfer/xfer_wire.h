@@ -11,7 +11,7 @@
 #include "common/xfer/xfer.h"
 
 #define TD_XFER_MAGIC 0x31584454u         /* "TDX1" */
-#define TD_XFER_WIRE_VERSION 1
+#define TD_XFER_WIRE_VERSION 2
 #define TD_XFER_FRAME_DATA_MAX (1u << 20) /* payload of DATA: so long a small transfer may wait behind a large one */
 #define TD_XFER_PAYLOAD_MAX 4096u         /* payload of every other frame */
 #define TD_XFER_REF_MAX 1000              /* block ids in one REF */
@@ -19,26 +19,37 @@
 #define TD_XFER_KEY_BYTES 16
 #define TD_XFER_HOST_MAX 64
 #define TD_XFER_NAME_MAX 64
+#define TD_XFER_LANES_MAX 8               /* sockets of one connection */
+#define TD_XFER_RAILS_MAX 8               /* NICs of one connection, each side */
+#define TD_XFER_RAIL_QPS_MAX 4
+#define TD_XFER_QPS_MAX 16                /* queue pairs of one connection: a bit each in FINAL's flags */
+#define TD_XFER_RKEYS_MAX 768             /* registrations x rails that fit into one RDMA_ACCEPT */
+#define TD_XFER_RUNS_MAX 500              /* runs in one TARGETS */
+#define TD_XFER_DIGESTS_MAX 500           /* entries in one DIGEST */
 
 enum td_xfer_frame_type {
-    TD_XFER_HELLO = 1,  /* both ways first; payload td_xfer_hello */
+    TD_XFER_HELLO = 1,  /* initiator, first; payload td_xfer_hello. op: this socket's lane; lanes > 0 join the connection that `conn` names */
     TD_XFER_HELLO_ACK,  /* status != 0: refused, payload is the reason; else payload td_xfer_hello */
     TD_XFER_MEM,        /* shm, sender: payload td_xfer_mem, two descriptors ride along: arena (read-only), control words */
     TD_XFER_OPEN,       /* sender: binds op/attempt/handle to slot/generation; payload is the grant's key */
     TD_XFER_DATA,       /* tcp, sender: payload belongs at `offset` of the grant */
     TD_XFER_REF,        /* shm, sender: payload u32 first, i32 block ids: these source blocks may be copied now */
-    TD_XFER_FINAL,      /* sender: nothing follows; offset = all bytes of the grant, payload is the note */
+    TD_XFER_FINAL,      /* sender: nothing follows; offset = all bytes of the grant, payload is the note. rdma: flags = the queue pairs that carried data */
     TD_XFER_ABORT,      /* sender: this op ended without FINAL; payload is the reason, no byte of it follows (writer retired) */
     TD_XFER_DONE,       /* receiver: every byte is applied */
     TD_XFER_FAIL,       /* receiver: the slot takes nothing more from this op; payload is the reason */
     TD_XFER_PING,       /* both: alive */
+    TD_XFER_RDMA_OFFER, /* rdma, initiator after HELLO_ACK: payload td_xfer_rdma_setup, no keys */
+    TD_XFER_RDMA_ACCEPT,/* rdma, acceptor: payload td_xfer_rdma_setup with its keys */
+    TD_XFER_TARGETS,    /* rdma, receiver after OPEN: offset = first grant block, payload td_xfer_run[]: where these grant blocks are */
+    TD_XFER_DIGEST,     /* sender, before FINAL: payload td_xfer_digest[] */
     TD_XFER_N_TYPES
 };
 
 struct td_xfer_frame {
     uint32_t magic;
     uint8_t version, type;
-    uint16_t flags;       /* 0 */
+    uint16_t flags;       /* FINAL on rdma: bit per queue pair; else 0 */
     uint32_t slot, generation;
     uint32_t op;          /* the sender's op number; also the index of its control word (shm) */
     uint16_t attempt;
@@ -69,6 +80,49 @@ struct td_xfer_mem {
 };
 _Static_assert(sizeof(struct td_xfer_mem) == 24, "wire: mem");
 
+struct td_xfer_rail {
+    uint8_t gid[16];
+    uint16_t lid;
+    uint8_t ethernet, index;          /* index: of the rail in its side's list; rail i talks to rail i */
+    uint32_t mtu_bytes;
+    uint32_t qpn[TD_XFER_RAIL_QPS_MAX], psn[TD_XFER_RAIL_QPS_MAX];
+};
+_Static_assert(sizeof(struct td_xfer_rail) == 56, "wire: rail");
+
+/* The acceptor answers with those of the offered rails that it has too, in the offer's order, and with as many queue pairs as both allow. Block b of the pool lies at
+ * base + b * block_bytes in registration b * block_bytes / region_bytes, whose key on rail r is rkey[region * n_rails + r]. */
+struct td_xfer_rdma_setup {
+    uint8_t n_rails, n_qps;           /* n_qps: per rail */
+    uint8_t rd_atomic_in, rd_atomic_out;
+    uint32_t recv_wr;                 /* final words that a queue pair here can take before it must be read */
+    uint32_t n_regions, reserved;     /* reserved: 0 */
+    uint64_t base, region_bytes;
+    uint64_t probe;                   /* address of TD_XFER_QPS_MAX probe cells of 64 bytes */
+    uint32_t probe_rkey[TD_XFER_RAILS_MAX];
+    struct td_xfer_rail rail[TD_XFER_RAILS_MAX];
+    uint32_t rkey[TD_XFER_RKEYS_MAX]; /* only the first n_regions * n_rails travel */
+};
+#define TD_XFER_RDMA_SETUP_BYTES offsetof(struct td_xfer_rdma_setup, rkey)
+_Static_assert(TD_XFER_RDMA_SETUP_BYTES == 520, "wire: rdma setup");
+_Static_assert(sizeof(struct td_xfer_rdma_setup) <= TD_XFER_PAYLOAD_MAX, "wire: rdma setup");
+
+struct td_xfer_run {                  /* pool blocks [block, block + n) */
+    int32_t block, n;
+};
+_Static_assert(sizeof(struct td_xfer_run) * TD_XFER_RUNS_MAX <= TD_XFER_PAYLOAD_MAX, "wire: targets");
+
+struct td_xfer_digest {
+    uint32_t block, crc;              /* grant block; CRC32C of its bytes */
+};
+_Static_assert(sizeof(struct td_xfer_digest) * TD_XFER_DIGESTS_MAX <= TD_XFER_PAYLOAD_MAX, "wire: digests");
+
+/* Immediate data of a WRITE_WITH_IMM: slot 16, generation 8, attempt 4, kind 4. */
+enum td_xfer_imm_kind { TD_XFER_IMM_FINAL = 1, TD_XFER_IMM_PROBE = 2 };
+static inline uint32_t td_xfer_imm(uint32_t slot, uint32_t generation, uint32_t attempt, enum td_xfer_imm_kind kind)
+{
+    return slot << 16 | (generation & 0xff) << 8 | (attempt & 0xf) << 4 | (uint32_t)kind;
+}
+
 /* The grant blob: what a sender needs to reach one slot. It carries the key, so it travels only over authenticated channels and is never logged. */
 struct td_xfer_grant_blob {
     uint32_t magic;       /* "TDG1" */
@@ -79,7 +133,9 @@ struct td_xfer_grant_blob {
     uint64_t incarnation, layout_hash, block_bytes;
     uint16_t port;        /* 0: no tcp */
     uint8_t path;         /* enum td_xfer_path: what the receiver allows */
-    uint8_t reserved[5];  /* 0 */
+    uint8_t has_rdma;     /* 1: it has RDMA devices */
+    uint8_t tls;          /* 1: its port speaks TLS */
+    uint8_t reserved[3];  /* 0 */
     uint8_t key[TD_XFER_KEY_BYTES], proof[TD_XFER_KEY_BYTES];
     char host[TD_XFER_HOST_MAX];     /* numeric address */
     char shm_name[TD_XFER_NAME_MAX]; /* abstract unix socket without its leading NUL; "" = no shm */
@@ -95,6 +151,9 @@ td_status td_xfer_frame_decode(const uint8_t bytes[64], struct td_xfer_frame *re
 
 void td_xfer_grant_encode(struct td_xfer_grant_blob *grant, uint8_t *ret_bytes);
 td_status td_xfer_grant_decode(const uint8_t *bytes, size_t n_bytes, struct td_xfer_grant_blob *ret_grant, struct td_err *err);
+
+/* Checks everything in a setup that does not depend on this side. has_keys: it is an ACCEPT. TD_ERR_CORRUPT with the field's name. */
+td_status td_xfer_rdma_setup_decode(const uint8_t *bytes, uint32_t n_bytes, bool has_keys, struct td_xfer_rdma_setup *ret_setup, struct td_err *err);
 
 /* True iff equal; the time does not depend on where they differ. */
 bool td_xfer_key_equal(const uint8_t *a, const uint8_t *b);

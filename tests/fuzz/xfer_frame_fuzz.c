@@ -51,7 +51,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     uint32_t slot, op, cursor = 0;
     int32_t ids[5] = {0, 1, 2, 3, 4};
     counter = 0;
-    TD_ASSERT(td_xfer_core_create(&c, 4, 2, 100, &hooks, NULL) == TD_OK);
+    TD_ASSERT(td_xfer_core_create(&c, 4, 2, 100, 0, &hooks, NULL) == TD_OK);
     td_xfer_core_mem(&c, BLOCK_BYTES, 8);
     for (int32_t i = 0; i < 3; i++) TD_ASSERT(td_xfer_core_grant(&c, ids, 5 * (i > 0), i == 2 ? 50 : TD_NEVER_NS, 0, &slot, NULL) == TD_OK);
     struct td_xfer_grant_blob grant = {.n_blocks = 2, .block_bytes = BLOCK_BYTES, .slot = 1};
@@ -96,7 +96,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
             if (td_xfer_core_rx_data(&c, conn, &f) == TD_OK && td_xfer_core_place_begin(&c, conn, &f)) {
                 if (repair & 0x80) td_xfer_core_revoke(&c, f.slot, "meanwhile");
                 placed[f.slot] += f.length;
-                td_xfer_core_place_end(&c, now, f.slot, f.offset, f.length);
+                td_xfer_core_place_end(&c, now, f.slot, f.length);
             }
             break;
         case TD_XFER_REF: {

@@ -118,8 +118,8 @@ static void world_open(struct world *w, enum td_xfer_path path, uint64_t seed)
     w->rng = seed;
     struct td_xfer_core_hooks p = {.ctx = w, .random_u64 = random_hook, .send = send_from_p, .op_handle = handle_hook};
     struct td_xfer_core_hooks d = {.ctx = w, .random_u64 = random_hook, .send = send_from_d, .op_handle = no_handle};
-    assert_int_equal(td_xfer_core_create(&w->p, MAX_TRANSFERS, MAX_TRANSFERS, GRACE_NS, &p, NULL), TD_OK);
-    assert_int_equal(td_xfer_core_create(&w->d, MAX_TRANSFERS, MAX_TRANSFERS, GRACE_NS, &d, NULL), TD_OK);
+    assert_int_equal(td_xfer_core_create(&w->p, MAX_TRANSFERS, MAX_TRANSFERS, GRACE_NS, 0, &p, NULL), TD_OK);
+    assert_int_equal(td_xfer_core_create(&w->d, MAX_TRANSFERS, MAX_TRANSFERS, GRACE_NS, 0, &d, NULL), TD_OK);
     td_xfer_core_mem(&w->p, CELL * CELLS, N_BLOCKS);
     td_xfer_core_mem(&w->d, CELL * CELLS, N_BLOCKS);
 }
@@ -207,7 +207,7 @@ static bool connect_ops(struct world *w)
 static bool transmit(struct world *w)
 {
     struct td_xfer_tx tx;
-    if (!w->conn || w->to_d.n > MAX_FRAMES / 2 || !td_xfer_core_tx_next(&w->p, w->conn, &w->tx_cursor, 4, &tx)) return false;
+    if (!w->conn || w->to_d.n > MAX_FRAMES / 2 || !td_xfer_core_tx_next(&w->p, w->conn, 0, &w->tx_cursor, 4, &tx)) return false;
     if (tx.frame.type != TD_XFER_DATA) {
         put(&w->to_d, &tx.frame, tx.payload);
         return true;
@@ -225,6 +225,7 @@ static bool transmit(struct world *w)
         q->cells[at / CELL] = w->src[(uint64_t)w->p.ops[tx.op].src[cell / CELLS] * CELLS + cell % CELLS];
     }
     td_xfer_core_read_end(&w->p, w->now, tx.op, tx.frame.length);
+    td_xfer_core_tx_done(&w->p, tx.op, tx.frame.handle);
     return true;
 }
 
@@ -255,7 +256,7 @@ static bool deliver_to_d(struct world *w)
                     if (w->t[i].slot_live && w->t[i].slot == q.f.slot) w->t[i].revoked = true;
             }
             land(w, q.f.slot, q.f.offset + at, CELL, &q.cells[at / CELL]);
-            td_xfer_core_place_end(&w->d, w->now, q.f.slot, q.f.offset + at, CELL);
+            td_xfer_core_place_end(&w->d, w->now, q.f.slot, CELL);
         }
         break;
     case TD_XFER_REF: {
@@ -632,7 +633,7 @@ static void limits_are_back_pressure(void **state)
     world_close(&w);
     struct td_xfer_core core;
     struct td_xfer_core_hooks hooks = {.random_u64 = random_hook};
-    assert_int_equal(td_xfer_core_create(&core, 0, 1, 1, &hooks, &err), TD_ERR_INVALID);
+    assert_int_equal(td_xfer_core_create(&core, 0, 1, 1, 0, &hooks, &err), TD_ERR_INVALID);
 }
 
 static void frames_and_grants_survive_the_wire(void **state)

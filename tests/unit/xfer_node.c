@@ -21,6 +21,7 @@ struct node {
     struct td_arena arena;
     struct td_doorbell bell;
     uint64_t block_bytes;
+    struct td_xfer_event path; /* the last PATH_CHOSEN */
 };
 
 static uint64_t mix(uint64_t v)
@@ -88,6 +89,21 @@ static void close_node(struct node *n)
     td_doorbell_close(&n->bell);
 }
 
+/* The next event of a slot or op; what is told about paths is kept apart, the last of it. */
+static bool next_event(struct node *n, struct td_xfer_event *ret_event)
+{
+    struct td_xfer_event e;
+    while (td_xfer_poll(n->x, &e, 1)) {
+        if (e.kind == TD_XFER_PATH_CHOSEN) {
+            n->path = e;
+            continue;
+        }
+        *ret_event = e;
+        return true;
+    }
+    return false;
+}
+
 static void execute(struct node *n, const struct node_command *c, struct node_reply *r)
 {
     struct td_err err = {0};
@@ -112,9 +128,9 @@ static void execute(struct node *n, const struct node_command *c, struct node_re
     case NODE_CANCEL: td_xfer_cancel(n->x, c->id, "cancelled by the test"); break;
     case NODE_EVENT: {
         uint64_t until = td_deadline_after_ms(td_now_ns(), c->deadline_ms);
-        do r->ok = td_xfer_poll(n->x, &r->event, 1) == 1;
+        do r->ok = next_event(n, &r->event);
         while (!r->ok && td_doorbell_wait(&n->bell, until));
-        if (!r->ok) r->ok = td_xfer_poll(n->x, &r->event, 1) == 1;
+        if (!r->ok) r->ok = next_event(n, &r->event);
         break;
     }
     case NODE_FILL: /* block ids[i] gets the content seed + i */
@@ -128,7 +144,10 @@ static void execute(struct node *n, const struct node_command *c, struct node_re
             r->n = i;
         }
         break;
-    case NODE_STATS: td_xfer_stats(n->x, &r->stats); break;
+    case NODE_STATS:
+        td_xfer_stats(n->x, &r->stats);
+        r->event = n->path;
+        break;
     case NODE_EXIT: break;
     }
     snprintf(r->msg, sizeof r->msg, "%.255s", err.msg);

@@ -1,0 +1,1044 @@
+/* xfer_rdma.c - RDMA: the writer's NIC puts blocks where the receiver's grant says. Over verbs.h's table, so libibverbs or the fake.
+ *
+ * A rail is one port of one NIC of this side, with the pool registered on it and one completion queue. A link is what an rdma connection has beside its
+ * socket: on each rail that both sides have, n_qps RC queue pairs. The socket carries the frames (README.md); queue pairs carry payload.
+ *
+ *   initiator   creates queue pairs (INIT), RDMA_OFFER --> acceptor creates its own, RTR, RTS, RDMA_ACCEPT with its keys --> initiator RTR, RTS
+ *   probe       the initiator WRITEs 64 bytes that only this connection's tag gives into a cell of the acceptor, then WRITE_WITH_IMM, on every queue pair;
+ *               the acceptor compares the cells, answers WRITE_WITH_IMM on every queue pair and is READY; when all have come, so is the initiator.
+ *               A queue pair that cannot carry bytes in both directions thus fails the set-up, not a request.
+ *   data        WRITE chains of at most CHAIN requests under one doorbell, the last of each chain signalled; whole runs of blocks that lie side by side at
+ *               the receiver are gathered into one request of at most WR_BYTES. Queue pairs take turns per chain; ops take turns per request, so
+ *               a small one waits for one request of a large one. bytes_in_flight bounds each queue pair.
+ *   end         a WRITE_WITH_IMM without data on every queue pair that carried some. RC delivers in order, so its completion at the receiver proves the
+ *               bytes before it (memory is never polled: with relaxed ordering or several queue pairs it proves nothing). FINAL on the socket says
+ *               which queue pairs to count.
+ *   receives    each such word takes one receive; a writer has at most the receiver's recv_wr words under way on a queue pair, so RNR cannot happen without
+ *               an error in counting (rnr_retry 0 in tests makes one loud). With many peers a shared receive queue per rail takes their place.
+ *
+ * Retirement. Source blocks are read by this side's NIC until the request's completion: the core counts (n_wr). Granted blocks are written by the
+ * peer's NIC until it says ABORT, which it says after its last completion; a peer that cannot say so is fenced: xfer_rdma_fence sets this side's
+ * queue pairs to ERR (from then on the NIC drops what arrives for them), takes every flushed completion, destroys them, and the slots' blocks stay
+ * in quarantine for four local ACK time-outs, because DMA that the NIC had accepted before may still be on its way through the host.
+ *
+ * Errors. Any failed completion ends the link: fence, then the core gives its ops another attempt (RETRY_EXC, RNR, flush, fatal: the way was
+ * bad) or fails them (access, protection, length: a bug, never retried). The rail that erred is avoided by new links: 1 s, then doubling to
+ * 300 s while errors go on, unless every rail is. Asynchronous events end the links of their rail or queue pair, because a dead
+ * completion queue would never tell. Source: reference design "transfer", 1, 2.7, 7.3, 7.4, 7.6. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "common/xfer/verbs.h"
+#include "common/xfer/xfer_internal.h"
+
+#define CHAIN 32               /* requests per doorbell */
+#define WR_BYTES (1u << 20)
+#define SQ_DEPTH 256
+#define RQ_DEPTH 64
+#define SRQ_DEPTH 4096
+#define CQ_DEPTH 32768
+#define MAX_LINKS 256
+#define CELL 64                /* a probe's bytes */
+#define FENCE_NS (200 * TD_NS_PER_MS)
+#define SPIN_MAX_NS 50000
+#define AVOID_NS TD_NS_PER_S
+#define AVOID_MAX_NS (300 * TD_NS_PER_S)
+
+struct rail {
+    char name[TD_VB_NAME_MAX];
+    struct td_vb_device *device;
+    struct td_vb_limits limits;
+    struct td_vb_port port;
+    struct td_vb_gid gid;
+    struct td_vb_cq *cq;
+    struct td_vb_srq *srq;
+    uint32_t srq_spent;
+    struct td_vb_mr **mr;      /* [n_regions] */
+    struct td_vb_mr *probe_mr;
+    uint32_t sq_depth, rq_depth, n_sge, cq_depth, cq_used; /* cq_used: a flush of every queue pair fits cq_depth */
+    bool dead;                 /* the device is gone */
+    uint64_t avoid_until_ns, avoid_ns, last_error_ns;
+};
+
+struct xfer_rdma {
+    const struct td_verbs *vb;
+    struct td_xfer_rdma_config config;
+    uint64_t quarantine_ns;
+    uint32_t n_rails, n_links;
+    struct rail rail[TD_XFER_RAILS_MAX];
+    uint64_t region_bytes;
+    uint32_t n_regions;
+    uint8_t *cells;            /* [2][MAX_LINKS][TD_XFER_QPS_MAX][CELL]: that peers probe, that we send */
+    struct xfer_rdma_link *link[MAX_LINKS];
+    uint64_t spin_ns;
+    uint64_t n_wr, n_doorbells, n_rail_errors, n_async;
+};
+
+struct pending {               /* a request that has not completed */
+    uint32_t op, n_bytes;
+};
+#define NO_OP UINT32_MAX       /* a probe */
+#define RECV_ID UINT64_MAX     /* of every receive; a request has its link, queue pair and number */
+
+struct link_qp {
+    struct td_vb_qp *qp;
+    uint8_t rail;              /* ours */
+    uint64_t head, tail;       /* requests [tail, head) are pending; completions may come for ids below head */
+    uint64_t flushed;          /* one past the highest request whose completion was seen */
+    uint64_t in_flight;        /* bytes */
+    uint32_t words;            /* final words under way at the peer */
+    uint32_t recv_left, recv_spent, recv_posted; /* recv_left: receives that the device still has */
+    bool probed;               /* by the peer */
+    struct pending *ring;      /* [sq_depth] */
+};
+
+struct xfer_rdma_link {
+    uint32_t index;            /* in rdma->link */
+    uint64_t conn;
+    uint32_t n_qps, n_rails, per_rail, next_qp, op_cursor;
+    struct link_qp qp[TD_XFER_QPS_MAX];
+    bool broken, retry, quiet; /* quiet: the fence takes completions; nothing is reported any more */
+    char reason[TD_XFER_REASON_MAX];
+    uint8_t offer[TD_XFER_RDMA_SETUP_BYTES]; /* initiator: ours, for the answer */
+    /* what the peer said */
+    uint32_t peer_recv_wr, n_regions;
+    uint64_t base, region_bytes;
+    uint32_t rkey[TD_XFER_RKEYS_MAX]; /* [region * n_rails + rail of the link] */
+    uint8_t key_at[TD_XFER_QPS_MAX];  /* queue pair -> rail of the link */
+    uint32_t n_keys;
+};
+
+static uint8_t *cell(const struct xfer_rdma *r, int out, uint32_t link, uint32_t qp)
+{
+    return r->cells + (((size_t)out * MAX_LINKS + link) * TD_XFER_QPS_MAX + qp) * CELL;
+}
+
+/* --- rails ---------------------------------------------------------------------------------------------------------------------- */
+
+static bool rail_is_usable(const struct rail *rail)
+{
+    return !rail->dead && rail->port.active;
+}
+
+bool xfer_rdma_usable(const struct td_xfer *x)
+{
+    for (uint32_t i = 0; i < x->rdma->n_rails; i++)
+        if (rail_is_usable(&x->rdma->rail[i])) return true;
+    return false;
+}
+
+/* RoCE v2 over a routable IPv4 address is best, then global IPv6, then link-local, then RoCE v1. */
+static int gid_rank(const struct td_vb_gid *g)
+{
+    static const uint8_t v4_mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+    int rank = g->type == TD_VB_GID_ROCE_V2 ? 100 : g->type == TD_VB_GID_IB ? 50 : 0;
+    if (g->netdev[0] && !g->netdev_up) rank -= 200;
+    if (memcmp(g->raw, v4_mapped, sizeof v4_mapped) == 0) rank += g->raw[12] == 127 || g->raw[12] == 169 ? 5 : 30;
+    else if (g->raw[0] == 0xfe && (g->raw[1] & 0xc0) == 0x80) rank += 1;
+    else rank += 20;
+    return rank;
+}
+
+static bool pick_gid(const struct xfer_rdma *r, struct rail *rail)
+{
+    int best = -1000;
+    if (r->config.gid_index >= 0) return r->vb->query_gid(rail->device, r->config.port, (uint32_t)r->config.gid_index, &rail->gid) == 0;
+    for (uint32_t i = 0, misses = 0; i < rail->port.n_gids && misses < 16; i++) {
+        struct td_vb_gid gid;
+        if (r->vb->query_gid(rail->device, r->config.port, i, &gid)) {
+            misses++; /* the table's used part is at its start */
+            continue;
+        }
+        if (gid_rank(&gid) <= best) continue;
+        best = gid_rank(&gid);
+        rail->gid = gid;
+    }
+    return best > -1000;
+}
+
+static void rail_close(struct xfer_rdma *r, struct rail *rail)
+{
+    const struct td_verbs *vb = r->vb;
+    for (uint32_t i = 0; rail->mr && i < r->n_regions; i++)
+        if (rail->mr[i]) vb->dereg(rail->mr[i]);
+    free(rail->mr);
+    if (rail->probe_mr) vb->dereg(rail->probe_mr);
+    vb->srq_destroy(rail->srq);
+    vb->cq_destroy(rail->cq);
+    vb->close(rail->device);
+    *rail = (struct rail){0};
+}
+
+/* TD_ERR_NOT_FOUND: the port is not active, or has no address. */
+static td_status rail_open(struct td_xfer *x, struct xfer_rdma *r, const char *name, struct rail *rail, struct td_err *err)
+{
+    const struct td_verbs *vb = r->vb;
+    uint32_t at = (uint32_t)(rail - r->rail);
+    td_status status = TD_ERR_DEVICE;
+    snprintf(rail->name, sizeof rail->name, "%s", name);
+    int e = vb->open(vb, name, &rail->device);
+    if (e) return td_fail(err, TD_ERR_DEVICE, "rdma: device %s: open: %s", name, strerror(e));
+    if ((e = vb->query(rail->device, &rail->limits)) || (e = vb->query_port(rail->device, r->config.port, &rail->port))) {
+        td_fail(err, status, "rdma: device %s port %u: query: %s", name, r->config.port, strerror(e));
+        goto err_close;
+    }
+    if (!rail->port.active) {
+        status = td_fail(err, TD_ERR_NOT_FOUND, "rdma: device %s port %u is not active: check the cable, the switch and `ip link`", name, r->config.port);
+        goto err_close;
+    }
+    if (rail->port.ethernet && !pick_gid(r, rail)) {
+        status = td_fail(err, TD_ERR_NOT_FOUND, "rdma: device %s port %u has no GID %s: give its network interface an address", name, r->config.port,
+                         r->config.gid_index >= 0 ? "at rdma_gid_index" : "at all");
+        goto err_close;
+    }
+    if (!rail->port.ethernet && vb->query_gid(rail->device, r->config.port, r->config.gid_index > 0 ? (uint32_t)r->config.gid_index : 0, &rail->gid))
+        memset(&rail->gid, 0, sizeof rail->gid);
+    const struct td_vb_limits *l = &rail->limits;
+    rail->sq_depth = l->max_qp_wr < SQ_DEPTH ? l->max_qp_wr : SQ_DEPTH;
+    rail->rq_depth = l->max_qp_wr < RQ_DEPTH ? l->max_qp_wr : RQ_DEPTH;
+    rail->n_sge = l->max_sge < TD_VB_SGE_MAX ? l->max_sge : TD_VB_SGE_MAX;
+    rail->cq_depth = l->max_cqe < CQ_DEPTH ? l->max_cqe : CQ_DEPTH;
+    if (rail->sq_depth < 2 || rail->n_sge < 1 || rail->cq_depth < rail->sq_depth + rail->rq_depth) {
+        status = td_fail(err, TD_ERR_UNSUPPORTED, "rdma: device %s allows %u work requests, %u pieces and %u completions: too few", name, l->max_qp_wr,
+                         l->max_sge, l->max_cqe);
+        goto err_close;
+    }
+    if ((e = vb->cq_create(rail->device, rail->cq_depth, &rail->cq))) {
+        td_fail(err, status, "rdma: device %s: completion queue of %u: %s", name, rail->cq_depth, strerror(e));
+        goto err_close;
+    }
+    size_t bytes = (size_t)2 * MAX_LINKS * TD_XFER_QPS_MAX * CELL;
+    if ((e = vb->reg(rail->device, r->cells, bytes, TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE, &rail->probe_mr))) {
+        td_fail(err, status, "rdma: device %s: registering %zu bytes: %s", name, bytes, strerror(e));
+        goto err_close;
+    }
+    uint32_t srq_wr = l->max_srq_wr < SRQ_DEPTH ? l->max_srq_wr : SRQ_DEPTH;
+    if (l->max_srq && srq_wr && rail->cq_depth > 2 * srq_wr) { /* no SRQ is no error: every queue pair then has receives of its own */
+        if (vb->srq_create(rail->device, srq_wr, &rail->srq) == 0) {
+            if (vb->srq_post(rail->srq, RECV_ID, srq_wr) == 0) {
+                rail->cq_used = srq_wr;
+            } else {
+                vb->srq_destroy(rail->srq);
+                rail->srq = NULL;
+            }
+        }
+    }
+    if (!xfer_watch_fd(x, vb->cq_fd(rail->cq), XFER_KEY_RDMA + 2 * at) || !xfer_watch_fd(x, vb->async_fd(rail->device), XFER_KEY_RDMA + 2 * at + 1)) {
+        td_fail(err, status, "rdma: device %s: epoll: %s", name, strerror(errno));
+        goto err_close;
+    }
+    vb->cq_arm(rail->cq);
+    return TD_OK;
+
+err_close:
+    rail_close(r, rail);
+    return status;
+}
+
+td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_rdma_config *config, struct td_err *err)
+{
+    struct xfer_rdma *r = calloc(1, sizeof *r);
+    char names[TD_VB_DEVICES_MAX][TD_VB_NAME_MAX];
+    uint32_t n_names = 0, n_wanted = 0;
+    char wanted[TD_XFER_RAILS_MAX][TD_VB_NAME_MAX];
+    struct td_err why = {.msg = ""};
+    if (!r) return td_fail(err, TD_ERR_NOMEM, "rdma: out of memory");
+    x->rdma = r;
+    r->vb = config->verbs;
+    r->config = *config;
+    if (!r->config.port) r->config.port = 1;
+    if (!r->config.qps_per_rail) r->config.qps_per_rail = 2;
+    if (!r->config.timeout) r->config.timeout = 16;
+    if (!r->config.retry) r->config.retry = 7;
+    if (!r->config.rnr_retry) r->config.rnr_retry = 8;
+    if (!r->config.srq_peers) r->config.srq_peers = 64;
+    if (!r->config.bytes_in_flight) r->config.bytes_in_flight = 8u << 20;
+    if (r->config.qps_per_rail > TD_XFER_RAIL_QPS_MAX || r->config.timeout > 31 || r->config.retry > 7 || r->config.rnr_retry > 8 || r->config.service_level > 15)
+        return td_fail(err, TD_ERR_INVALID, "rdma: qps_per_rail %u (1..%d), timeout %u (1..31), retry %u (1..7) or service_level %u (0..15) is out of range",
+                       r->config.qps_per_rail, TD_XFER_RAIL_QPS_MAX, r->config.timeout, r->config.retry, r->config.service_level);
+    r->quarantine_ns = 4 * (UINT64_C(4096) << r->config.timeout);
+    r->cells = aligned_alloc(4096, (size_t)2 * MAX_LINKS * TD_XFER_QPS_MAX * CELL);
+    if (!r->cells) return td_fail(err, TD_ERR_NOMEM, "rdma: out of memory");
+    memset(r->cells, 0, (size_t)2 * MAX_LINKS * TD_XFER_QPS_MAX * CELL);
+
+    int e = r->vb->list(r->vb, names, &n_names);
+    if (e) return td_fail(err, TD_ERR_DEVICE, "rdma: listing devices (%s): %s", r->vb->name, strerror(e));
+    for (const char *p = config->devices ? config->devices : ""; *p;) {
+        size_t n = strcspn(p, ",");
+        if (n == 0 || n >= TD_VB_NAME_MAX || n_wanted == TD_XFER_RAILS_MAX)
+            return td_fail(err, TD_ERR_INVALID, "rdma: devices \"%s\" must be at most %d names, separated by commas", config->devices, TD_XFER_RAILS_MAX);
+        snprintf(wanted[n_wanted++], TD_VB_NAME_MAX, "%.*s", (int)n, p);
+        p += n + (p[n] == ',');
+    }
+    bool named = n_wanted > 0;
+    for (uint32_t i = 0; i < n_names && !named && n_wanted < TD_XFER_RAILS_MAX; i++) memcpy(wanted[n_wanted++], names[i], TD_VB_NAME_MAX);
+    for (uint32_t i = 0; i < n_wanted; i++) {
+        td_status status = rail_open(x, r, wanted[i], &r->rail[r->n_rails], &why);
+        if (status == TD_OK) r->n_rails++;
+        else if (named || status != TD_ERR_NOT_FOUND) return td_fail(err, status, "%s", why.msg); /* what was named must be there */
+    }
+    if (r->n_rails) return TD_OK;
+    if (x->path == TD_XFER_PATH_RDMA)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "path rdma was asked for, and there is no usable RDMA device: %s", n_names ? why.msg : "none is listed");
+    xfer_rdma_close(x); /* auto: none is fine */
+    return TD_OK;
+}
+
+void xfer_rdma_close(struct td_xfer *x)
+{
+    struct xfer_rdma *r = x->rdma;
+    if (!r) return;
+    for (uint32_t i = 0; i < TD_XFER_RAILS_MAX; i++)
+        if (r->rail[i].device) rail_close(r, &r->rail[i]);
+    free(r->cells);
+    free(r);
+    x->rdma = NULL;
+}
+
+td_status xfer_rdma_mem_add(struct td_xfer *x, struct td_err *err)
+{
+    struct xfer_rdma *r = x->rdma;
+    uint64_t max = UINT64_MAX, total = (uint64_t)x->block_bytes * (uint64_t)x->n_blocks;
+    for (uint32_t i = 0; i < r->n_rails; i++)
+        if (r->rail[i].limits.max_mr_bytes && r->rail[i].limits.max_mr_bytes < max) max = r->rail[i].limits.max_mr_bytes;
+    if (max < x->block_bytes)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "rdma: a block has %zu bytes and the device registers at most %" PRIu64 " at a time", x->block_bytes, max);
+    r->region_bytes = max < total ? max / x->block_bytes * x->block_bytes : total;
+    uint64_t n_regions = (total + r->region_bytes - 1) / r->region_bytes;
+    if (n_regions * r->n_rails > TD_XFER_RKEYS_MAX)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "rdma: a pool of %" PRIu64 " MiB needs %" PRIu64 " registrations on each of %u devices, more than %d in all",
+                       total >> 20, n_regions, r->n_rails, TD_XFER_RKEYS_MAX);
+    r->n_regions = (uint32_t)n_regions;
+    for (uint32_t i = 0; i < r->n_rails; i++) {
+        struct rail *rail = &r->rail[i];
+        unsigned access = TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE | (rail->limits.relaxed_ordering ? TD_VB_RELAXED_ORDERING : 0);
+        rail->mr = calloc(n_regions, sizeof(struct td_vb_mr *));
+        if (!rail->mr) return td_fail(err, TD_ERR_NOMEM, "rdma: out of memory");
+        for (uint64_t k = 0; k < n_regions; k++) {
+            uint64_t at = k * r->region_bytes, n = total - at < r->region_bytes ? total - at : r->region_bytes;
+            int e = r->vb->reg(rail->device, x->base + at, n, access, &rail->mr[k]);
+            if (!e) continue;
+            struct rlimit lock = {0};
+            char limit[32] = "unlimited";
+            getrlimit(RLIMIT_MEMLOCK, &lock);
+            if (lock.rlim_cur != RLIM_INFINITY) snprintf(limit, sizeof limit, "%" PRIu64 " KiB", (uint64_t)lock.rlim_cur >> 10);
+            return td_fail(err, TD_ERR_DEVICE, "rdma: device %s: registering %" PRIu64 " MiB of the KV pool: %s (the locked-memory limit is %s%s)", rail->name,
+                           n >> 20, strerror(e), limit,
+                           lock.rlim_cur != RLIM_INFINITY ? "; raise it: ulimit -l unlimited, LimitMEMLOCK=infinity, or the capability IPC_LOCK in a pod" : "");
+        }
+    }
+    return TD_OK;
+}
+
+/* Its rail did something bad: new links avoid it for a while. */
+static void rail_erred(struct td_xfer *x, uint32_t i)
+{
+    struct rail *rail = &x->rdma->rail[i];
+    uint64_t now = xfer_now(x);
+    if (rail->avoid_ns && now - rail->last_error_ns < 2 * rail->avoid_ns) rail->avoid_ns = 2 * rail->avoid_ns < AVOID_MAX_NS ? 2 * rail->avoid_ns : AVOID_MAX_NS;
+    else rail->avoid_ns = AVOID_NS;
+    rail->last_error_ns = now;
+    rail->avoid_until_ns = now + rail->avoid_ns;
+    x->rdma->n_rail_errors++;
+}
+
+/* --- links ---------------------------------------------------------------------------------------------------------------------- */
+
+static struct xfer_rdma_link *link_new(struct xfer_rdma *r, uint64_t conn)
+{
+    uint32_t at = 0;
+    while (at < MAX_LINKS && r->link[at]) at++;
+    struct xfer_rdma_link *l = at < MAX_LINKS ? calloc(1, sizeof *l) : NULL;
+    if (!l) return NULL;
+    l->index = at;
+    l->conn = conn;
+    r->link[at] = l;
+    r->n_links++;
+    memset(cell(r, 0, at, 0), 0, (size_t)TD_XFER_QPS_MAX * CELL);
+    return l;
+}
+
+static void link_free(struct xfer_rdma *r, struct xfer_rdma_link *l)
+{
+    for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++) {
+        struct link_qp *lq = &l->qp[q];
+        if (!lq->qp) continue;
+        struct rail *rail = &r->rail[lq->rail];
+        rail->cq_used -= rail->sq_depth + lq->recv_posted;
+        r->vb->qp_destroy(lq->qp);
+        free(lq->ring);
+    }
+    r->link[l->index] = NULL;
+    r->n_links--;
+    free(l);
+}
+
+/* A queue pair in INIT with its receives posted. */
+static bool qp_open(struct xfer_rdma *r, struct link_qp *lq, uint32_t rail_at, char reason[TD_XFER_REASON_MAX])
+{
+    struct rail *rail = &r->rail[rail_at];
+    bool shared = rail->srq && r->n_links >= r->config.srq_peers;
+    struct td_vb_qp_caps caps = {.send_wr = rail->sq_depth, .recv_wr = shared ? 0 : rail->rq_depth, .send_sge = rail->n_sge, .srq = shared ? rail->srq : NULL};
+    uint32_t need = rail->sq_depth + (shared ? 0 : rail->rq_depth);
+    int e;
+    if (rail->cq_used + need > rail->cq_depth) {
+        xfer_say(reason, "rdma: %s: its completion queue of %u holds no more queue pairs", rail->name, rail->cq_depth);
+        return false;
+    }
+    if ((e = r->vb->qp_create(rail->device, rail->cq, &caps, &lq->qp))) {
+        lq->qp = NULL;
+        xfer_say(reason, "rdma: %s: creating a queue pair: %s", rail->name, strerror(e));
+        return false;
+    }
+    lq->rail = (uint8_t)rail_at;
+    lq->recv_posted = shared ? 0 : rail->rq_depth;
+    rail->cq_used += need;
+    lq->ring = calloc(rail->sq_depth, sizeof *lq->ring);
+    if (!lq->ring) {
+        xfer_say(reason, "rdma: out of memory");
+        return false;
+    }
+    if ((e = r->vb->qp_init(lq->qp, r->config.port, 0, TD_VB_REMOTE_WRITE)) ||
+        (!shared && (e = r->vb->post_recv(lq->qp, RECV_ID, rail->rq_depth)))) {
+        xfer_say(reason, "rdma: %s: setting up a queue pair: %s", rail->name, strerror(e));
+        return false;
+    }
+    lq->recv_left = lq->recv_posted;
+    return true;
+}
+
+/* RTR and RTS towards the peer's queue pair. */
+static bool qp_connect(struct xfer_rdma *r, struct link_qp *lq, const struct td_xfer_rdma_setup *mine, const struct td_xfer_rail *my_rail,
+                       const struct td_xfer_rdma_setup *theirs, const struct td_xfer_rail *peer, uint32_t k, char reason[TD_XFER_REASON_MAX])
+{
+    const struct rail *rail = &r->rail[lq->rail];
+    const struct td_xfer_rdma_config *c = &r->config;
+    struct td_vb_route route = {
+        .port = c->port, .sl = c->service_level, .hop_limit = 64, .gid_index = rail->gid.index, .remote_lid = peer->lid, .ethernet = rail->port.ethernet,
+        .traffic_class = c->traffic_class < 0 ? 0 : c->traffic_class ? (uint8_t)c->traffic_class : rail->gid.type == TD_VB_GID_ROCE_V2 ? 106 : 0,
+        .mtu_bytes = my_rail->mtu_bytes < peer->mtu_bytes ? my_rail->mtu_bytes : peer->mtu_bytes, .remote_qp = peer->qpn[k], .remote_psn = peer->psn[k],
+        .local_psn = my_rail->psn[k], .timeout = c->timeout, .retry = c->retry, .rnr_retry = (uint8_t)(c->rnr_retry - 1), .min_rnr_timer = 12,
+        .rd_atomic_in = mine->rd_atomic_in < theirs->rd_atomic_out ? mine->rd_atomic_in : theirs->rd_atomic_out,
+        .rd_atomic_out = mine->rd_atomic_out < theirs->rd_atomic_in ? mine->rd_atomic_out : theirs->rd_atomic_in,
+    };
+    memcpy(route.remote_gid, peer->gid, sizeof route.remote_gid);
+    if ((bool)peer->ethernet != rail->port.ethernet) {
+        xfer_say(reason, "rdma: rail %u is Ethernet on one side and InfiniBand on the other", my_rail->index);
+        return false;
+    }
+    int e = r->vb->qp_rtr(lq->qp, &route);
+    if (!e) e = r->vb->qp_rts(lq->qp, &route);
+    if (e) xfer_say(reason, "rdma: %s GID %u: connecting a queue pair: %s (a GID without a route to the peer's?)", rail->name, rail->gid.index, strerror(e));
+    return e == 0;
+}
+
+/* This side's part of a setup for these rails; creates the queue pairs. */
+static bool link_describe(struct td_xfer *x, struct xfer_rdma_link *l, const uint8_t *rails, uint32_t n_rails, uint32_t n_qps,
+                          struct td_xfer_rdma_setup *s, char reason[TD_XFER_REASON_MAX])
+{
+    struct xfer_rdma *r = x->rdma;
+    uint32_t in = 16, out = 16;
+    *s = (struct td_xfer_rdma_setup){.n_rails = (uint8_t)n_rails, .n_qps = (uint8_t)n_qps, .base = (uint64_t)(uintptr_t)x->base, .region_bytes = r->region_bytes,
+                                     .n_regions = r->n_regions, .probe = (uint64_t)(uintptr_t)cell(r, 0, l->index, 0), .recv_wr = RQ_DEPTH};
+    l->n_rails = n_rails;
+    l->per_rail = n_qps;
+    l->n_qps = n_rails * n_qps;
+    for (uint32_t i = 0; i < n_rails; i++) {
+        const struct rail *rail = &r->rail[rails[i]];
+        struct td_xfer_rail *to = &s->rail[i];
+        *to = (struct td_xfer_rail){.lid = rail->port.lid, .ethernet = rail->port.ethernet, .index = rails[i], .mtu_bytes = rail->port.mtu_bytes};
+        memcpy(to->gid, rail->gid.raw, sizeof to->gid);
+        s->probe_rkey[i] = rail->probe_mr->rkey;
+        /* Half of them: receives go back in batches of the other half. */
+        if ((rail->rq_depth + 1) / 2 < s->recv_wr) s->recv_wr = (rail->rq_depth + 1) / 2;
+        if (rail->limits.max_rd_atomic_in < in) in = rail->limits.max_rd_atomic_in;
+        if (rail->limits.max_rd_atomic_out < out) out = rail->limits.max_rd_atomic_out;
+        for (uint32_t k = 0; k < n_qps; k++) {
+            struct link_qp *lq = &l->qp[i * n_qps + k];
+            if (!qp_open(r, lq, rails[i], reason)) return false;
+            l->key_at[i * n_qps + k] = (uint8_t)i;
+            to->qpn[k] = lq->qp->num;
+            to->psn[k] = (uint32_t)xfer_random(x) & 0xffffff;
+        }
+    }
+    s->rd_atomic_in = (uint8_t)in;
+    s->rd_atomic_out = (uint8_t)out;
+    return true;
+}
+
+static void say_setup(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type, const struct td_xfer_rdma_setup *s)
+{
+    uint32_t n = TD_XFER_RDMA_SETUP_BYTES;
+    if (type == TD_XFER_RDMA_ACCEPT) n += 4 * s->n_regions * s->n_rails;
+    struct td_xfer_frame f = {.type = (uint8_t)type, .length = n};
+    xfer_conn_queue(x, c, &f, s);
+}
+
+bool xfer_rdma_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX])
+{
+    struct xfer_rdma *r = x->rdma;
+    uint8_t rails[TD_XFER_RAILS_MAX];
+    uint32_t n = 0, n_qps = r->config.qps_per_rail;
+    uint64_t now = xfer_now(x);
+    for (uint32_t i = 0; i < r->n_rails; i++)
+        if (rail_is_usable(&r->rail[i]) && now >= r->rail[i].avoid_until_ns) rails[n++] = (uint8_t)i;
+    for (uint32_t i = 0; i < r->n_rails && !n; i++)
+        if (rail_is_usable(&r->rail[i])) rails[n++] = (uint8_t)i; /* all have erred lately: the first of them is better than none */
+    if (!n) {
+        xfer_say(reason, "rdma: no device has an active port");
+        return false;
+    }
+    while (n * n_qps > TD_XFER_QPS_MAX) n_qps--;
+    struct xfer_rdma_link *l = c->rdma = link_new(r, c->id);
+    if (!l) {
+        xfer_say(reason, "rdma: all %d links are in use", MAX_LINKS);
+        return false;
+    }
+    struct td_xfer_rdma_setup s;
+    if (!link_describe(x, l, rails, n, n_qps, &s, reason)) return false;
+    say_setup(x, c, TD_XFER_RDMA_OFFER, &s);
+    memcpy(l->offer, &s, sizeof l->offer);
+    return true;
+}
+
+/* What a peer's cell must hold: only who knows the connection's tag can say it. */
+static void probe_bytes(uint64_t tag, uint32_t qp, uint8_t to[CELL])
+{
+    uint64_t v = tag ^ (qp + 1) * 0x9e3779b97f4a7c15ull;
+    for (int i = 0; i < CELL; i += 8) {
+        v = (v ^ v >> 29) * 0xbf58476d1ce4e5b9ull;
+        memcpy(to + i, &v, 8);
+    }
+}
+
+/* Gives n requests to a queue pair; the last is signalled. False: the link is broken. */
+static bool qp_post(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, struct td_vb_send *wrs, const struct pending *what, uint32_t n)
+{
+    struct xfer_rdma *r = x->rdma;
+    struct link_qp *lq = &l->qp[q];
+    const struct rail *rail = &r->rail[lq->rail];
+    uint32_t n_posted = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        wrs[i].id = (uint64_t)l->index << 56 | (uint64_t)q << 48 | ((lq->head + i) & 0xffffffffffff);
+        wrs[i].signaled = i + 1 == n;
+        lq->ring[(lq->head + i) % rail->sq_depth] = what[i];
+        lq->in_flight += what[i].n_bytes;
+    }
+    lq->head += n;
+    r->n_wr += n;
+    r->n_doorbells++;
+    int e = r->vb->post_send(lq->qp, wrs, n, &n_posted);
+    if (!e) return true;
+    /* The rest was never the device's: it is over now. What it took comes back flushed when the link is fenced. */
+    for (uint32_t i = n_posted; i < n; i++) {
+        lq->head--;
+        lq->in_flight -= what[i].n_bytes;
+        if (what[i].op != NO_OP) td_xfer_core_wr_done(&x->core, xfer_now(x), what[i].op, 0, false);
+    }
+    if (!l->broken) xfer_say(l->reason, "rdma: %s: posting: %s", rail->name, strerror(e));
+    l->broken = l->retry = true;
+    rail_erred(x, lq->rail);
+    return false;
+}
+
+static void probe(struct td_xfer *x, const struct td_xfer_conn *c, struct xfer_rdma_link *l, const struct td_xfer_rdma_setup *theirs)
+{
+    struct xfer_rdma *r = x->rdma;
+    for (uint32_t q = 0; q < l->n_qps && !l->broken; q++) {
+        struct td_vb_send wr[2] = {0};
+        struct pending what[2] = {{.op = NO_OP}, {.op = NO_OP}};
+        uint32_t n = 0;
+        if (theirs) { /* the initiator's comes with bytes */
+            uint8_t *from = cell(r, 1, l->index, q);
+            probe_bytes(c->tag, q, from);
+            wr[n].op = TD_VB_WRITE;
+            wr[n].n_sge = 1;
+            wr[n].sge[0] = (struct td_vb_sge){.addr = (uint64_t)(uintptr_t)from, .bytes = CELL, .lkey = r->rail[l->qp[q].rail].probe_mr->lkey};
+            wr[n].remote_addr = theirs->probe + (uint64_t)q * CELL;
+            wr[n++].rkey = theirs->probe_rkey[l->key_at[q]];
+        }
+        wr[n].op = TD_VB_WRITE_IMM;
+        wr[n++].imm = td_xfer_imm(0, 0, 0, TD_XFER_IMM_PROBE);
+        qp_post(x, l, q, wr, what, n);
+    }
+}
+
+bool xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX])
+{
+    struct xfer_rdma *r = x->rdma;
+    struct td_xfer_rdma_setup theirs, mine;
+    struct td_err err;
+    uint8_t rails[TD_XFER_RAILS_MAX], from[TD_XFER_RAILS_MAX];
+    uint32_t n = 0;
+    if (c->rdma) {
+        xfer_say(reason, "rdma setup: a second offer");
+        return false;
+    }
+    if (td_xfer_rdma_setup_decode(c->rx_payload, c->rx_frame.length, false, &theirs, &err)) {
+        x->n_bad_frames++;
+        xfer_say(reason, "%.150s", err.msg);
+        return false;
+    }
+    for (uint32_t i = 0; i < theirs.n_rails; i++) {
+        uint32_t at = theirs.rail[i].index;
+        if (at >= r->n_rails || !rail_is_usable(&r->rail[at])) continue;
+        from[n] = (uint8_t)i;
+        rails[n++] = (uint8_t)at;
+    }
+    if (!n) {
+        xfer_say(reason, "rdma: none of the %u offered rails has an active device here", theirs.n_rails);
+        return false;
+    }
+    uint32_t n_qps = theirs.n_qps < r->config.qps_per_rail ? theirs.n_qps : r->config.qps_per_rail;
+    struct xfer_rdma_link *l = c->rdma = link_new(r, c->id);
+    if (!l) {
+        xfer_say(reason, "rdma: all %d links are in use", MAX_LINKS);
+        return false;
+    }
+    if (!link_describe(x, l, rails, n, n_qps, &mine, reason)) return false;
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t k = 0; k < n_qps; k++)
+            if (!qp_connect(r, &l->qp[i * n_qps + k], &mine, &mine.rail[i], &theirs, &theirs.rail[from[i]], k, reason)) return false;
+    for (uint32_t g = 0; g < r->n_regions; g++)
+        for (uint32_t i = 0; i < n; i++) mine.rkey[g * n + i] = r->rail[rails[i]].mr[g]->rkey;
+    say_setup(x, c, TD_XFER_RDMA_ACCEPT, &mine);
+    return true;
+}
+
+bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX])
+{
+    struct xfer_rdma *r = x->rdma;
+    struct xfer_rdma_link *l = c->rdma;
+    struct td_xfer_rdma_setup theirs, offer = {0};
+    struct td_err err;
+    memcpy(&offer, l->offer, sizeof l->offer);
+    if (td_xfer_rdma_setup_decode(c->rx_payload, c->rx_frame.length, true, &theirs, &err)) {
+        x->n_bad_frames++;
+        xfer_say(reason, "%.150s", err.msg);
+        return false;
+    }
+    if (theirs.region_bytes % x->block_bytes || theirs.n_qps > offer.n_qps) {
+        xfer_say(reason, "rdma setup: regions of %" PRIu64 " bytes or %u queue pairs are not what was offered", theirs.region_bytes, theirs.n_qps);
+        return false;
+    }
+    /* Both sides number the queue pairs of the rails that both have, in the offer's order. Ours that found no partner go. */
+    struct xfer_rdma_link had = *l;
+    memset(l->qp, 0, sizeof l->qp);
+    uint32_t n = 0;
+    bool fits = true;
+    for (uint32_t i = 0, at = 0; i < offer.n_rails; i++) {
+        bool taken = at < theirs.n_rails && theirs.rail[at].index == offer.rail[i].index;
+        for (uint32_t k = 0; k < offer.n_qps; k++) {
+            struct link_qp *lq = &had.qp[i * offer.n_qps + k];
+            if (taken && k < theirs.n_qps) {
+                l->qp[n] = *lq;
+                l->key_at[n++] = (uint8_t)at;
+                if (fits) fits = qp_connect(r, lq, &offer, &offer.rail[i], &theirs, &theirs.rail[at], k, reason);
+            } else {
+                struct rail *rail = &r->rail[lq->rail];
+                rail->cq_used -= rail->sq_depth + lq->recv_posted; /* RESET or INIT: nothing was sent, and its receives die with it */
+                r->vb->qp_destroy(lq->qp);
+                free(lq->ring);
+            }
+        }
+        at += taken;
+    }
+    l->n_qps = n;
+    l->n_rails = theirs.n_rails;
+    l->per_rail = theirs.n_qps;
+    if (!fits) return false;
+    if (n != (uint32_t)theirs.n_rails * theirs.n_qps) {
+        xfer_say(reason, "rdma setup: rails were accepted that were not offered");
+        return false;
+    }
+    l->peer_recv_wr = theirs.recv_wr;
+    l->n_regions = theirs.n_regions;
+    l->base = theirs.base;
+    l->region_bytes = theirs.region_bytes;
+    l->n_keys = theirs.n_rails;
+    memcpy(l->rkey, theirs.rkey, sizeof l->rkey);
+    probe(x, c, l, &theirs);
+    return true;
+}
+
+int32_t xfer_rdma_peer_blocks(const struct td_xfer *x, const struct td_xfer_conn *c)
+{
+    uint64_t n = c->rdma ? c->rdma->region_bytes / x->block_bytes * c->rdma->n_regions : 0;
+    return n < INT32_MAX ? (int32_t)n : INT32_MAX;
+}
+
+/* Takes the completions of every rail; true when there were any. Links that broke are marked. */
+static bool take_completions(struct td_xfer *x);
+
+void xfer_rdma_fence(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    struct xfer_rdma *r = x->rdma;
+    struct xfer_rdma_link *l = c->rdma;
+    uint64_t until = td_now_ns() + FENCE_NS;
+    l->quiet = true;
+    for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++)
+        if (l->qp[q].qp) r->vb->qp_error(l->qp[q].qp);
+    /* Every request and receive comes back; a dead completion queue or device gives none, and destroying the queue pair must do. */
+    for (bool left = true; left && td_now_ns() < until;) {
+        left = false;
+        for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++) {
+            const struct link_qp *lq = &l->qp[q];
+            if (lq->qp && !r->rail[lq->rail].dead && (lq->flushed < lq->head || lq->recv_left)) left = true;
+        }
+        if (left && !take_completions(x)) sched_yield();
+    }
+    for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++) {
+        struct link_qp *lq = &l->qp[q];
+        for (; lq->qp && lq->tail < lq->head; lq->tail++) {
+            const struct pending *p = &lq->ring[lq->tail % r->rail[lq->rail].sq_depth];
+            if (p->op != NO_OP) td_xfer_core_wr_done(&x->core, xfer_now(x), p->op, 0, false);
+        }
+    }
+    uint64_t conn = l->conn;
+    link_free(r, l);
+    c->rdma = NULL;
+    for (uint32_t i = 0; i < x->core.max_ops; i++)
+        if (x->op_aux[i].link == conn) x->op_aux[i].words = 0;
+    td_xfer_core_conn_fenced(&x->core, conn, xfer_now(x) + r->quarantine_ns);
+}
+
+/* --- sending -------------------------------------------------------------------------------------------------------------------- */
+
+static void fill_write(const struct td_xfer *x, const struct xfer_rdma_link *l, uint32_t q, const struct td_xfer_wr *wr, struct td_vb_send *to)
+{
+    const struct xfer_rdma *r = x->rdma;
+    const struct td_xfer_op *op = &x->core.ops[wr->op];
+    const struct rail *rail = &r->rail[l->qp[q].rail];
+    uint64_t left = wr->n_bytes, dst = (uint64_t)wr->dst_block * x->block_bytes + wr->offset;
+    to->op = TD_VB_WRITE;
+    to->imm = 0;
+    to->n_sge = 0;
+    to->fence = false;
+    for (int32_t i = 0; i < wr->n_blocks; i++) {
+        uint64_t src = (uint64_t)op->src[op->order[wr->order_at + i]] * x->block_bytes + wr->offset;
+        uint64_t n = x->block_bytes - wr->offset < left ? x->block_bytes - wr->offset : left;
+        uint64_t addr = (uint64_t)(uintptr_t)x->base + src;
+        struct td_vb_sge *last = to->n_sge ? &to->sge[to->n_sge - 1] : NULL;
+        uint32_t lkey = rail->mr[src / r->region_bytes]->lkey;
+        if (last && last->addr + last->bytes == addr && last->lkey == lkey) last->bytes += (uint32_t)n;
+        else to->sge[to->n_sge++] = (struct td_vb_sge){.addr = addr, .bytes = (uint32_t)n, .lkey = lkey};
+        left -= n;
+    }
+    to->remote_addr = l->base + dst;
+    to->rkey = l->rkey[dst / l->region_bytes * l->n_keys + l->key_at[q]];
+}
+
+/* One chain for one queue pair. False: there is nothing (more) for it. */
+static bool post_chain(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
+{
+    struct xfer_rdma *r = x->rdma;
+    struct link_qp *lq = &l->qp[q];
+    const struct rail *rail = &r->rail[lq->rail];
+    struct td_vb_send wrs[CHAIN];
+    struct pending what[CHAIN];
+    struct td_xfer_wr_limits limits = {.max_bytes = WR_BYTES, .max_pieces = (int32_t)rail->n_sge, .src_region = (int32_t)(r->region_bytes / x->block_bytes),
+                                       .dst_region = (int32_t)(l->region_bytes / x->block_bytes)};
+    uint32_t n = 0, room = rail->sq_depth - (uint32_t)(lq->head - lq->tail);
+    uint64_t bytes = lq->in_flight;
+    while (n < CHAIN && n < room && bytes < r->config.bytes_in_flight) {
+        struct td_xfer_wr wr;
+        if (!td_xfer_core_wr_next(&x->core, l->conn, q, lq->words < l->peer_recv_wr, &l->op_cursor, &limits, &wr)) break;
+        if (wr.is_imm) {
+            wrs[n].op = TD_VB_WRITE_IMM;
+            wrs[n].n_sge = 0;
+            wrs[n].fence = false;
+            wrs[n].remote_addr = l->base;
+            wrs[n].rkey = l->rkey[l->key_at[q]];
+            wrs[n].imm = wr.imm;
+            lq->words++;
+            x->op_aux[wr.op].words |= 1u << q;
+        } else {
+            fill_write(x, l, q, &wr, &wrs[n]);
+        }
+        what[n++] = (struct pending){.op = wr.op, .n_bytes = (uint32_t)wr.n_bytes};
+        bytes += wr.n_bytes;
+    }
+    return n && qp_post(x, l, q, wrs, what, n);
+}
+
+/* Ends a link that broke. The connection is gone after it. */
+static void close_broken(struct td_xfer *x, struct xfer_rdma_link *l)
+{
+    struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
+    char reason[TD_XFER_REASON_MAX];
+    TD_ASSERT(c && c->rdma == l);
+    memcpy(reason, l->reason, sizeof reason);
+    xfer_conn_close(x, c, TD_ERR_PEER, reason, l->retry);
+}
+
+void xfer_rdma_post(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    struct xfer_rdma_link *l = c->rdma;
+    uint32_t idle = 0;
+    while (idle < l->n_qps && !l->broken) {
+        if (post_chain(x, l, l->next_qp)) idle = 0;
+        else idle++;
+        l->next_qp = (l->next_qp + 1) % l->n_qps;
+    }
+    if (l->broken) close_broken(x, l);
+}
+
+void xfer_rdma_op_over(struct td_xfer *x, uint32_t op)
+{
+    struct td_xfer_conn *c = xfer_conn_by_id(x, x->op_aux[op].link);
+    for (uint32_t q = 0; c && c->rdma && q < c->rdma->n_qps; q++)
+        if (x->op_aux[op].words & 1u << q) c->rdma->qp[q].words--;
+    if (c) c->tx_ready = true;
+    x->op_aux[op].words = 0;
+}
+
+/* --- completions ---------------------------------------------------------------------------------------------------------------- */
+
+static void on_probed(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
+{
+    struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
+    uint8_t want[CELL];
+    if (!c || c->state != XFER_CONN_SETUP || l->qp[q].probed) {
+        x->core.stats.n_stale_frames++;
+        return;
+    }
+    if (!c->initiator) {
+        probe_bytes(c->tag, q, want);
+        if (memcmp(want, cell(x->rdma, 0, l->index, q), CELL) != 0) {
+            xfer_say(l->reason, "rdma: the probe on queue pair %u brought other bytes than the peer sent", q);
+            l->broken = true;
+            return;
+        }
+    }
+    l->qp[q].probed = true;
+    for (uint32_t i = 0; i < l->n_qps; i++)
+        if (!l->qp[i].probed) return;
+    if (!c->initiator) probe(x, c, l, NULL);
+    if (!l->broken) xfer_conn_ready(x, c);
+}
+
+static bool is_retryable(enum td_vb_wc_status status)
+{
+    return status == TD_VB_WC_RETRY_EXC || status == TD_VB_WC_RNR_RETRY_EXC || status == TD_VB_WC_WR_FLUSH || status == TD_VB_WC_FATAL ||
+           status == TD_VB_WC_RESP_TIMEOUT || status == TD_VB_WC_GENERAL || status == TD_VB_WC_REM_ABORT;
+}
+
+static void on_sent(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, const struct td_vb_wc *wc)
+{
+    struct link_qp *lq = &l->qp[q];
+    uint64_t seq = (lq->head & ~UINT64_C(0xffffffffffff)) | (wc->id & 0xffffffffffff);
+    if (seq >= lq->head || seq < lq->tail) return; /* not one of ours: a fake or a device that repeats itself */
+    lq->flushed = seq + 1 > lq->flushed ? seq + 1 : lq->flushed;
+    if (wc->status != TD_VB_WC_SUCCESS) return; /* the fence ends what is pending */
+    uint64_t now = xfer_now(x);
+    for (; lq->tail <= seq; lq->tail++) {
+        const struct pending *p = &lq->ring[lq->tail % x->rdma->rail[lq->rail].sq_depth];
+        lq->in_flight -= p->n_bytes;
+        if (p->op != NO_OP) td_xfer_core_wr_done(&x->core, now, p->op, p->n_bytes, true);
+    }
+    struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
+    if (c) c->tx_ready = true;
+}
+
+static void on_word(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, uint32_t imm)
+{
+    struct link_qp *lq = &l->qp[q];
+    const struct rail *rail = &x->rdma->rail[lq->rail];
+    if (lq->recv_posted && ++lq->recv_spent >= (lq->recv_posted + 1) / 2 && !l->quiet) { /* before the words count: the writer's credit is this room */
+        int e = x->rdma->vb->post_recv(lq->qp, RECV_ID, lq->recv_spent);
+        if (e) {
+            xfer_say(l->reason, "rdma: %s: posting receives: %s", rail->name, strerror(e));
+            l->broken = l->retry = true;
+        } else {
+            lq->recv_left += lq->recv_spent;
+        }
+        lq->recv_spent = 0;
+    }
+    if (l->quiet) return;
+    struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
+    if (c) c->last_use_ns = xfer_now(x);
+    if ((imm & 0xf) == TD_XFER_IMM_PROBE) on_probed(x, l, q);
+    else if ((imm & 0xf) == TD_XFER_IMM_FINAL) td_xfer_core_rx_imm(&x->core, xfer_now(x), l->conn, q, imm);
+    else x->core.stats.n_stale_frames++;
+}
+
+/* The link and the index of a completion's queue pair; NULL: it is gone. */
+static struct xfer_rdma_link *find_qp(struct xfer_rdma *r, uint32_t rail, uint32_t qp_num, uint32_t *ret_q)
+{
+    for (uint32_t i = 0; i < MAX_LINKS; i++) {
+        struct xfer_rdma_link *l = r->link[i];
+        for (uint32_t q = 0; l && q < TD_XFER_QPS_MAX; q++) {
+            if (!l->qp[q].qp || l->qp[q].rail != rail || l->qp[q].qp->num != qp_num) continue;
+            *ret_q = q;
+            return l;
+        }
+    }
+    return NULL;
+}
+
+static void on_completion(struct td_xfer *x, uint32_t rail_at, const struct td_vb_wc *wc)
+{
+    struct xfer_rdma *r = x->rdma;
+    struct rail *rail = &r->rail[rail_at];
+    uint32_t q = 0;
+    struct xfer_rdma_link *l = find_qp(r, rail_at, wc->qp_num, &q);
+    bool is_recv = wc->id == RECV_ID || (wc->status == TD_VB_WC_SUCCESS && wc->op == TD_VB_RECV_IMM);
+    if (is_recv && rail->srq && wc->status == TD_VB_WC_SUCCESS && (!l || !l->qp[q].recv_posted) && ++rail->srq_spent >= 64) {
+        if (r->vb->srq_post(rail->srq, RECV_ID, rail->srq_spent) == 0) rail->srq_spent = 0;
+    }
+    if (!l) return;
+    struct link_qp *lq = &l->qp[q];
+    if (is_recv) {
+        if (lq->recv_left) lq->recv_left--;
+        if (wc->status == TD_VB_WC_SUCCESS) on_word(x, l, q, wc->imm);
+    } else {
+        on_sent(x, l, q, wc);
+    }
+    if (wc->status == TD_VB_WC_SUCCESS || l->quiet) return;
+    if (wc->status != TD_VB_WC_WR_FLUSH) { /* what really happened; flushes follow it */
+        bool first = !l->broken;
+        if (first) {
+            xfer_say(l->reason, "rdma: %s: %s (vendor code %u)", rail->name, td_vb_wc_status_name(wc->status), wc->vendor_error);
+            l->retry = is_retryable(wc->status);
+            rail_erred(x, rail_at);
+        }
+        l->broken = true;
+    } else if (!l->broken) {
+        xfer_say(l->reason, "rdma: %s: a queue pair went into the error state", rail->name);
+        l->broken = l->retry = true;
+    }
+}
+
+static bool take_completions(struct td_xfer *x)
+{
+    struct xfer_rdma *r = x->rdma;
+    bool any = false;
+    for (uint32_t i = 0; i < r->n_rails; i++) {
+        struct td_vb_wc wcs[64];
+        int n;
+        if (r->rail[i].dead) continue;
+        do {
+            n = r->vb->poll(r->rail[i].cq, wcs, 64);
+            for (int k = 0; k < n; k++) on_completion(x, i, &wcs[k]);
+            if (n > 0) any = true;
+            if (n < 0) {
+                r->rail[i].dead = true; /* nothing will be told on this rail any more */
+                for (uint32_t k = 0; k < MAX_LINKS; k++)
+                    for (uint32_t q = 0; r->link[k] && q < r->link[k]->n_qps; q++)
+                        if (r->link[k]->qp[q].rail == i && !r->link[k]->broken) {
+                            xfer_say(r->link[k]->reason, "rdma: %s: its completion queue is dead: %s", r->rail[i].name, strerror(-n));
+                            r->link[k]->broken = r->link[k]->retry = true;
+                        }
+            }
+        } while (n == 64);
+    }
+    return any;
+}
+
+static void break_links(struct td_xfer *x, uint32_t rail, uint32_t qp_num, const char *what)
+{
+    struct xfer_rdma *r = x->rdma;
+    for (uint32_t i = 0; i < MAX_LINKS; i++) {
+        struct xfer_rdma_link *l = r->link[i];
+        bool hit = false;
+        for (uint32_t q = 0; l && q < TD_XFER_QPS_MAX; q++)
+            if (l->qp[q].qp && l->qp[q].rail == rail && (!qp_num || l->qp[q].qp->num == qp_num)) hit = true;
+        if (!hit || l->broken || l->quiet) continue;
+        xfer_say(l->reason, "rdma: %s: %s", r->rail[rail].name, what);
+        l->broken = l->retry = true;
+    }
+}
+
+static void on_async(struct td_xfer *x, uint32_t i, const struct td_vb_async *e)
+{
+    struct xfer_rdma *r = x->rdma;
+    struct rail *rail = &r->rail[i];
+    r->n_async++;
+    if (e->kind != TD_VB_ASYNC_QP_FATAL && e->kind != TD_VB_ASYNC_CQ_ERR && e->kind != TD_VB_ASYNC_DEVICE_FATAL && e->kind != TD_VB_ASYNC_SRQ_ERR &&
+        e->port != r->config.port)
+        return;
+    switch (e->kind) {
+    case TD_VB_ASYNC_QP_FATAL: break_links(x, i, e->qp_num, "a queue pair failed (asynchronous event)"); break;
+    case TD_VB_ASYNC_CQ_ERR:
+    case TD_VB_ASYNC_SRQ_ERR:
+    case TD_VB_ASYNC_DEVICE_FATAL:
+        rail->dead = true;
+        rail_erred(x, i);
+        break_links(x, i, 0, e->kind == TD_VB_ASYNC_DEVICE_FATAL ? "the device failed" : "a completion or receive queue failed");
+        break;
+    case TD_VB_ASYNC_PORT_ERR:
+        rail->port.active = false;
+        rail_erred(x, i);
+        break_links(x, i, 0, "the port went down");
+        break;
+    case TD_VB_ASYNC_PORT_ACTIVE:
+        if (r->vb->query_port(rail->device, r->config.port, &rail->port) == 0 && rail->port.active) {
+            pick_gid(r, rail);
+            rail->avoid_until_ns = rail->avoid_ns = 0;
+        }
+        break;
+    case TD_VB_ASYNC_GID_CHANGE: {
+        struct td_vb_gid before = rail->gid;
+        if (rail->port.ethernet && pick_gid(r, rail) && memcmp(before.raw, rail->gid.raw, sizeof before.raw) != 0)
+            break_links(x, i, 0, "the device's address changed");
+        break;
+    }
+    case TD_VB_ASYNC_OTHER: break;
+    }
+}
+
+bool xfer_rdma_poll(struct td_xfer *x)
+{
+    struct xfer_rdma *r = x->rdma;
+    bool any = false;
+    for (uint32_t i = 0; i < r->n_rails; i++) {
+        struct td_vb_async e;
+        while (r->vb->async_get(r->rail[i].device, &e)) {
+            on_async(x, i, &e);
+            any = true;
+        }
+    }
+    if (r->n_links && take_completions(x)) any = true;
+    for (uint32_t i = 0; i < MAX_LINKS; i++)
+        if (r->link[i] && r->link[i]->broken && !r->link[i]->quiet) close_broken(x, r->link[i]);
+    return any;
+}
+
+/* --- progress without spinning -------------------------------------------------------------------------------------------------- */
+
+/* Polls for spin_ns, which grows while completions come soon after falling asleep and shrinks while they do not; then arms the channels. */
+bool xfer_rdma_sleep(struct td_xfer *x)
+{
+    struct xfer_rdma *r = x->rdma;
+    if (!r->n_links) return true;
+    uint64_t until = td_now_ns() + r->spin_ns;
+    while (r->spin_ns && td_now_ns() < until)
+        if (take_completions(x)) return false;
+    for (uint32_t i = 0; i < r->n_rails; i++) {
+        if (r->rail[i].dead) continue;
+        r->vb->cq_clear(r->rail[i].cq);
+        r->vb->cq_arm(r->rail[i].cq);
+    }
+    return !take_completions(x);
+}
+
+void xfer_rdma_woke(struct td_xfer *x, uint64_t slept_ns, bool by_channel)
+{
+    struct xfer_rdma *r = x->rdma;
+    if (by_channel && slept_ns < SPIN_MAX_NS) r->spin_ns = r->spin_ns ? (2 * r->spin_ns < SPIN_MAX_NS ? 2 * r->spin_ns : SPIN_MAX_NS) : SPIN_MAX_NS / 8;
+    else r->spin_ns /= 2;
+}
+
+void xfer_rdma_stats(const struct td_xfer *x, struct td_xfer_stats *stats)
+{
+    stats->n_work_requests = x->rdma->n_wr;
+    stats->n_doorbells = x->rdma->n_doorbells;
+    stats->n_rail_errors = x->rdma->n_rail_errors;
+    stats->n_async_events = x->rdma->n_async;
+}
