@@ -1240,7 +1240,7 @@ void td_xfer_stats(struct td_xfer *x, struct td_xfer_stats *ret_stats)
     *ret_stats = x->core.stats;
     ret_stats->n_slots_used = x->core.n_slots_used;
     ret_stats->n_ops_used = x->core.n_ops_used;
-    ret_stats->n_conns = x->n_conns;
+    for (uint32_t i = 0; i < x->n_conns; i++) x->live[i]->lane ? ret_stats->n_lanes++ : ret_stats->n_conns++;
     ret_stats->n_bad_frames = x->n_bad_frames;
     ret_stats->n_refused_peers = x->n_refused_peers;
     ret_stats->n_fallbacks = x->n_fallbacks;

@@ -134,7 +134,7 @@ struct td_xfer_event {
 size_t td_xfer_poll(struct td_xfer *x, struct td_xfer_event *events, size_t max);
 
 struct td_xfer_stats {
-    uint32_t n_slots_used, n_ops_used, n_conns;
+    uint32_t n_slots_used, n_ops_used, n_conns, n_lanes; /* n_lanes: sockets beyond the first of each connection */
     uint64_t bytes_sent, bytes_received, n_done, n_failed, n_stale_frames, n_bad_frames, n_refused_peers;
     uint64_t bytes_by_path[TD_XFER_N_PATHS];
     uint32_t conns_by_path[TD_XFER_N_PATHS];      /* READY now */

@@ -643,8 +643,8 @@ static void frames_and_grants_survive_the_wire(void **state)
     struct td_xfer_frame f = {.type = TD_XFER_DATA, .slot = 0x01020304, .generation = 0x05060708, .op = 0x090a0b0c, .attempt = 0x0d0e, .handle = 0x1112131415161718,
                               .offset = 0x2122232425262728, .length = 0x00100000, .conn = 0x3132333435363738}, back;
     td_xfer_frame_encode(&f, bytes);
-    /* golden: version 1 of the header, byte for byte */
-    static const uint8_t golden[60] = {'T', 'D', 'X', '1', 1, 5, 0, 0, 4, 3, 2, 1, 8, 7, 6, 5, 0xc, 0xb, 0xa, 9, 0xe, 0xd, 0, 0,
+    /* golden: version 2 of the header, byte for byte */
+    static const uint8_t golden[60] = {'T', 'D', 'X', '1', 2, 5, 0, 0, 4, 3, 2, 1, 8, 7, 6, 5, 0xc, 0xb, 0xa, 9, 0xe, 0xd, 0, 0,
                                        0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11, 0x28, 0x27, 0x26, 0x25, 0x24, 0x23, 0x22, 0x21,
                                        0, 0, 0x10, 0, 0, 0, 0, 0, 0x38, 0x37, 0x36, 0x35, 0x34, 0x33, 0x32, 0x31, 0, 0, 0, 0};
     assert_memory_equal(bytes, golden, sizeof golden);
@@ -674,7 +674,7 @@ static void frames_and_grants_survive_the_wire(void **state)
     static const struct { const char *what; size_t offset; uint64_t value; size_t n; } bad[] = {
         {"n_blocks", offsetof(struct td_xfer_grant_blob, n_blocks), 8193, 4}, {"n_blocks", offsetof(struct td_xfer_grant_blob, n_blocks), 0xffffffff, 4},
         {"block_bytes", offsetof(struct td_xfer_grant_blob, block_bytes), 0, 8}, {"block_bytes", offsetof(struct td_xfer_grant_blob, block_bytes), 1ull << 30, 8},
-        {"path", offsetof(struct td_xfer_grant_blob, path), 3, 1}, {"reserved", offsetof(struct td_xfer_grant_blob, reserved), 1, 1},
+        {"path", offsetof(struct td_xfer_grant_blob, path), 4, 1}, {"reserved", offsetof(struct td_xfer_grant_blob, reserved), 1, 1},
         {"host", offsetof(struct td_xfer_grant_blob, host), '\n', 1}, {"no way", offsetof(struct td_xfer_grant_blob, port), 0, 2},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {

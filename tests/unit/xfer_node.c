@@ -13,6 +13,7 @@
 #include "common/base/clock.h"
 #include "common/base/doorbell.h"
 #include "common/base/hash.h"
+#include "common/xfer/verbs.h"
 
 struct node {
     pid_t pid;                 /* child, or 0 */
@@ -22,6 +23,7 @@ struct node {
     struct td_doorbell bell;
     uint64_t block_bytes;
     struct td_xfer_event path; /* the last PATH_CHOSEN */
+    struct td_fake_fabric *fabric;
 };
 
 static uint64_t mix(uint64_t v)
@@ -65,14 +67,34 @@ static uint64_t deadline_of(uint64_t ms)
     return ms ? td_deadline_after_ms(td_now_ns(), ms) : TD_NEVER_NS;
 }
 
+/* The provider that the command names; the fabric is the node's until it closes. */
+static td_status open_verbs(struct node *n, const char *text, struct td_xfer_rdma_config *rdma, struct td_err *err)
+{
+    struct td_fake_options options;
+    char path[256];
+    if (!strncmp(text, "real:", 5)) {
+        rdma->devices = text + 5;
+        return td_verbs_load(&rdma->verbs, err);
+    }
+    td_status status = td_fake_options_parse(text, &options, path, err);
+    if (!status) options.path = path;
+    if (!status) status = td_fake_fabric_open(&options, &n->fabric, err);
+    if (!status) rdma->verbs = td_fake_verbs(n->fabric);
+    return status;
+}
+
 static void open_node(struct node *n, const struct node_command *c, struct node_reply *r, struct td_err *err)
 {
+    struct td_xfer_rdma_config rdma = {.gid_index = -1, .timeout = c->ib_timeout, .retry = c->ib_retry, .rnr_retry = c->rnr_never_waits ? 1 : 0,
+                                       .qps_per_rail = c->qps_per_rail, .srq_peers = c->srq_peers};
     struct td_xfer_config config = {
         .instance = "node", .incarnation = td_random_u64(), .layout_hash = c->layout_hash, .listen_host = "127.0.0.1", .listen_port = c->port,
-        .path = c->path, .max_slots = c->max_slots, .max_ops = c->max_ops, .peer_timeout_ms = c->timeout_ms,
+        .path = c->path, .max_slots = c->max_slots, .max_ops = c->max_ops, .peer_timeout_ms = c->timeout_ms, .tcp_lanes = c->lanes, .digest_every = c->digest_every,
+        .rdma = c->fabric[0] ? &rdma : NULL,
         .hooks = {.wake = ring, .ctx = &n->bell},
     };
     r->status = td_doorbell_open(&n->bell, err);
+    if (!r->status && c->fabric[0]) r->status = open_verbs(n, c->fabric, &rdma, err);
     if (!r->status) r->status = td_arena_create(c->block_bytes * (uint64_t)c->n_blocks, c->shareable, "xfer-test", &n->arena, err);
     if (!r->status) r->status = td_xfer_open(&config, &n->x, err);
     if (!r->status) r->status = td_xfer_mem_add(n->x, &n->arena, c->block_bytes, c->n_blocks, err);
@@ -86,6 +108,8 @@ static void close_node(struct node *n)
     n->x = NULL;
     if (n->arena.base) td_arena_destroy(&n->arena);
     n->arena.base = NULL;
+    td_fake_fabric_close(n->fabric);
+    n->fabric = NULL;
     td_doorbell_close(&n->bell);
 }
 
@@ -222,6 +246,11 @@ void node_do(struct node *n, const struct node_command *c, struct node_reply *r)
 pid_t node_pid(const struct node *n)
 {
     return n->pid;
+}
+
+struct td_fake_fabric *node_fabric(struct node *n)
+{
+    return n->fabric;
 }
 
 struct td_xfer *node_xfer(struct node *n)

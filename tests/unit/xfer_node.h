@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "common/xfer/verbs_fake.h"
 #include "common/xfer/xfer.h"
 
 #define NODE_MAX_IDS 1024
@@ -22,7 +23,13 @@ struct node_command {
     enum td_xfer_path path;
     uint16_t port;
     bool shareable;
-    uint32_t max_slots, max_ops, timeout_ms;
+    uint32_t max_slots, max_ops, timeout_ms, lanes, digest_every;
+    /* rdma: "" none; "real:DEVICES" libibverbs; else options of the fake, whose fabric is the file it names */
+    char fabric[160];
+    uint8_t ib_timeout, ib_retry;  /* codes; 0: the defaults */
+    bool rnr_never_waits;
+    uint8_t qps_per_rail;
+    uint32_t srq_peers;
     uint64_t block_bytes, layout_hash;
     int32_t n_blocks;
     /* the rest: GRANT, OP, SUBMIT, FILL, CHECK (ids); EVENT: deadline_ms is how long to wait */
@@ -60,6 +67,7 @@ void node_free(struct node *n);                   /* ends the child */
 pid_t node_pid(const struct node *n);             /* 0: local */
 void node_kill(struct node *n);                   /* kill -9 and wait */
 struct td_xfer *node_xfer(struct node *n);        /* local only */
+struct td_fake_fabric *node_fabric(struct node *n); /* local only; NULL: none */
 
 /* The pattern of block content (seed, position). */
 void node_fill_bytes(uint8_t *to, uint64_t n_bytes, uint64_t seed);
