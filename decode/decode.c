@@ -149,7 +149,7 @@ static void slot_ready(struct td_worker *w, struct td_req *r, const struct td_xf
     r->ready_ns = td_now_ns();
     r->xfer_us = ev->elapsed_ns / TD_NS_PER_US;
     r->xfer_bytes = ev->bytes;
-    r->xfer_path = ev->path == TD_XFER_PATH_SHM ? "shm" : "tcp";
+    r->xfer_path = td_xfer_path_name(ev->path);
     td_engine_imported(w->engine, r->seq, first->token);
     first->finish = (Tandem__V1__FinishReason)r->seq->finish;
     send_token(r, first);

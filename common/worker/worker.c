@@ -298,12 +298,22 @@ static void take_mail(struct td_worker *w)
 
 /* ---- the step loop --------------------------------------------------------------------------------------------------------------------- */
 
+/* A path that could not be had is never silent: the operator asked for it by having the devices. */
+static void log_path(const struct td_xfer_event *ev)
+{
+    if (ev->status == TD_OK) td_info("kv_path", "path=%s %s", td_xfer_path_name(ev->path), ev->reason);
+    else td_warn("kv_path_failed", "path=%s status=%s reason=\"%s\" action=next_path", td_xfer_path_name(ev->path), td_status_name(ev->status), ev->reason);
+}
+
 static void take_xfer_events(struct td_worker *w)
 {
     struct td_xfer_event ev[16];
     size_t n;
     while ((n = td_xfer_poll(w->xfer, ev, 16)) > 0)
-        for (size_t i = 0; i < n; i++) w->role->xfer_event(w, &w->reqs[ev[i].user], &ev[i]);
+        for (size_t i = 0; i < n; i++) {
+            if (ev[i].kind == TD_XFER_PATH_CHOSEN) log_path(&ev[i]);
+            else w->role->xfer_event(w, &w->reqs[ev[i].user], &ev[i]);
+        }
 }
 
 /* Blocks that an admission could use. */
