@@ -68,7 +68,7 @@ int cli_doctor(int argc, char **argv)
     struct td_err err = {0}, verbs_err = {0};
     const struct td_verbs *vb = NULL;
     uint64_t kv_bytes = 0;
-    unsetenv("TANDEM_LISTEN"); /* in a worker's pod it names the worker's port; its TANDEM_KV_MEMORY, _TRANSFER, _ROUTER and _TLS_* mean the same here */
+    unsetenv("TANDEM_LISTEN"); /* in a worker's pod that is the worker's port; TANDEM_KV_MEMORY, _TRANSFER, _ROUTER, _TLS_* mean the same here */
     if (td_options_load(options, &c, "tandem doctor", "Checks this host, a cluster and the way between two machines before they serve.", argc, argv,
                         NULL, 0, NULL, &err) ||
         td_engine_kv_bytes(c.kv_memory, &kv_bytes, &err))

@@ -130,6 +130,7 @@ struct doctor_skew doctor_skew_of(uint64_t sent_ns, uint64_t got_ns, uint64_t th
 
 void doctor_listen(struct doctor_report *r, const struct doctor_config *c, bool has_rdma);
 void doctor_peer(struct doctor_report *r, const struct doctor_config *c, bool has_rdma);
+bool doctor_path_built(const char *name); /* "rdma": can this build take that path at all? */
 /* NULL: `used` is what was asked for; else what is wrong with it. asked AUTO takes any. */
 const char *doctor_path_verdict(enum td_xfer_path asked, enum td_xfer_path used);
 

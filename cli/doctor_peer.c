@@ -57,6 +57,13 @@ static const char *path_name(enum td_xfer_path path)
     return path == TD_XFER_PATH_AUTO ? "auto" : "?";
 }
 
+bool doctor_path_built(const char *name)
+{
+    for (size_t i = 0; i < N_PATHS; i++)
+        if (!strcmp(paths[i].name, name)) return paths[i].built;
+    return false;
+}
+
 const char *doctor_path_verdict(enum td_xfer_path asked, enum td_xfer_path used)
 {
     static char text[96];
