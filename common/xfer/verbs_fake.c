@@ -12,12 +12,12 @@
  * (1) No node writes another's memory. The target copies a WRITE into its own memory, the requester a READ into its own, by process_vm_readv when
  *     the other node is another process. Both hold their node's lock meanwhile, so that dereg and qp_error are fences as soon as they return,
  *     even while the other process is stopped.
- * (2) What was read counts only if the source could not have been reused: `live` and `key_live` of the source's node are looked at after the copy, and
- *     their owner clears them before a flush or dereg is seen. A copy that fails this look was a packet torn by its sender's end.
+ * (2) What was read counts only if the source could not have been reused: `live` and `key_live` of the source's node are looked at after the
+ *     copy, and their owner clears them before a flush or dereg is seen. A copy that fails this look was a packet torn by its sender's end.
  * (3) Each request gets exactly one reply while both nodes live. A node has at most INFLIGHT_MAX requests without reply at another,
  *     so a ring of RING_CELLS never lacks room for replies.
- * (4) A LOST reply says that hardware would have kept silent: the requester sends again until its time is over. Silence itself is never taken for loss
- *     while the other node lives: a stopped process is slow, not lost.
+ * (4) A LOST reply says that hardware would have kept silent: the requester sends again until its time is over. Silence itself is never taken
+ *     for loss while the other node lives: a stopped process is slow, not lost.
  * (5) A completion queue has one producer at a time (the lock's holder) and one consumer. */
 #include "common/xfer/verbs_fake.h"
 
@@ -77,7 +77,9 @@ struct ring {
     _Alignas(64) struct cell cells[RING_CELLS];
 };
 
-struct counters { _Atomic uint64_t requests_sent, retransmits, writes_landed, bytes_landed, reads_served, late, dropped, rkeys, rnr, overruns, broken, held; };
+struct counters {
+    _Atomic uint64_t requests_sent, retransmits, writes_landed, bytes_landed, reads_served, late, dropped, rkeys, rnr, overruns, broken, held;
+};
 
 struct node {
     _Alignas(64) _Atomic uint32_t inc;  /* incarnation; odd: taken */
@@ -367,8 +369,9 @@ static uint32_t gid_code(uint32_t node, uint32_t device, uint32_t port, uint32_t
 static void gid_encode(uint32_t code, uint8_t raw[16])
 {
     static const uint8_t prefix[][13] = {
-        [TD_FAKE_GID_LINK_LOCAL] = {0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0xff, 0xfe}, [TD_FAKE_GID_V4_PRIVATE] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10},
-        [TD_FAKE_GID_V4] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 198}, [TD_FAKE_GID_V6_LOCAL] = {0xfd, 0, 0, 0x7d}, [TD_FAKE_GID_V6] = {0x20, 1, 0xd, 0xb8}};
+        [TD_FAKE_GID_LINK_LOCAL] = {0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0xff, 0xfe},
+        [TD_FAKE_GID_V4_PRIVATE] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10}, [TD_FAKE_GID_V4] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 198},
+        [TD_FAKE_GID_V6_LOCAL] = {0xfd, 0, 0, 0x7d}, [TD_FAKE_GID_V6] = {0x20, 1, 0xd, 0xb8}};
     memcpy(raw, prefix[(code >> 4) & 15], 13);
     raw[13] = (uint8_t)(code >> 24);
     raw[14] = (uint8_t)(code >> 16);
@@ -472,8 +475,8 @@ static bool receives_any(const struct receives *r) { return atomic_load_explicit
 static void receive_complete(struct fake_qp *qp, enum td_vb_wc_status status, uint32_t imm)
 {
     struct receives *r = qp->srq ? &qp->srq->r : &qp->r;
-    struct cqe e = {.id = r->ids[r->taken++ & r->mask], .qp_num = qp->pub.num, .status = (uint8_t)status, .op = status ? 0 : TD_VB_RECV_IMM, .imm = imm,
-                    .is_recv = true, .srq = qp->srq};
+    struct cqe e = {.id = r->ids[r->taken++ & r->mask], .qp_num = qp->pub.num, .status = (uint8_t)status, .op = status ? 0 : TD_VB_RECV_IMM,
+                    .imm = imm, .is_recv = true, .srq = qp->srq};
     cq_push(qp->cq, &e);
 }
 
@@ -837,7 +840,8 @@ static bool hold_take(struct td_fake_fabric *f, uint32_t from, const struct cell
     if (f->o.delay_us) h->due_ns = td_now_ns() + fake_random(f) % (f->o.delay_us * TD_NS_PER_US);
     if (c->op != TD_VB_READ) {
         h->payload = malloc(c->bytes ? c->bytes : 1);
-        bool ok = h->payload && sender_is_live(f, from, c) && (f->o.no_copy || !c->bytes || gather(f, from, c, h->payload)) && sender_is_live(f, from, c);
+        bool ok = h->payload && sender_is_live(f, from, c) && (f->o.no_copy || !c->bytes || gather(f, from, c, h->payload)) &&
+                  sender_is_live(f, from, c);
         if (!ok) { /* it never left its sender */
             free(h->payload);
             free(h);
@@ -1049,7 +1053,8 @@ static enum td_vb_wc_status local_operation(struct fake_qp *qp, const struct wqe
     struct td_fake_fabric *f = qp->f;
     if (w->op == TD_VB_LOCAL_INV) {
         struct key *k = w->rkey >> 8 < KEYS_MAX ? f->keys[w->rkey >> 8] : NULL;
-        if (!k || !k->is_window || k->device != qp->device || !k->bound_rkey || k->bound_rkey != w->rkey || k->bound_qp != qp->pub.num) return TD_VB_WC_LOC_QP_OP;
+        if (!k || !k->is_window || k->device != qp->device || !k->bound_rkey || k->bound_rkey != w->rkey || k->bound_qp != qp->pub.num)
+            return TD_VB_WC_LOC_QP_OP;
         k->bound_rkey = 0;
         k->region->n_windows--;
         k->region = NULL;
@@ -1058,8 +1063,9 @@ static enum td_vb_wc_status local_operation(struct fake_qp *qp, const struct wqe
     const struct bind *b = (const struct bind *)(w + 1);
     struct key *k = b->window, *region = b->region;
     /* The window must be free: a window of type 2 is ended before it is bound again. */
-    if (k->device != qp->device || region->device != qp->device || k->bound_rkey || !(region->access & TD_VB_MW_BIND) || !(region->access & TD_VB_LOCAL_WRITE) ||
-        !b->bytes || !range_within(b->addr, b->bytes, region->base, region->bytes))
+    unsigned needed = TD_VB_MW_BIND | TD_VB_LOCAL_WRITE;
+    if (k->device != qp->device || region->device != qp->device || k->bound_rkey || (region->access & needed) != needed || !b->bytes ||
+        !range_within(b->addr, b->bytes, region->base, region->bytes))
         return TD_VB_WC_MW_BIND;
     k->bound_rkey = w->rkey;
     k->bound_qp = qp->pub.num;
@@ -1421,7 +1427,8 @@ static int fake_query_port(struct td_vb_device *device, uint8_t port, struct td_
     struct td_fake_fabric *f = d->f;
     if (!port_exists(f, port)) return EINVAL;
     *ret_port = (struct td_vb_port){.active = port_is_up(f, d->index, port), .ethernet = !f->o.infiniband, .mtu_bytes = f->o.mtu_bytes,
-                                    .lid = f->o.infiniband ? lid_of(f->node, d->index, port) : 0, .bits_per_s = 100000000000ull, .n_gids = TD_FAKE_GIDS};
+                                    .lid = f->o.infiniband ? lid_of(f->node, d->index, port) : 0, .bits_per_s = 100000000000ull,
+                                    .n_gids = TD_FAKE_GIDS};
     return 0;
 }
 
@@ -1483,12 +1490,14 @@ static bool memory_is_there(uint64_t addr)
     return process_vm_readv(getpid(), &local, 1, &remote, 1, 0) == 1;
 }
 
-static int region_make(struct fake_device *d, uint8_t *host, uint64_t base, uint64_t bytes, unsigned access, void *map, size_t map_bytes, struct td_vb_mr **ret_mr)
+static int region_make(struct fake_device *d, uint8_t *host, uint64_t base, uint64_t bytes, unsigned access, void *map, size_t map_bytes,
+                       struct td_vb_mr **ret_mr)
 {
     struct td_fake_fabric *f = d->f;
     const struct td_vb_limits *l = &f->o.limits;
     unsigned known = TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE | TD_VB_REMOTE_READ | TD_VB_MW_BIND | TD_VB_RELAXED_ORDERING;
-    if (!bytes || bytes > l->max_mr_bytes || base + bytes < base || access & ~known || ((access & TD_VB_REMOTE_WRITE) && !(access & TD_VB_LOCAL_WRITE)) ||
+    if (!bytes || bytes > l->max_mr_bytes || base + bytes < base || access & ~known ||
+        ((access & TD_VB_REMOTE_WRITE) && !(access & TD_VB_LOCAL_WRITE)) ||
         ((access & TD_VB_MW_BIND) && !l->max_mw))
         return EINVAL;
     struct key *k = calloc(1, sizeof *k);
@@ -1516,7 +1525,8 @@ static int fake_reg(struct td_vb_device *device, void *addr, uint64_t bytes, uns
 }
 
 /* Anything that can be mapped passes for a dma-buf, a memfd for example. */
-static int fake_reg_dmabuf(struct td_vb_device *device, uint64_t offset, uint64_t bytes, uint64_t iova, int fd, unsigned access, struct td_vb_mr **ret_mr)
+static int fake_reg_dmabuf(struct td_vb_device *device, uint64_t offset, uint64_t bytes, uint64_t iova, int fd, unsigned access,
+                           struct td_vb_mr **ret_mr)
 {
     uint64_t page = 4096, before = offset % page;
     struct stat st;
@@ -1637,7 +1647,8 @@ static int fake_poll(struct td_vb_cq *c, struct td_vb_wc *wcs, int max)
         else if (has_qp && e->is_recv) atomic_fetch_add_explicit(&slot->rq_freed, 1, memory_order_release);
         else if (has_qp) atomic_store_explicit(&slot->sq_freed, e->free_to, memory_order_release);
         if (!has_qp) continue; /* completions go with their queue pair */
-        wcs[n++] = (struct td_vb_wc){.id = e->id, .status = (enum td_vb_wc_status)e->status, .op = (enum td_vb_op)e->op, .imm = e->imm, .qp_num = e->qp_num};
+        wcs[n++] = (struct td_vb_wc){.id = e->id, .status = (enum td_vb_wc_status)e->status, .op = (enum td_vb_op)e->op, .imm = e->imm,
+            .qp_num = e->qp_num};
     }
     if (head != from) atomic_store_explicit(&cq->head, head, memory_order_release);
     return n;
@@ -1712,12 +1723,14 @@ static int fake_qp_create(struct td_vb_device *device, struct td_vb_cq *c, struc
     struct fake_srq *srq = (struct fake_srq *)caps->srq;
     struct td_fake_fabric *f = d->f;
     const struct td_vb_limits *l = &f->o.limits;
-    if (!cq || cq->device != d || (srq && srq->device != d) || !caps->send_wr || caps->send_wr > l->max_qp_wr || (!srq && caps->recv_wr > l->max_qp_wr) ||
+    if (!cq || cq->device != d || (srq && srq->device != d) || !caps->send_wr || caps->send_wr > l->max_qp_wr ||
+        (!srq && caps->recv_wr > l->max_qp_wr) ||
         caps->send_sge > l->max_sge || caps->send_sge > TD_VB_SGE_MAX)
         return EINVAL;
     struct fake_qp *qp = aligned_alloc(64, (sizeof *qp + 63) / 64 * 64);
     if (!qp) return ENOMEM;
-    *qp = (struct fake_qp){.pub = {.device = device}, .f = f, .device = d, .cq = cq, .srq = srq, .sq_depth = caps->send_wr, .sge_max = caps->send_sge};
+    *qp = (struct fake_qp){.pub = {.device = device}, .f = f, .device = d, .cq = cq, .srq = srq, .sq_depth = caps->send_wr,
+        .sge_max = caps->send_sge};
     size_t tail_bytes = caps->send_sge * sizeof(struct td_vb_sge);
     if (tail_bytes < sizeof(struct bind)) tail_bytes = sizeof(struct bind);
     qp->stride = (sizeof(struct wqe) + tail_bytes + 15) / 16 * 16;
@@ -1917,7 +1930,8 @@ static int fake_post_send(struct td_vb_qp *q, struct td_vb_send *wrs, uint32_t n
         }
         struct wqe *w = wqe_at(qp, tail + i);
         uint8_t flags = (uint8_t)((s->signaled ? WQE_SIGNALED : 0) | (s->fence ? WQE_FENCE : 0));
-        *w = (struct wqe){.id = s->id, .remote_addr = s->remote_addr, .rkey = s->rkey, .imm = s->imm, .op = (uint8_t)s->op, .flags = flags, .n_sge = (uint8_t)s->n_sge};
+        *w = (struct wqe){.id = s->id, .remote_addr = s->remote_addr, .rkey = s->rkey, .imm = s->imm, .op = (uint8_t)s->op, .flags = flags,
+            .n_sge = (uint8_t)s->n_sge};
         if (s->op == TD_VB_BIND_MW) {
             if (!s->mw || !s->bind_mr || !f->o.limits.mw_type2) {
                 error = EINVAL;
@@ -1925,7 +1939,8 @@ static int fake_post_send(struct td_vb_qp *q, struct td_vb_send *wrs, uint32_t n
             }
             w->rkey = s->mw->rkey = (s->mw->rkey & ~0xffu) | ((s->mw->rkey + 1) & 0xff);
             w->n_sge = 0;
-            *(struct bind *)(w + 1) = (struct bind){.window = (struct key *)s->mw, .region = (struct key *)s->bind_mr, .addr = s->bind_addr, .bytes = s->bind_bytes};
+            *(struct bind *)(w + 1) = (struct bind){.window = (struct key *)s->mw, .region = (struct key *)s->bind_mr, .addr = s->bind_addr,
+                .bytes = s->bind_bytes};
         } else if (s->op == TD_VB_LOCAL_INV) {
             w->n_sge = 0;
         } else if (s->op == TD_VB_WRITE || s->op == TD_VB_WRITE_IMM || s->op == TD_VB_READ) {
@@ -1950,8 +1965,9 @@ void td_fake_options_default(struct td_fake_options *ret_options)
 {
     *ret_options = (struct td_fake_options){
         .devices = 1, .ports = 1, .mtu_bytes = 4096, .spin_us = 5, .retry_ms = 50,
-        .limits = {.max_qp = 1024, .max_qp_wr = 16384, .max_sge = TD_VB_SGE_MAX, .max_cqe = 1u << 20, .max_srq = 64, .max_srq_wr = 32768, .max_mw = 4096,
-                   .max_rd_atomic_in = 16, .max_rd_atomic_out = 16, .max_mr_bytes = 1ull << 40, .mw_type2 = true, .relaxed_ordering = true, .n_ports = 1}};
+        .limits = {.max_qp = 1024, .max_qp_wr = 16384, .max_sge = TD_VB_SGE_MAX, .max_cqe = 1u << 20, .max_srq = 64, .max_srq_wr = 32768,
+                   .max_mw = 4096, .max_rd_atomic_in = 16, .max_rd_atomic_out = 16, .max_mr_bytes = 1ull << 40, .mw_type2 = true,
+                   .relaxed_ordering = true, .n_ports = 1}};
 }
 
 void td_fake_options_tiny(struct td_fake_options *o)
@@ -1983,15 +1999,18 @@ static td_status options_check(const struct td_fake_options *o, struct td_err *e
     uint32_t m = o->mtu_bytes;
     if (o->fail_nth && (!o->fail_status || o->fail_status >= TD_VB_WC_N_STATUSES))
         return td_fail(err, TD_ERR_INVALID, "fake verbs: fail_status is %" PRIu32 ", must be 1 to %d", o->fail_status, TD_VB_WC_N_STATUSES - 1);
-    if (o->devices > TD_FAKE_DEVICES_MAX) return td_fail(err, TD_ERR_INVALID, "fake verbs: devices is %" PRIu32 ", must be 1 to %d", o->devices, TD_FAKE_DEVICES_MAX);
-    if (o->ports > TD_FAKE_PORTS_MAX) return td_fail(err, TD_ERR_INVALID, "fake verbs: ports is %" PRIu32 ", must be 1 or %d", o->ports, TD_FAKE_PORTS_MAX);
+    if (o->devices > TD_FAKE_DEVICES_MAX)
+        return td_fail(err, TD_ERR_INVALID, "fake verbs: devices is %" PRIu32 ", must be 1 to %d", o->devices, TD_FAKE_DEVICES_MAX);
+    if (o->ports > TD_FAKE_PORTS_MAX)
+        return td_fail(err, TD_ERR_INVALID, "fake verbs: ports is %" PRIu32 ", must be 1 or %d", o->ports, TD_FAKE_PORTS_MAX);
     if (m != 256 && m != 512 && m != 1024 && m != 2048 && m != 4096)
         return td_fail(err, TD_ERR_INVALID, "fake verbs: mtu is %" PRIu32 ", must be 256, 512, 1024, 2048 or 4096", m);
-    if (!o->limits.max_qp_wr || !o->limits.max_cqe || o->limits.max_sge > TD_VB_SGE_MAX || o->limits.max_qp > QPS_MAX / 2 || o->limits.max_rd_atomic_in > 255 ||
-        o->limits.max_rd_atomic_out > 255)
+    if (!o->limits.max_qp_wr || !o->limits.max_cqe || o->limits.max_sge > TD_VB_SGE_MAX || o->limits.max_qp > QPS_MAX / 2 ||
+        o->limits.max_rd_atomic_in > 255 || o->limits.max_rd_atomic_out > 255)
         return td_fail(err, TD_ERR_INVALID,
                        "fake verbs: max_qp_wr %" PRIu32 " and max_cqe %" PRIu32 " must not be 0, max_sge %" PRIu32 " at most %d, max_qp %" PRIu32
-                       " at most %d, rd_atomic at most 255", o->limits.max_qp_wr, o->limits.max_cqe, o->limits.max_sge, TD_VB_SGE_MAX, o->limits.max_qp, QPS_MAX / 2);
+                       " at most %d, rd_atomic at most 255",
+                       o->limits.max_qp_wr, o->limits.max_cqe, o->limits.max_sge, TD_VB_SGE_MAX, o->limits.max_qp, QPS_MAX / 2);
     return TD_OK;
 }
 
@@ -2008,7 +2027,8 @@ static const struct option_row {
     ROW("unordered", BOOL, unordered), ROW("relaxed", BOOL, relaxed), ROW("no_copy", BOOL, no_copy), ROW("spin_us", U32, spin_us),
     ROW("retry_ms", U32, retry_ms), ROW("delay_us", U32, delay_us), ROW("fault_ppm", U32, fault_ppm), ROW("fail_nth", U64, fail_nth),
     ROW("fail_status", U32, fail_status), ROW("fail_after", BOOL, fail_after), ROW("max_qp", U32, limits.max_qp),
-    ROW("max_qp_wr", U32, limits.max_qp_wr), ROW("max_sge", U32, limits.max_sge), ROW("max_cqe", U32, limits.max_cqe), ROW("max_srq", U32, limits.max_srq),
+    ROW("max_qp_wr", U32, limits.max_qp_wr), ROW("max_sge", U32, limits.max_sge), ROW("max_cqe", U32, limits.max_cqe),
+    ROW("max_srq", U32, limits.max_srq),
     ROW("max_srq_wr", U32, limits.max_srq_wr), ROW("max_mw", U32, limits.max_mw), ROW("max_mr_bytes", U64, limits.max_mr_bytes),
     ROW("mw_type2", BOOL, limits.mw_type2),
 #undef ROW
@@ -2020,12 +2040,14 @@ static td_status option_set(struct td_fake_options *o, char path[256], const cha
         const struct option_row *row = &option_rows[i];
         if (strlen(row->name) != key_bytes || memcmp(row->name, key, key_bytes) != 0) continue;
         if (row->type == PATH) {
-            if ((size_t)snprintf(path, 256, "%s", value) >= 256) return td_fail(err, TD_ERR_INVALID, "fake verbs: path has %zu characters, at most 255", strlen(value));
+            if ((size_t)snprintf(path, 256, "%s", value) >= 256)
+                return td_fail(err, TD_ERR_INVALID, "fake verbs: path has %zu characters, at most 255", strlen(value));
             return TD_OK;
         }
         char *end;
         errno = 0;
-        uint64_t number = strtoull(value, &end, 10), max = row->type == U64 ? UINT64_MAX : row->type == U32 ? UINT32_MAX : row->type == RD_ATOMIC ? 255 : 1;
+        uint64_t number = strtoull(value, &end, 10);
+        uint64_t max = row->type == U64 ? UINT64_MAX : row->type == U32 ? UINT32_MAX : row->type == RD_ATOMIC ? 255 : 1;
         if (value[0] < '0' || value[0] > '9' || *end || errno || number > max)
             return td_fail(err, TD_ERR_INVALID, "fake verbs: %s is \"%s\", must be a number of 0 to %" PRIu64, row->name, value, max);
         void *at = (char *)o + row->offset;
@@ -2131,7 +2153,8 @@ static const struct td_verbs fake_verbs = {
 static void gids_init(struct td_fake_fabric *f)
 {
     /* As drivers lay them out: link-local, then the address of the netdev, each as version 1 and 2; an empty one among them. */
-    static const uint8_t kind[TD_FAKE_GIDS] = {TD_FAKE_GID_LINK_LOCAL, TD_FAKE_GID_LINK_LOCAL, TD_FAKE_GID_EMPTY, TD_FAKE_GID_V4_PRIVATE, TD_FAKE_GID_V4_PRIVATE};
+    static const uint8_t kind[TD_FAKE_GIDS] = {TD_FAKE_GID_LINK_LOCAL, TD_FAKE_GID_LINK_LOCAL, TD_FAKE_GID_EMPTY, TD_FAKE_GID_V4_PRIVATE,
+                                               TD_FAKE_GID_V4_PRIVATE};
     static const uint8_t type[TD_FAKE_GIDS] = {TD_VB_GID_ROCE_V1, TD_VB_GID_ROCE_V2, 0, TD_VB_GID_ROCE_V1, TD_VB_GID_ROCE_V2};
     for (uint32_t d = 0; d < f->o.devices; d++) {
         for (uint32_t p = 0; p < f->o.ports; p++) {
@@ -2303,7 +2326,8 @@ bool td_fake_port_set(struct td_fake_fabric *f, uint32_t node, uint32_t device, 
     return true;
 }
 
-bool td_fake_gid_set(struct td_fake_fabric *f, uint32_t device, uint8_t port, uint32_t index, enum td_fake_gid kind, enum td_vb_gid_type type, bool netdev_up)
+bool td_fake_gid_set(struct td_fake_fabric *f, uint32_t device, uint8_t port, uint32_t index, enum td_fake_gid kind, enum td_vb_gid_type type,
+                     bool netdev_up)
 {
     if (device >= f->o.devices || !port_exists(f, port) || index >= TD_FAKE_GIDS) return false;
     fake_lock(f);

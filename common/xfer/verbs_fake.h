@@ -46,7 +46,7 @@ struct td_fake_options {
 };
 
 void td_fake_options_default(struct td_fake_options *ret_options);
-void td_fake_options_tiny(struct td_fake_options *options);     /* limits: max_qp_wr 4, rd_atomic 1, max_mr_bytes 1 MiB, max_sge 1, no SRQ, no windows */
+void td_fake_options_tiny(struct td_fake_options *options); /* max_qp_wr 4, rd_atomic 1, max_mr_bytes 1 MiB, max_sge 1, no SRQ, no windows */
 
 /* Errors: TD_ERR_INVALID (an option), TD_ERR_LIMIT (no node left), TD_ERR_IO, TD_ERR_CORRUPT (the file is no fabric of this build).
  * The file is made when it is not there; who made the path unlinks it. Lets every process of this user read this process's memory. */
@@ -57,8 +57,8 @@ struct td_fake_fabric *td_fake_fabric_of(const struct td_verbs *vb);
 uint32_t td_fake_node(const struct td_fake_fabric *f);          /* this node's number */
 
 /* TANDEM_VERBS_FAKE="path=/dev/shm/x,devices=2,seed=7,unordered=1": the fabric of this process, opened at the first call and never closed.
- * Keys: path seed devices ports mtu infiniband unordered relaxed no_copy spin_us retry_ms delay_us fault_ppm fail_nth fail_status fail_after tiny max_qp max_qp_wr max_sge max_cqe
- * max_srq max_srq_wr max_mw rd_atomic max_mr_bytes mw_type2. TD_ERR_NOT_FOUND: the variable is not set. */
+ * Keys: path seed devices ports mtu infiniband unordered relaxed no_copy spin_us retry_ms delay_us fault_ppm fail_nth fail_status fail_after tiny
+ * max_qp max_qp_wr max_sge max_cqe max_srq max_srq_wr max_mw rd_atomic max_mr_bytes mw_type2. TD_ERR_NOT_FOUND: the variable is not set. */
 td_status td_verbs_fake_from_env(const struct td_verbs **ret_verbs, struct td_err *err);
 td_status td_fake_options_parse(const char *text, struct td_fake_options *ret_options, char path[256], struct td_err *err);
 
@@ -93,11 +93,12 @@ bool td_fake_port_set(struct td_fake_fabric *f, uint32_t node, uint32_t device, 
 
 enum td_fake_gid { TD_FAKE_GID_EMPTY, TD_FAKE_GID_LINK_LOCAL, TD_FAKE_GID_V4_PRIVATE, TD_FAKE_GID_V4, TD_FAKE_GID_V6_LOCAL, TD_FAKE_GID_V6 };
 /* Changes an entry of a port's table, with GID_CHANGE. */
-bool td_fake_gid_set(struct td_fake_fabric *f, uint32_t device, uint8_t port, uint32_t index, enum td_fake_gid kind, enum td_vb_gid_type type, bool netdev_up);
+bool td_fake_gid_set(struct td_fake_fabric *f, uint32_t device, uint8_t port, uint32_t index, enum td_fake_gid kind, enum td_vb_gid_type type,
+                     bool netdev_up);
 
 /* While held, requests of the whole fabric that are sent by or to qp_num (TD_FAKE_ALL: any) stay in the network with their payload as it is now.
- * What is released then is carried out as if it just came: it may land although its sender has been flushed or destroyed since, and is dropped when the
- * target QP or its memory is gone. 0 ends the hold. At most 256 requests from one node to another are in the network at a time. */
+ * What is released then is carried out as if it just came: it may land although its sender has been flushed or destroyed since, and is dropped
+ * when the target QP or its memory is gone. 0 ends the hold. At most 256 requests from one node to another are in the network at a time. */
 void td_fake_hold(struct td_fake_fabric *f, uint32_t qp_num);
 
 struct td_fake_counters {

@@ -111,8 +111,8 @@ static void end_open(struct end *e, const struct td_verbs *vb, const struct end_
     struct td_vb_gid gid;
     uint32_t gid_index = e->infiniband ? 0 : 4;
     assert_int_equal(vb->query_gid(e->device, 1, gid_index, &gid), 0);
-    e->info = (struct info){.lid = port.lid, .qp_num = e->qp->num, .psn = (e->qp->num * 7919 + 0xfffff0) & 0xffffff, .rkey = e->mr->rkey, .addr = e->mr->addr,
-                            .node = td_fake_node(td_fake_fabric_of(vb))};
+    e->info = (struct info){.lid = port.lid, .qp_num = e->qp->num, .psn = (e->qp->num * 7919 + 0xfffff0) & 0xffffff, .rkey = e->mr->rkey,
+                            .addr = e->mr->addr, .node = td_fake_node(td_fake_fabric_of(vb))};
     memcpy(e->info.gid, gid.raw, 16);
     e->route = (struct td_vb_route){.port = 1, .gid_index = gid_index, .hop_limit = 64, .ethernet = port.ethernet, .mtu_bytes = 1024,
                                     .local_psn = e->info.psn, .timeout = 14, .retry = 7, .rnr_retry = 7, .min_rnr_timer = 1,
@@ -181,7 +181,10 @@ static struct td_vb_send write_of(const struct end *e, uint64_t id, uint64_t fro
                                .remote_addr = e->peer.addr + to, .rkey = e->peer.rkey};
 }
 
-static struct td_vb_send imm_of(uint64_t id, uint32_t imm) { return (struct td_vb_send){.id = id, .op = TD_VB_WRITE_IMM, .signaled = true, .imm = imm}; }
+static struct td_vb_send imm_of(uint64_t id, uint32_t imm)
+{
+    return (struct td_vb_send){.id = id, .op = TD_VB_WRITE_IMM, .signaled = true, .imm = imm};
+}
 
 static struct td_vb_send read_of(const struct end *e, uint64_t id, uint64_t to, uint64_t from, uint32_t bytes)
 {
@@ -452,9 +455,11 @@ static void states_and_attributes_are_checked(void **state)
 #define CASE(field, value, error) {#field " " #value, offsetof(struct td_vb_route, field), sizeof((struct td_vb_route *)0)->field, value, error}
         CASE(port, 2, EINVAL), CASE(mtu_bytes, 4096, EINVAL), CASE(mtu_bytes, 1500, EINVAL), CASE(mtu_bytes, 0, EINVAL), CASE(remote_qp, 0, EINVAL),
         CASE(remote_qp, 0x1000000, EINVAL), CASE(remote_psn, 0x1000000, EINVAL), CASE(rd_atomic_in, 17, EINVAL), CASE(min_rnr_timer, 32, EINVAL),
-        CASE(gid_index, 2, EINVAL), CASE(gid_index, 99, EINVAL), CASE(ethernet, 0, EINVAL), CASE(sl, 16, EINVAL), CASE(remote_gid[0], 0xff, ETIMEDOUT)};
+        CASE(gid_index, 2, EINVAL), CASE(gid_index, 99, EINVAL), CASE(ethernet, 0, EINVAL), CASE(sl, 16, EINVAL),
+        CASE(remote_gid[0], 0xff, ETIMEDOUT)};
     static const struct { const char *what; size_t offset; uint32_t bytes, value; int error; } rts[] = {
-        CASE(local_psn, 0x1000000, EINVAL), CASE(timeout, 32, EINVAL), CASE(retry, 8, EINVAL), CASE(rnr_retry, 8, EINVAL), CASE(rd_atomic_out, 17, EINVAL)};
+        CASE(local_psn, 0x1000000, EINVAL), CASE(timeout, 32, EINVAL), CASE(retry, 8, EINVAL), CASE(rnr_retry, 8, EINVAL),
+        CASE(rd_atomic_out, 17, EINVAL)};
 #undef CASE
     for (size_t i = 0; i < sizeof rtr / sizeof *rtr; i++) {
         struct td_vb_route r = a.route;
@@ -505,7 +510,8 @@ static void objects_are_checked_against_limits(void **state)
     assert_int_equal(vb->open(vb, "fake1", &d), ENODEV);
     assert_int_equal(vb->open(vb, "fake0", &d), 0);
     assert_int_equal(vb->query(d, &l), 0);
-    assert_true(l.max_qp_wr == 4 && l.max_rd_atomic_in == 1 && l.max_rd_atomic_out == 1 && l.max_mr_bytes == 1u << 20 && l.max_sge == 1 && !l.max_srq && !l.max_mw);
+    assert_true(l.max_qp_wr == 4 && l.max_rd_atomic_in == 1 && l.max_rd_atomic_out == 1 && l.max_mr_bytes == 1u << 20 && l.max_sge == 1 &&
+        !l.max_srq && !l.max_mw);
     assert_int_equal(vb->cq_create(d, 101, &cq), EINVAL);
     assert_int_equal(vb->cq_create(d, 0, &cq), EINVAL);
     assert_int_equal(vb->cq_create(d, 100, &cq), 0);
@@ -518,8 +524,8 @@ static void objects_are_checked_against_limits(void **state)
     assert_int_equal(vb->reg(d, (void *)4096, 10, 0, &mr), EFAULT);
     assert_int_equal(vb->reg(d, memory, 1u << 20, 0, &mr), 0);
     assert_int_equal(vb->dereg(mr), 0);
-    static const struct { uint32_t send_wr, recv_wr, sge; int error; } caps[] = {{5, 4, 1, EINVAL}, {4, 5, 1, EINVAL}, {4, 4, 2, EINVAL}, {0, 4, 1, EINVAL},
-                                                                               {4, 4, 1, 0},      {4, 4, 1, 0},      {4, 4, 1, ENOMEM}};
+    static const struct { uint32_t send_wr, recv_wr, sge; int error; } caps[] = {
+        {5, 4, 1, EINVAL}, {4, 5, 1, EINVAL}, {4, 4, 2, EINVAL}, {0, 4, 1, EINVAL}, {4, 4, 1, 0}, {4, 4, 1, 0}, {4, 4, 1, ENOMEM}};
     uint32_t n = 0;
     for (size_t i = 0; i < sizeof caps / sizeof *caps; i++) {
         struct td_vb_qp_caps c = {.send_wr = caps[i].send_wr, .recv_wr = caps[i].recv_wr, .send_sge = caps[i].sge};
@@ -800,7 +806,8 @@ static void both_ends_agree_or_the_request_is_invalid(void **state)
         if (bad == 1) p.b.route.rd_atomic_in = 2;
         end_connect(&p.a, &p.b.info);
         end_route(&p.b, &p.a.info);
-        assert_int_equal(p.b.vb->qp_init(p.b.qp, 1, 0, bad == 2 ? TD_VB_REMOTE_READ : bad == 3 ? TD_VB_REMOTE_WRITE : TD_VB_REMOTE_READ | TD_VB_REMOTE_WRITE), 0);
+        unsigned access = (bad == 2 ? 0 : TD_VB_REMOTE_WRITE) | (bad == 3 ? 0 : TD_VB_REMOTE_READ);
+        assert_int_equal(p.b.vb->qp_init(p.b.qp, 1, 0, access), 0);
         assert_int_equal(p.b.vb->qp_rtr(p.b.qp, &p.b.route), 0);
         struct td_vb_send wrs[8];
         uint32_t n = bad == 1 ? 8 : 1;
@@ -813,7 +820,8 @@ static void both_ends_agree_or_the_request_is_invalid(void **state)
         struct td_vb_wc wcs[8];
         assert_int_equal(poll_n(&p.a, wcs, (int)n), n);
         uint32_t at = bad == 1 ? 2 : 0; /* two READs are in time, the third is one too many */
-        for (uint32_t i = 0; i < n; i++) assert_int_equal(wcs[i].status, i < at ? TD_VB_WC_SUCCESS : i == at ? TD_VB_WC_REM_INV_REQ : TD_VB_WC_WR_FLUSH);
+        for (uint32_t i = 0; i < n; i++)
+            assert_int_equal(wcs[i].status, i < at ? TD_VB_WC_SUCCESS : i == at ? TD_VB_WC_REM_INV_REQ : TD_VB_WC_WR_FLUSH);
         expect_async(&p.b, TD_VB_ASYNC_QP_FATAL);
         pair_close(&p);
     }
@@ -829,7 +837,8 @@ static void windows_open_and_close(void **state)
     const struct td_verbs *vb = p.b.vb;
     struct td_vb_mw *mw;
     assert_int_equal(vb->mw_alloc(p.b.device, &mw), 0);
-    struct td_vb_send bind = {.id = 1, .op = TD_VB_BIND_MW, .signaled = true, .mw = mw, .bind_mr = p.b.mr, .bind_addr = p.b.mr->addr + 4096, .bind_bytes = 4096};
+    struct td_vb_send bind = {.id = 1, .op = TD_VB_BIND_MW, .signaled = true, .mw = mw, .bind_mr = p.b.mr, .bind_addr = p.b.mr->addr + 4096,
+        .bind_bytes = 4096};
     uint32_t before = mw->rkey;
     post_one(&p.b, bind);
     expect_wc(&p.b, 1, TD_VB_WC_SUCCESS);
@@ -873,7 +882,8 @@ static void windows_are_checked(void **state)
         struct end c = {0}, d = {0};
         struct td_vb_mw *mw;
         assert_int_equal(p.b.vb->mw_alloc(p.b.device, &mw), 0);
-        struct td_vb_send bind = {.id = 1, .op = TD_VB_BIND_MW, .signaled = true, .mw = mw, .bind_mr = p.b.mr, .bind_addr = p.b.mr->addr + 64, .bind_bytes = 64};
+        struct td_vb_send bind = {.id = 1, .op = TD_VB_BIND_MW, .signaled = true, .mw = mw, .bind_mr = p.b.mr, .bind_addr = p.b.mr->addr + 64,
+            .bind_bytes = 64};
         if (bad == BEYOND_REGION) bind.bind_bytes = BUFFER_BYTES;
         post_one(&p.b, bind);
         bool binds = bad != BEYOND_REGION && bad != NO_BIND_RIGHT;
@@ -954,8 +964,8 @@ static void any_status_at_any_position(void **state)
                 struct pair p;
                 struct td_fake_options o = options();
                 pair_open_with(&p, &o, &(struct end_options){.cq_depth = 16}, &(struct end_options){.cq_depth = 16});
-                struct td_fake_rule rule = {.fault = after ? TD_FAKE_FAIL_AFTER : TD_FAKE_FAIL_BEFORE, .device = TD_FAKE_ALL, .qp_num = p.a.qp->num, .nth = at,
-                                            .status = status};
+                struct td_fake_rule rule = {.fault = after ? TD_FAKE_FAIL_AFTER : TD_FAKE_FAIL_BEFORE, .device = TD_FAKE_ALL, .qp_num = p.a.qp->num,
+                                            .nth = at, .status = status};
                 assert_true(td_fake_rule_add(p.f, &rule));
                 assert_int_equal(p.b.vb->post_recv(p.b.qp, 1, 1), 0);
                 struct td_vb_send wrs[5];
@@ -1354,7 +1364,8 @@ static void threads_post_and_poll(void **state)
         end_connect(&q.a, &q.b.info);
         end_connect(&q.b, &q.a.info);
         atomic_uint n_busy = 4;
-        struct poster posters[4] = {{&p.a, 4000, false, &n_busy}, {&p.b, 4000, false, &n_busy}, {&q.a, 4000, false, &n_busy}, {&q.b, 4000, false, &n_busy}};
+        struct poster posters[4] = {{&p.a, 4000, false, &n_busy},
+                                    {&p.b, 4000, false, &n_busy}, {&q.a, 4000, false, &n_busy}, {&q.b, 4000, false, &n_busy}};
         pthread_t threads[4];
         for (int i = 0; i < 4; i++) assert_int_equal(posters[i].e->vb->post_recv(posters[i].e->qp, 0, 64), 0);
         for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&threads[i], NULL, post_many, &posters[i]), 0);
@@ -1651,13 +1662,12 @@ static void kills_in_the_middle(void **state)
         tell(&c, (struct command){.verb = CONNECT, .info = e.info});
         uint64_t landed = counters(f).writes_landed, until = landed + td_random_u64() % 300;
         tell(&c, (struct command){.verb = FLOOD});
-        uint32_t posted = 0;
         struct td_vb_wc wc;
-        while (counters(f).writes_landed < until) { /* both directions are busy */
+        uint64_t deadline_ns = td_now_ns() + PATIENCE_NS;
+        while (counters(f).writes_landed < until && td_now_ns() < deadline_ns) { /* both directions are busy */
             struct td_vb_send w = write_of(&e, 1, 0, 800000, 4096);
             uint32_t k;
             e.vb->post_send(e.qp, &w, 1, &k);
-            posted += k;
             if (e.vb->poll(e.cq, &wc, 1) == 1 && wc.op == TD_VB_RECV_IMM) e.vb->post_recv(e.qp, 0, 1);
         }
         child_kill(&c);
@@ -1713,7 +1723,8 @@ static void options_are_parsed(void **state)
     static const struct { const char *text; td_status status; } cases[] = {
         {"", TD_OK}, {"seed=18446744073709551615", TD_OK}, {"unordered", TD_OK}, {"devices=16,ports=2", TD_OK}, {"mtu=1024,,tiny=1", TD_OK},
         {"devices=17", TD_ERR_INVALID}, {"ports=3", TD_ERR_INVALID}, {"mtu=1500", TD_ERR_INVALID}, {"seed=18446744073709551616", TD_ERR_INVALID},
-        {"unordered=2", TD_ERR_INVALID}, {"seed=-1", TD_ERR_INVALID}, {"seed=", TD_ERR_INVALID}, {"seed=1x", TD_ERR_INVALID}, {"colour=1", TD_ERR_INVALID},
+        {"unordered=2", TD_ERR_INVALID}, {"seed=-1", TD_ERR_INVALID}, {"seed=", TD_ERR_INVALID}, {"seed=1x", TD_ERR_INVALID},
+        {"colour=1", TD_ERR_INVALID},
         {"fail_nth=3,fail_status=11,fail_after=1", TD_OK}, {"fail_nth=3", TD_ERR_INVALID}, {"fail_nth=3,fail_status=17", TD_ERR_INVALID},
         {"max_qp_wr=0", TD_ERR_INVALID}, {"max_sge=17", TD_ERR_INVALID}, {"rd_atomic=256", TD_ERR_INVALID}, {"spin_us=4294967296", TD_ERR_INVALID}};
     struct td_fake_options o;
@@ -1723,7 +1734,8 @@ static void options_are_parsed(void **state)
         td_status status = td_fake_options_parse(cases[i].text, &o, path, &err);
         if (status != cases[i].status) fail_msg("\"%s\": %s", cases[i].text, td_status_name(status));
     }
-    assert_int_equal(td_fake_options_parse("path=/x/y,devices=2,seed=7,relaxed=1,rd_atomic=3,max_mr_bytes=1000,retry_ms=9,no_copy=1", &o, path, &err), TD_OK);
+    assert_int_equal(td_fake_options_parse("path=/x/y,devices=2,seed=7,relaxed=1,rd_atomic=3,max_mr_bytes=1000,retry_ms=9,no_copy=1", &o, path, &err),
+        TD_OK);
     assert_string_equal(o.path, "/x/y");
     assert_true(o.devices == 2 && o.seed == 7 && o.relaxed && !o.unordered && o.limits.max_rd_atomic_in == 3 && o.limits.max_rd_atomic_out == 3 &&
                 o.limits.max_mr_bytes == 1000 && o.retry_ms == 9 && o.no_copy);
