@@ -327,6 +327,13 @@ static void run_batched(struct rig *g, int32_t tokens[SEQS][LEN_MAX], const int3
     }
 }
 
+/* Sanitizer builds: the plain kernels in one type and one cut. */
+static bool is_short(void)
+{
+    const char *text = getenv("TANDEM_TEST_SHORT");
+    return text && strcmp(text, "1") == 0;
+}
+
 static void check_invariance(const char *path, const char *dtype, const struct td_ops *ops)
 {
     static const int32_t forwards[SEQS] = {0, 1, 2, 3, 4}, backwards[SEQS] = {4, 3, 2, 1, 0};
@@ -346,7 +353,7 @@ static void check_invariance(const char *path, const char *dtype, const struct t
         assert_true(td_model_hash(g.model) == hash);
         for (size_t k = 0; k < 4; k++) {
             /* Reference kernels are slow: two threads and two cuts are enough for them. */
-            if (strcmp(ops->name, "ref") == 0 && (n_threads != 2 || k % 2 == 0)) continue;
+            if (strcmp(ops->name, "ref") == 0 && (n_threads != 2 || k % 2 == 0 || (is_short() && k != 3))) continue;
             memset(g.cache, 0xff, (size_t)(g.blocks_per_seq * RIG_SEQS) * g.kv.block_bytes);
             run_batched(&g, tokens, k % 2 ? backwards : forwards, takes[k], out);
             for (int32_t s = 0; s < SEQS; s++)
@@ -373,7 +380,7 @@ static void batch_and_threads_do_not_matter(void **state)
         const struct td_ops *ops = td_ops_by_name(names[i]);
         if (!ops) continue;
         check_invariance(path, "f32", ops);
-        check_invariance(path, "bf16", ops);
+        if (strcmp(names[i], "ref") != 0 || !is_short()) check_invariance(path, "bf16", ops);
     }
 }
 
