@@ -65,16 +65,21 @@ function(td_program name)
   target_link_libraries(${name} PRIVATE td_flags ${A_DEPS})
 endfunction()
 
-# td_test(NAME SOURCES... DEPS... [LABELS ...] [TIMEOUT s] [ONE_THREAD]): a cmocka program and its ctest entry. TANDEM_DATA names shared/data.
-# ONE_THREAD: it starts no thread, so ThreadSanitizer could only slow it down; such builds leave it out.
+# td_test(NAME SOURCES... DEPS... [LABELS ...] [TIMEOUT s] [ONE_THREAD | THREADED pattern]): a cmocka program and its ctest entry. TANDEM_DATA
+# names shared/data. ONE_THREAD: it starts no thread, so ThreadSanitizer could only slow it down; such builds leave it out. THREADED: they
+# run only those of its tests whose names match; its main takes a pattern.
 function(td_test name)
-  cmake_parse_arguments(A "ONE_THREAD" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(A "ONE_THREAD" "TIMEOUT;THREADED" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT TANDEM_TESTS OR (A_ONE_THREAD AND TANDEM_SANITIZE STREQUAL "thread"))
     return()
   endif()
   add_executable(${name} ${A_SOURCES})
   target_link_libraries(${name} PRIVATE td_flags ${A_DEPS} cmocka)
-  add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+  set(only)
+  if(A_THREADED AND TANDEM_SANITIZE STREQUAL "thread")
+    set(only ${A_THREADED})
+  endif()
+  add_test(NAME ${name} COMMAND ${name} ${only} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   if(NOT A_TIMEOUT)
     set(A_TIMEOUT 120)
   endif()

@@ -1212,8 +1212,9 @@ static void test_utf8_and_bytes(void **state)
     assert_int_equal(td_utf8_next("\x80", 1, &cp), -1);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc == 2) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_utf8_and_bytes),
         cmocka_unit_test(test_components),
