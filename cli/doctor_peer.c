@@ -26,6 +26,7 @@
 #include "common/base/doorbell.h"
 #include "common/base/hash.h"
 #include "common/base/mem.h"
+#include "common/xfer/verbs.h"
 
 #define GROUP "peer"
 #define SMALL_BYTES 4096u
@@ -46,7 +47,7 @@ static const struct path_row {
 } paths[] = {
     {"tcp", TD_XFER_PATH_TCP, true},
     {"shm", TD_XFER_PATH_SHM, true},
-    {"rdma", (enum td_xfer_path)3, false},
+    {"rdma", TD_XFER_PATH_RDMA, true},
 };
 #define N_PATHS (sizeof paths / sizeof *paths)
 
@@ -108,6 +109,9 @@ static td_status end_open(struct end *e, enum td_xfer_path path, const char *hos
     struct td_xfer_config c = {.instance = "doctor", .incarnation = td_random_u64(), .layout_hash = block_bytes, .listen_host = host, .path = path,
                                .max_slots = DOCTOR_SLOTS, .max_ops = DOCTOR_SLOTS, .peer_timeout_ms = (uint32_t)peer_timeout_ms,
                                .hooks = {.wake = ring, .ctx = &e->bell}};
+    struct td_xfer_rdma_config rdma = {.gid_index = -1};
+    struct td_err none;
+    if ((path == TD_XFER_PATH_RDMA || path == TD_XFER_PATH_AUTO) && td_verbs_load(&rdma.verbs, path == TD_XFER_PATH_RDMA ? err : &none) == TD_OK) c.rdma = &rdma;
     td_status s = td_doorbell_open(&e->bell, err);
     if (s) return s;
     e->has_bell = true;

@@ -28,6 +28,7 @@
 #include "common/rpc/rpc_status.h"
 #include "common/worker/metrics_http.h"
 #include "common/worker/registry.h"
+#include "common/xfer/verbs_fake.h"
 
 #define ADMIT_AGAIN_MS 50
 #define STOP_BOUND_MS 5000 /* after drain: calls get their status and end within this, or are cancelled */
@@ -310,10 +311,8 @@ static void take_xfer_events(struct td_worker *w)
     struct td_xfer_event ev[16];
     size_t n;
     while ((n = td_xfer_poll(w->xfer, ev, 16)) > 0)
-        for (size_t i = 0; i < n; i++) {
-            if (ev[i].kind == TD_XFER_PATH_CHOSEN) log_path(&ev[i]);
-            else w->role->xfer_event(w, &w->reqs[ev[i].user], &ev[i]);
-        }
+        for (size_t i = 0; i < n; i++) w->role->xfer_event(w, &w->reqs[ev[i].user], &ev[i]);
+    while (td_xfer_poll_path(w->xfer, &ev[0])) log_path(&ev[0]);
 }
 
 /* Blocks that an admission could use. */
@@ -382,7 +381,8 @@ static bool step(struct td_worker *w)
 /* Registered at boot, set by the engine thread from the same numbers as the snapshot. Totals are kept here, so a counter gets the difference. */
 static struct {
     struct td_metric *kv_usage, *running, *waiting, *preemptions, *prompt_tokens, *output_tokens, *prefix_queries, *prefix_hits, *sent, *received, *steps;
-    uint64_t seen[8];
+    struct td_metric *peers[TD_XFER_N_PATHS], *path_bytes[TD_XFER_N_PATHS], *fallbacks, *fenced, *digest_ok, *digest_bad, *rail_errors;
+    uint64_t seen[8], path_seen[TD_XFER_N_PATHS], kv_seen[5];
 } metrics;
 
 static void open_metrics(void)
@@ -398,6 +398,16 @@ static void open_metrics(void)
     metrics.sent = td_counter("td_kv_transfer_bytes_total", "direction=\"sent\"", "KV bytes moved between workers");
     metrics.received = td_counter("td_kv_transfer_bytes_total", "direction=\"received\"", "KV bytes moved between workers");
     metrics.steps = td_counter("td_engine_steps_total", "", "Batches run");
+    static const char *const path_label[TD_XFER_N_PATHS] = {"", "path=\"tcp\"", "path=\"shm\"", "path=\"rdma\""};
+    for (int p = TD_XFER_PATH_TCP; p < TD_XFER_N_PATHS; p++) {
+        metrics.peers[p] = td_gauge("td_kv_transfer_peers", path_label[p], "KV connections that stand, by the path chosen");
+        metrics.path_bytes[p] = td_counter("td_kv_transfer_path_bytes_total", path_label[p], "KV bytes sent and received, by path");
+    }
+    metrics.fallbacks = td_counter("td_kv_transfer_fallbacks_total", "", "KV connections that fell back to a worse path");
+    metrics.fenced = td_counter("td_kv_transfer_fenced_total", "", "Grants whose writer was fenced because it could not say that it had retired");
+    metrics.digest_ok = td_counter("td_kv_digest_blocks_total", "", "KV blocks whose digest was compared");
+    metrics.digest_bad = td_counter("td_kv_digest_mismatches_total", "", "KV blocks that differed from what the sender read");
+    metrics.rail_errors = td_counter("td_rdma_rail_errors_total", "", "Errors of RDMA devices and their links");
 }
 
 static void count(struct td_metric *m, uint64_t *seen, uint64_t total)
@@ -419,6 +429,15 @@ static void update_metrics(const struct td_worker *w, const struct td_kv_pool_st
     count(metrics.sent, &metrics.seen[5], xs->bytes_sent);
     count(metrics.received, &metrics.seen[6], xs->bytes_received);
     count(metrics.steps, &metrics.seen[7], w->steps);
+    for (int p = TD_XFER_PATH_TCP; p < TD_XFER_N_PATHS; p++) {
+        td_metric_set(metrics.peers[p], xs->conns_by_path[p]);
+        count(metrics.path_bytes[p], &metrics.path_seen[p], xs->bytes_by_path[p]);
+    }
+    count(metrics.fallbacks, &metrics.kv_seen[0], xs->n_fallbacks);
+    count(metrics.fenced, &metrics.kv_seen[1], xs->n_fenced);
+    count(metrics.digest_ok, &metrics.kv_seen[2], xs->n_digests);
+    count(metrics.digest_bad, &metrics.kv_seen[3], xs->n_digest_mismatches);
+    count(metrics.rail_errors, &metrics.kv_seen[4], xs->n_rail_errors);
 }
 
 static void update_snapshot(struct td_worker *w)
@@ -521,12 +540,52 @@ static td_status open_engine(struct td_worker *w, struct td_err *err)
     return TD_OK;
 }
 
+/* "off", "always", "1/64". */
+static td_status parse_digest(const char *text, uint32_t *ret_every, struct td_err *err)
+{
+    char *end = NULL;
+    if (!strcmp(text, "off") || !strcmp(text, "always")) {
+        *ret_every = text[0] == 'a';
+        return TD_OK;
+    }
+    unsigned long n = strncmp(text, "1/", 2) ? 0 : strtoul(text + 2, &end, 10);
+    if (n < 1 || n > 1000000 || *end) return td_fail(err, TD_ERR_INVALID, "kv_digest is \"%s\", must be off, always or 1/N with N in 1..1000000", text);
+    *ret_every = (uint32_t)n;
+    return TD_OK;
+}
+
+/* The provider of RDMA: the one in memory when its variable is set (tests), else libibverbs. TD_OK with no provider when none is there and none was asked for. */
+static td_status find_verbs(const struct td_worker *w, const struct td_verbs **ret_verbs, struct td_err *err)
+{
+    struct td_err why = {0};
+    const char *t = w->cfg.transfer;
+    if (strcmp(t, "auto") && strcmp(t, "rdma")) return TD_OK;
+    td_status s = td_verbs_fake_from_env(ret_verbs, &why);
+    if (s == TD_ERR_NOT_FOUND) s = td_verbs_load(ret_verbs, &why);
+    if (!s) return TD_OK;
+    if (!strcmp(t, "rdma")) return td_fail(err, s, "transfer is rdma, and RDMA is not to be had: %s", why.msg);
+    td_info("rdma_absent", "reason=\"%s\"", why.msg);
+    return TD_OK;
+}
+
 static td_status open_xfer(struct td_worker *w, struct td_err *err)
 {
     const char *t = w->cfg.transfer;
+    const struct td_worker_config *o = &w->cfg;
+    uint32_t digest_every = 0;
+    struct td_xfer_rdma_config rdma = {.devices = o->rdma_devices, .gid_index = (int32_t)o->rdma_gid_index, .port = (uint8_t)o->rdma_port,
+                                       .qps_per_rail = (uint8_t)o->rdma_qps_per_rail, .timeout = (uint8_t)o->rdma_timeout,
+                                       .traffic_class = (int16_t)o->rdma_traffic_class, .service_level = (uint8_t)o->rdma_service_level,
+                                       .srq_peers = (uint32_t)o->rdma_srq_peers};
+    td_status v = parse_digest(o->kv_digest, &digest_every, err);
+    if (!v) v = find_verbs(w, &rdma.verbs, err);
+    if (v) return v;
     struct td_xfer_config c = {.instance = w->name, .incarnation = w->incarnation, .layout_hash = td_engine_layout_hash(w->engine),
                                .listen_host = w->cfg.transfer_host, .advertise_host = w->cfg.advertise[0] ? w->cfg.advertise : NULL,
-                               .path = !strcmp(t, "tcp") ? TD_XFER_PATH_TCP : !strcmp(t, "shm") ? TD_XFER_PATH_SHM : TD_XFER_PATH_AUTO,
+                               .listen_port = (uint16_t)o->transfer_port, .tcp_lanes = (uint32_t)o->transfer_lanes, .digest_every = digest_every,
+                               .rdma = rdma.verbs ? &rdma : NULL,
+                               .path = !strcmp(t, "tcp") ? TD_XFER_PATH_TCP : !strcmp(t, "shm") ? TD_XFER_PATH_SHM :
+                                       !strcmp(t, "rdma") ? TD_XFER_PATH_RDMA : TD_XFER_PATH_AUTO,
                                .max_slots = (uint32_t)w->cfg.max_seqs, .max_ops = (uint32_t)w->cfg.max_seqs,
                                .peer_timeout_ms = (uint32_t)w->cfg.peer_timeout_ms, .hooks = {.wake = xfer_wake, .ctx = w}};
     td_status s = td_xfer_open(&c, &w->xfer, err);

@@ -63,9 +63,8 @@ static uint64_t since(uint64_t now_ns, uint64_t then_ns)
 /* Every public call and every turn ends here: unlock, and ring if events were queued. */
 static void unlock_and_wake(struct td_xfer *x)
 {
-    bool wake = x->n_woken != x->core.n_emitted || (x->n_news && !x->news_woke);
+    bool wake = x->n_woken != x->core.n_emitted;
     x->n_woken = x->core.n_emitted;
-    x->news_woke = x->n_news != 0;
     pthread_mutex_unlock(&x->lock);
     if (wake && x->hooks.wake) x->hooks.wake(x->hooks.ctx);
 }
@@ -1219,17 +1218,23 @@ void td_xfer_cancel(struct td_xfer *x, uint32_t op, const char *reason)
     td_doorbell_ring(&x->bell);
 }
 
+bool td_xfer_poll_path(struct td_xfer *x, struct td_xfer_event *ret_event)
+{
+    pthread_mutex_lock(&x->lock);
+    bool any = x->n_news > 0;
+    if (any) {
+        *ret_event = (struct td_xfer_event){.kind = TD_XFER_PATH_CHOSEN, .path = x->news[0].path, .status = x->news[0].status};
+        memcpy(ret_event->reason, x->news[0].text, sizeof ret_event->reason);
+        memmove(x->news, x->news + 1, --x->n_news * sizeof x->news[0]);
+    }
+    pthread_mutex_unlock(&x->lock);
+    return any;
+}
+
 size_t td_xfer_poll(struct td_xfer *x, struct td_xfer_event *events, size_t max)
 {
-    size_t n = 0;
     pthread_mutex_lock(&x->lock);
-    for (; n < max && n < x->n_news; n++) {
-        events[n] = (struct td_xfer_event){.kind = TD_XFER_PATH_CHOSEN, .path = x->news[n].path, .status = x->news[n].status};
-        memcpy(events[n].reason, x->news[n].text, sizeof events[n].reason);
-    }
-    x->n_news -= (uint32_t)n;
-    memmove(x->news, x->news + n, x->n_news * sizeof x->news[0]);
-    if (n < max) n += td_xfer_core_poll(&x->core, events + n, max - n);
+    size_t n = td_xfer_core_poll(&x->core, events, max);
     pthread_mutex_unlock(&x->lock);
     return n;
 }

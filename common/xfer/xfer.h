@@ -114,8 +114,7 @@ enum td_xfer_event_kind {
     TD_XFER_SLOT_FREE,        /* D: terminal: the blocks and the slot number may be reused */
     TD_XFER_OP_DONE,          /* P: terminal: the receiver has every byte */
     TD_XFER_OP_FAILED,        /* P: terminal: status and reason; source blocks may be reused */
-    TD_XFER_PATH_CHOSEN,      /* both, about a peer and no slot or op: status TD_OK: a connection stands on `path`; else `path` could not be had
-                               * and another is taken: reason says why. For the log; the oldest are dropped when nobody polls */
+    TD_XFER_PATH_CHOSEN,      /* only from td_xfer_poll_path */
 };
 
 struct td_xfer_event {
@@ -129,6 +128,10 @@ struct td_xfer_event {
     uint8_t note[TD_XFER_NOTE_MAX];
     size_t note_bytes;
 };
+
+/* About a peer and no slot or op, for the log: status TD_OK: a connection to the peer that `reason` names stands on `path`; else `path` could not be had, for
+ * that reason, and another is taken. False: nothing new. Wakes nobody; the oldest of 16 are dropped. Any thread. */
+bool td_xfer_poll_path(struct td_xfer *x, struct td_xfer_event *ret_event);
 
 /* Takes up to max events; never blocks. One consumer thread. */
 size_t td_xfer_poll(struct td_xfer *x, struct td_xfer_event *events, size_t max);

@@ -112,7 +112,6 @@ struct td_xfer {
     uint32_t conns_by_path[TD_XFER_N_PATHS];
     struct xfer_news { enum td_xfer_path path; td_status status; char text[TD_XFER_REASON_MAX]; } news[16]; /* path choices that were not polled yet */
     uint32_t n_news;
-    bool news_woke;
     bool attach_due;               /* an op may need a connection */
     uint64_t next_check_ns, loop_ns;
     uint64_t n_woken;              /* events that hooks.wake has announced */

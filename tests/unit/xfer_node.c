@@ -116,16 +116,8 @@ static void close_node(struct node *n)
 /* The next event of a slot or op; what is told about paths is kept apart, the last of it. */
 static bool next_event(struct node *n, struct td_xfer_event *ret_event)
 {
-    struct td_xfer_event e;
-    while (td_xfer_poll(n->x, &e, 1)) {
-        if (e.kind == TD_XFER_PATH_CHOSEN) {
-            n->path = e;
-            continue;
-        }
-        *ret_event = e;
-        return true;
-    }
-    return false;
+    while (td_xfer_poll_path(n->x, &n->path)) {}
+    return td_xfer_poll(n->x, ret_event, 1) == 1;
 }
 
 static void execute(struct node *n, const struct node_command *c, struct node_reply *r)
