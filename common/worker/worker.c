@@ -562,7 +562,14 @@ static td_status find_verbs(const struct td_worker *w, const struct td_verbs **r
     if (strcmp(t, "auto") && strcmp(t, "rdma")) return TD_OK;
     td_status s = td_verbs_fake_from_env(ret_verbs, &why);
     if (s == TD_ERR_NOT_FOUND) s = td_verbs_load(ret_verbs, &why);
-    if (!s) return TD_OK;
+    if (!s) {
+        char names[TD_VB_DEVICES_MAX][TD_VB_NAME_MAX];
+        uint32_t n = 0;
+        int e = (*ret_verbs)->list(*ret_verbs, names, &n);
+        if (!e && n) return TD_OK;
+        s = td_fail(&why, TD_ERR_UNSUPPORTED, "no RDMA device%s%s", e ? ": " : "", e ? strerror(e) : "");
+        *ret_verbs = NULL;
+    }
     if (!strcmp(t, "rdma")) return td_fail(err, s, "transfer is rdma, and RDMA is not to be had: %s", why.msg);
     td_info("rdma_absent", "reason=\"%s\"", why.msg);
     return TD_OK;

@@ -628,6 +628,7 @@ static void on_open(struct td_xfer *x, struct td_xfer_conn *c)
         c->proven = true;
         x->n_unproven--;
     }
+    if (c->path == TD_XFER_PATH_RDMA) c->tx_ready = true; /* TARGETS are due */
     c->last_use_ns = xfer_now(x);
 }
 

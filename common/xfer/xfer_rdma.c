@@ -268,7 +268,8 @@ td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_rdma_config *co
     memset(r->cells, 0, (size_t)2 * MAX_LINKS * TD_XFER_QPS_MAX * CELL);
 
     int e = r->vb->list(r->vb, names, &n_names);
-    if (e) return td_fail(err, TD_ERR_DEVICE, "rdma: listing devices (%s): %s", r->vb->name, strerror(e));
+    if (e && e != ENOSYS) return td_fail(err, TD_ERR_DEVICE, "rdma: listing devices (%s): %s", r->vb->name, strerror(e));
+    if (e) n_names = 0; /* the kernel has no RDMA */
     for (const char *p = config->devices ? config->devices : ""; *p;) {
         size_t n = strcspn(p, ",");
         if (n == 0 || n >= TD_VB_NAME_MAX || n_wanted == TD_XFER_RAILS_MAX)
