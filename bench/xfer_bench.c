@@ -19,7 +19,6 @@
 #define RUN_BYTES (128ull << 20) /* a run moves about so much, in at most --transfers */
 #define RUN_TRANSFERS 512        /* ...in at most so many transfers */
 #define MAX_CASES 256
-#define IPERF_BYTES (256ull << 20) /* what a run of iperf3 counts for in the progress line */
 
 /* A path is one line here (and its name in the help of --path). */
 const struct bench_way_info bench_ways[BENCH_N_WAYS] = {
@@ -86,7 +85,7 @@ struct bench {
     struct bench_report *report;
     uint64_t serial;
     struct td_progress progress;
-    uint64_t n_moved;
+    uint64_t n_runs;
 };
 
 /* --- what to do --------------------------------------------------------------------------------------------------------------------- */
@@ -247,11 +246,6 @@ static bool runs(const struct bench *b, enum bench_way w, const struct bench_cas
     return c->streams == 1 || w == BENCH_TCP;
 }
 
-static uint64_t way_bytes(enum bench_way w, const struct bench_case *c)
-{
-    return w == BENCH_IPERF ? IPERF_BYTES : c->bytes * (uint64_t)(c->batch * (c->n_batches + (w < BENCH_N_PATHS)));
-}
-
 /* --- doing it ----------------------------------------------------------------------------------------------------------------------- */
 
 static td_status run_once(struct bench *b, enum bench_way w, const struct bench_case *c, struct bench_sample *s, struct td_err *err)
@@ -277,8 +271,7 @@ static td_status run_once(struct bench *b, enum bench_way w, const struct bench_
             s->post_cpu_s = posts.post_cpu_s * s->n_transfers / (posts.n_transfers ? posts.n_transfers : 1);
         }
     }
-    b->n_moved += way_bytes(w, c);
-    td_progress_update(&b->progress, b->n_moved);
+    td_progress_update(&b->progress, ++b->n_runs);
     if (status) td_err_prefix(err, "%s, %s, depth %d, streams %d: ", bench_ways[w].name, c->name, c->depth, c->streams);
     return status;
 }
@@ -345,8 +338,8 @@ int td_bench_xfer(int argc, char **argv)
     uint64_t total = 0;
     for (int32_t i = 0; i < b.n_cases; i++)
         for (enum bench_way w = 0; w < BENCH_N_WAYS; w++)
-            if (runs(&b, w, &b.cases[i])) total += way_bytes(w, &b.cases[i]) * (uint64_t)b.o.repeats;
-    td_progress_start(&b.progress, "measuring", "B", total);
+            if (runs(&b, w, &b.cases[i])) total += (uint64_t)b.o.repeats;
+    td_progress_start(&b.progress, "measuring", "runs", total);
     for (int32_t i = 0; !s && i < b.n_cases; i++) s = run_case(&b, &b.cases[i], &err);
     if (!s) td_progress_end(&b.progress);
     bench_ends_close(&b.ends);
