@@ -24,7 +24,7 @@
 const struct bench_way_info bench_ways[BENCH_N_WAYS] = {
     [BENCH_TCP] = {"tcp", TD_XFER_PATH_TCP, {BENCH_BARE, BENCH_IPERF}, NULL},
     [BENCH_SHM] = {"shm", TD_XFER_PATH_SHM, {BENCH_MEMCPY, BENCH_N_WAYS}, NULL},
-    [BENCH_RDMA] = {"rdma", -1, {BENCH_IB_WRITE, BENCH_N_WAYS}, NULL},
+    [BENCH_RDMA] = {"rdma", TD_XFER_PATH_RDMA, {BENCH_IB_WRITE, BENCH_N_WAYS}, NULL},
     [BENCH_MEMCPY] = {"memcpy", 0, {BENCH_N_WAYS, BENCH_N_WAYS}, "memcpy between the same pages, in the receiver, one thread"},
     [BENCH_BARE] = {"bare_tcp",
                     0,
@@ -47,7 +47,7 @@ static const struct {
 
 #define OFF(f) offsetof(struct bench_options, f)
 static const struct td_option options[] = {
-    {"path", TD_OPT_STR, "all", 0, 0, NULL, OFF(path), "tcp, shm, rdma, several with commas, or all that this machine has"},
+    {"path", TD_OPT_STR, "all", 0, 0, NULL, OFF(path), "tcp, shm, rdma, several with commas, or all (rdma: with --device)"},
     {"sizes", TD_OPT_STR, "", 0, 0, NULL, OFF(sizes),
      "bytes of a transfer: 4k,64k,1m; default 4k to 1g as memory allows, or none when --shape is given"},
     {"shape", TD_OPT_STR, "", 0, 0, NULL, OFF(shape), "KV of whole prompts in shuffled blocks: llama-8b, llama-70b"},
@@ -57,7 +57,7 @@ static const struct td_option options[] = {
     {"block_bytes", TD_OPT_SIZE, "1MiB", 8, 1 << 29, NULL, OFF(block_bytes),
      "block size for --sizes; a smaller transfer is one block"},
     {"depth", TD_OPT_STR, "1,16", 0, 0, NULL, OFF(depth), "transfers in flight: 1 shows latency, more show bandwidth"},
-    {"streams", TD_OPT_STR, "1,4", 0, 0, NULL, OFF(streams), "connections; more than 1 is for tcp with at least as much depth"},
+    {"streams", TD_OPT_STR, "1,4", 0, 0, NULL, OFF(streams), "lanes of tcp; more than 1 with at least as much depth"},
     {"repeats", TD_OPT_I64, "9", 1, BENCH_MAX_REPEATS, NULL, OFF(repeats),
      "timed runs of each way; medians and extremes are of these"},
     {"transfers", TD_OPT_I64, "512", 1, 1 << 20, NULL, OFF(transfers), "at most so many transfers in a run; large ones are fewer"},
@@ -218,12 +218,11 @@ static td_status choose_ways(struct bench *b, struct td_err *err)
 {
     char item[32];
     bool is_all = strcmp(b->o.path, "all") == 0;
-    for (int w = 0; w < BENCH_N_PATHS; w++) b->on[w] = is_all && bench_ways[w].path >= 0;
+    for (int w = 0; w < BENCH_N_PATHS; w++) b->on[w] = is_all && (w != BENCH_RDMA || b->o.device[0]);
     for (const char *list = is_all ? "" : b->o.path; next_item(&list, item, sizeof item);) {
         int w = 0;
         while (w < BENCH_N_PATHS && strcmp(bench_ways[w].name, item) != 0) w++;
         if (w == BENCH_N_PATHS) return td_fail(err, TD_ERR_INVALID, "--path: is '%s', must be tcp, shm, rdma or all", item);
-        if (bench_ways[w].path < 0) return td_fail(err, TD_ERR_UNSUPPORTED, "--path: this engine has no %s", item);
         b->on[w] = true;
     }
     for (int w = 0; w < BENCH_N_PATHS; w++)

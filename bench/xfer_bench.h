@@ -35,7 +35,7 @@ enum bench_way { BENCH_TCP, BENCH_SHM, BENCH_RDMA, BENCH_MEMCPY, BENCH_BARE, BEN
 
 struct bench_way_info {
     const char *name;
-    int path;                 /* enum td_xfer_path; -1: this engine has none such, 0: a floor */
+    int path;                 /* enum td_xfer_path; 0: a floor */
     enum bench_way floors[2]; /* paths: what they are held against; BENCH_N_WAYS: none */
     const char *floor_is;     /* floors: in words, for the report */
 };
@@ -49,7 +49,7 @@ struct bench_case {
     int32_t n_pool_blocks;    /* of the footprint */
     int32_t tokens;           /* shapes; 0: a size */
     bool shuffled;            /* block ids in random order on both sides, anew for every batch; else one run of neighbours */
-    int32_t depth, streams;   /* transfers in flight; connections (each with an endpoint of its own at both ends) */
+    int32_t depth, streams;   /* transfers in flight; tcp: lanes */
     int32_t batch, n_batches; /* one run = n_batches batches, with the clock stopped in between */
 };
 
@@ -60,6 +60,7 @@ struct bench_sample { /* one run */
     double sender_cpu_s, receiver_cpu_s; /* both processes, all threads, while the clock ran */
     double post_s,
         post_cpu_s;     /* op_start and submit of all transfers: until they return; CPU of a separate batch scaled to the run */
+    uint64_t n_work_requests;   /* rdma: posted by the sender */
     double *latency_us; /* engine: appended to when not NULL */
     int32_t n_latencies;
 };
@@ -83,7 +84,7 @@ struct bench_ends {
     struct td_arena pool; /* this side's; the receiver has its own */
     const uint8_t *from;  /* the sender's pool, in both processes */
     struct td_doorbell bell;
-    struct td_xfer *x[BENCH_N_PATHS][BENCH_MAX_STREAMS];
+    struct td_xfer *x[BENCH_N_PATHS];
     const char *device, *peer_device;
     uint64_t n_verified; /* bytes whose content was checked */
 };
@@ -91,7 +92,7 @@ struct bench_ends {
 /* Makes and fills the pool and forks the receiver. No thread may run yet. */
 td_status bench_ends_open(struct bench_ends *e, size_t pool_bytes, const struct bench_options *o, struct td_err *err);
 void bench_ends_close(struct bench_ends *e);
-/* Endpoints for a case, at both ends: one pair per stream. */
+/* Endpoints for a case, at both ends. */
 td_status bench_link_open(struct bench_ends *e, enum bench_way way, const struct bench_case *c, struct td_err *err);
 td_status bench_link_close(struct bench_ends *e, enum bench_way way, struct td_err *err);
 /* One batch of the engine; adds to *s. serial moves it through the pools. Content is verified after the clock has stopped. */

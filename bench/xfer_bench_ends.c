@@ -32,6 +32,7 @@
 #include "bench/xfer_bench.h"
 #include "common/base/clock.h"
 #include "common/base/hash.h"
+#include "common/xfer/verbs.h"
 
 #define LAYOUT 0x7866657262656e63ull /* any number: both ends are this program */
 
@@ -135,51 +136,36 @@ static void ring(void *bell)
     td_doorbell_ring(bell);
 }
 
-static td_status endpoints_open(struct bench_ends *e, enum bench_way way, const struct bench_case *c, const char *name,
-                                struct td_err *err)
+static td_status endpoint_open(struct bench_ends *e, enum bench_way way, const struct bench_case *c, const char *name, const char *device,
+                               struct td_err *err)
 {
+    struct td_xfer_rdma_config rdma = {.devices = device, .gid_index = -1};
+    struct td_xfer_config config = {
+        .instance = name, .incarnation = td_random_u64(), .layout_hash = LAYOUT, .listen_host = "127.0.0.1",
+        .path = (enum td_xfer_path)bench_ways[way].path, .max_slots = (uint32_t)c->batch, .max_ops = (uint32_t)c->batch,
+        .peer_timeout_ms = BENCH_WAIT_MS, .tcp_lanes = (uint32_t)c->streams, .hooks = {.wake = ring, .ctx = &e->bell},
+    };
     td_status s = TD_OK;
-    for (int32_t i = 0; !s && i < c->streams; i++) {
-        struct td_xfer_config config = {
-            .instance = name,
-            .incarnation = td_random_u64(),
-            .layout_hash = LAYOUT,
-            .listen_host = "127.0.0.1",
-            .path = (enum td_xfer_path)bench_ways[way].path,
-            .max_slots = (uint32_t)c->batch,
-            .max_ops = (uint32_t)c->batch,
-            .peer_timeout_ms = BENCH_WAIT_MS,
-            .hooks = {.wake = ring, .ctx = &e->bell},
-        };
-        s = td_xfer_open(&config, &e->x[way][i], err);
-        if (!s) s = td_xfer_mem_add(e->x[way][i], &e->pool, c->block_bytes, c->n_pool_blocks, err);
+    if (way == BENCH_RDMA) {
+        s = td_verbs_load(&rdma.verbs, err);
+        config.rdma = &rdma;
     }
-    return s;
+    if (!s) s = td_xfer_open(&config, &e->x[way], err);
+    return s ? s : td_xfer_mem_add(e->x[way], &e->pool, c->block_bytes, c->n_pool_blocks, err);
 }
 
-static void endpoints_close(struct bench_ends *e, enum bench_way way)
+static void endpoint_close(struct bench_ends *e, enum bench_way way)
 {
-    for (int i = 0; i < BENCH_MAX_STREAMS; i++) {
-        td_xfer_close(e->x[way][i]);
-        e->x[way][i] = NULL;
-    }
+    td_xfer_close(e->x[way]);
+    e->x[way] = NULL;
 }
 
-/* The next events of any of the path's endpoints; 0 only when the time is over. *ret_stream: whose. */
-static size_t next_events(struct bench_ends *e, enum bench_way way, int32_t streams, uint64_t until_ns,
-                          struct td_xfer_event *events, size_t max, int32_t *ret_stream)
+/* The path's next events; 0 only when the time is over. */
+static size_t next_events(struct bench_ends *e, enum bench_way way, uint64_t until_ns, struct td_xfer_event *events, size_t max)
 {
-    for (bool last = false;;) {
-        for (int32_t i = 0; i < streams; i++) {
-            size_t n = td_xfer_poll(e->x[way][i], events, max);
-            if (n) {
-                *ret_stream = i;
-                return n;
-            }
-        }
-        if (last) return 0;
-        last = !td_doorbell_wait(&e->bell, until_ns);
-    }
+    size_t n = td_xfer_poll(e->x[way], events, max);
+    while (!n && td_doorbell_wait(&e->bell, until_ns)) n = td_xfer_poll(e->x[way], events, max);
+    return n ? n : td_xfer_poll(e->x[way], events, max);
 }
 
 /* --- the receiver ------------------------------------------------------------------------------------------------------------------- */
@@ -190,8 +176,7 @@ static td_status take_slots(struct bench_ends *e, const struct command *m, enum 
     static struct td_xfer_event events[16];
     uint64_t until = td_deadline_after_ms(td_now_ns(), BENCH_WAIT_MS);
     for (int32_t n = 0; n < m->c.batch;) {
-        int32_t stream;
-        size_t k = next_events(e, m->way, m->c.streams, until, events, 16, &stream);
+        size_t k = next_events(e, m->way, until, events, 16);
         if (!k) return td_fail(err, TD_ERR_DEADLINE, "%d of %d slots after %d ms", n, m->c.batch, BENCH_WAIT_MS);
         for (size_t i = 0; i < k; i++) {
             if (events[i].kind == TD_XFER_SLOT_FAILED) return td_fail(err, events[i].status, "slot failed: %s", events[i].reason);
@@ -251,7 +236,7 @@ static td_status receive_engine(struct bench_ends *e, const struct command *m, c
     poison(e, &m->c, dst);
     for (int32_t i = 0; !s && i < m->c.batch; i++) {
         size_t n_bytes = 0;
-        s = td_xfer_grant(e->x[m->way][i % m->c.streams], dst + i * m->c.n_blocks, m->c.n_blocks, TD_NEVER_NS, (uint64_t)i,
+        s = td_xfer_grant(e->x[m->way], dst + i * m->c.n_blocks, m->c.n_blocks, TD_NEVER_NS, (uint64_t)i,
                           &grants[i].slot, grants[i].blob, &n_bytes, err);
         grants[i].n_bytes = (uint32_t)n_bytes;
     }
@@ -271,7 +256,7 @@ static td_status receive_engine(struct bench_ends *e, const struct command *m, c
     if (!s && !tried) s = try_verify(e, &m->c, src, dst, err);
     tried = true;
     if (!s) r->n_verified = (uint64_t)m->c.batch * m->c.bytes;
-    for (int32_t i = 0; i < m->c.batch; i++) td_xfer_revoke(e->x[m->way][i % m->c.streams], grants[i].slot, "the batch is over");
+    for (int32_t i = 0; i < m->c.batch; i++) td_xfer_revoke(e->x[m->way], grants[i].slot, "the batch is over");
     if (!s) s = take_slots(e, m, TD_XFER_SLOT_FREE, err);
     return s;
 }
@@ -331,10 +316,10 @@ static void receiver_main(struct bench_ends *e)
         }
         switch (m.verb) {
         case BENCH_OPEN:
-            r.status = endpoints_open(e, m.way, &m.c, "receiver", &err);
+            r.status = endpoint_open(e, m.way, &m.c, "receiver", e->peer_device, &err);
             break;
         case BENCH_CLOSE:
-            endpoints_close(e, m.way);
+            endpoint_close(e, m.way);
             break;
         case BENCH_ARM:
             r.status = receive_engine(e, &m, src, dst, &r, &err);
@@ -353,7 +338,7 @@ static void receiver_main(struct bench_ends *e)
         memcpy(r.msg, err.msg, sizeof r.msg);
         if (!all(e->control, &r, sizeof r, true)) break;
     }
-    for (enum bench_way w = 0; w < BENCH_N_PATHS; w++) endpoints_close(e, w);
+    for (enum bench_way w = 0; w < BENCH_N_PATHS; w++) endpoint_close(e, w);
 }
 
 /* --- the sender --------------------------------------------------------------------------------------------------------------------- */
@@ -437,7 +422,7 @@ td_status bench_ends_open(struct bench_ends *e, size_t pool_bytes, const struct 
 
 void bench_ends_close(struct bench_ends *e)
 {
-    for (enum bench_way w = 0; w < BENCH_N_PATHS; w++) endpoints_close(e, w);
+    for (enum bench_way w = 0; w < BENCH_N_PATHS; w++) endpoint_close(e, w);
     if (e->control >= 0) close(e->control); /* the receiver ends */
     if (e->bare_fd >= 0) close(e->bare_fd);
     if (e->receiver > 0) waitpid(e->receiver, NULL, 0);
@@ -449,13 +434,13 @@ td_status bench_link_open(struct bench_ends *e, enum bench_way way, const struct
 {
     struct reply r;
     td_status s = ask(e, BENCH_OPEN, way, c, 0, &r, err);
-    return s ? s : endpoints_open(e, way, c, "sender", err);
+    return s ? s : endpoint_open(e, way, c, "sender", e->device, err);
 }
 
 td_status bench_link_close(struct bench_ends *e, enum bench_way way, struct td_err *err)
 {
     struct reply r;
-    endpoints_close(e, way);
+    endpoint_close(e, way);
     return ask(e, BENCH_CLOSE, way, NULL, 0, &r, err);
 }
 
@@ -465,10 +450,10 @@ static td_status run_engine(struct bench_ends *e, enum bench_way way, const stru
 {
     static struct td_xfer_event events[16];
     uint64_t starts[BENCH_MAX_BATCH], until = td_deadline_after_ms(td_now_ns(), BENCH_WAIT_MS);
-    for (int32_t n_started = 0, n_done = 0, stream; n_done < c->batch;) {
+    for (int32_t n_started = 0, n_done = 0; n_done < c->batch;) {
         for (; n_started < c->batch && n_started - n_done < c->depth; n_started++) {
             const struct grant *g = &grants[n_started];
-            struct td_xfer *x = e->x[way][n_started % c->streams];
+            struct td_xfer *x = e->x[way];
             uint32_t op;
             int32_t n_blocks;
             double cpu = clock_posts ? thread_cpu_seconds() : 0;
@@ -479,7 +464,7 @@ static td_status run_engine(struct bench_ends *e, enum bench_way way, const stru
             s->post_s += (double)(td_now_ns() - starts[n_started]) / 1e9;
             if (clock_posts) s->post_cpu_s += thread_cpu_seconds() - cpu;
         }
-        size_t k = next_events(e, way, c->streams, until, events, 16, &stream);
+        size_t k = next_events(e, way, until, events, 16);
         if (!k) return td_fail(err, TD_ERR_DEADLINE, "%d of %d transfers after %d ms", n_done, c->batch, BENCH_WAIT_MS);
         uint64_t now = td_now_ns();
         for (size_t i = 0; i < k; i++) {
@@ -505,6 +490,8 @@ td_status bench_engine_batch(struct bench_ends *e, enum bench_way way, const str
             !all(e->control, grants[i].blob, grants[i].n_bytes, false))
             status = td_fail(err, TD_ERR_PEER, "the receiver process has ended");
     if (!status) {
+        struct td_xfer_stats before, after;
+        td_xfer_stats(e->x[way], &before);
         double cpu = cpu_seconds();
         uint64_t t0 = td_now_ns();
         status = run_engine(e, way, c, grants, src, clock_posts, s, err);
@@ -512,6 +499,8 @@ td_status bench_engine_batch(struct bench_ends *e, enum bench_way way, const str
         s->sender_cpu_s += cpu_seconds() - cpu;
         s->n_bytes += (double)c->bytes * c->batch;
         s->n_transfers += c->batch;
+        td_xfer_stats(e->x[way], &after);
+        s->n_work_requests += after.n_work_requests - before.n_work_requests;
     }
     if (!status) status = ask(e, BENCH_FINISH, way, c, serial, &r, err);
     if (!status) s->receiver_cpu_s += r.cpu_s;

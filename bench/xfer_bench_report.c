@@ -236,6 +236,12 @@ void bench_report_case(struct bench_report *r, const struct bench_case *c, struc
             json_spread(row, "sender_cpu_s_per_gb", v[SENDER_CPU]);
             json_spread(row, "receiver_cpu_s_per_gb", v[RECEIVER_CPU]);
         }
+        double n_requests = 0, n_moved = 0;
+        for (int32_t i = 0; i < n; i++) {
+            n_requests += (double)s[i].n_work_requests;
+            n_moved += s[i].n_transfers;
+        }
+        if (w == BENCH_RDMA) json_object_set_new(row, "work_requests_per_transfer", json_real(n_moved > 0 ? n_requests / n_moved : 0));
         if (!is_path) json_object_set_new(row, "floor_is", json_string(bench_ways[w].floor_is));
 
         snprintf(rates, sizeof rates, "%.3f (%.3f..%.3f)", v[GB_S].median, v[GB_S].min, v[GB_S].max);
