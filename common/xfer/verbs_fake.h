@@ -49,7 +49,8 @@ void td_fake_options_default(struct td_fake_options *ret_options);
 void td_fake_options_tiny(struct td_fake_options *options); /* max_qp_wr 4, rd_atomic 1, max_mr_bytes 1 MiB, max_sge 1, no SRQ, no windows */
 
 /* Errors: TD_ERR_INVALID (an option), TD_ERR_LIMIT (no node left), TD_ERR_IO, TD_ERR_CORRUPT (the file is no fabric of this build).
- * The file is made when it is not there; who made the path unlinks it. Lets every process of this user read this process's memory. */
+ * The file is made when it is not there; who made the path unlinks it. A memfd as /proc/PID/fd/N needs no unlinking.
+ * Sets PR_SET_PTRACER_ANY: every process of this user may read this one's memory. */
 td_status td_fake_fabric_open(const struct td_fake_options *options, struct td_fake_fabric **ret_fabric, struct td_err *err);
 void td_fake_fabric_close(struct td_fake_fabric *f);            /* all devices are closed before; NULL is fine */
 const struct td_verbs *td_fake_verbs(struct td_fake_fabric *f); /* valid until close */
