@@ -34,6 +34,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "common/xfer/rdma_select.h"
 #include "common/xfer/verbs.h"
 #include "common/xfer/xfer_internal.h"
 
@@ -133,33 +134,21 @@ bool xfer_rdma_usable(const struct td_xfer *x)
     return false;
 }
 
-/* RoCE v2 over a routable IPv4 address is best, then global IPv6, then link-local, then RoCE v1. */
-static int gid_rank(const struct td_vb_gid *g)
+/* The best entry of the port's table, or the operator's. */
+static td_status pick_gid(const struct xfer_rdma *r, struct rail *rail, struct td_err *err)
 {
-    static const uint8_t v4_mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
-    int rank = g->type == TD_VB_GID_ROCE_V2 ? 100 : g->type == TD_VB_GID_IB ? 50 : 0;
-    if (g->netdev[0] && !g->netdev_up) rank -= 200;
-    if (memcmp(g->raw, v4_mapped, sizeof v4_mapped) == 0) rank += g->raw[12] == 127 || g->raw[12] == 169 ? 5 : 30;
-    else if (g->raw[0] == 0xfe && (g->raw[1] & 0xc0) == 0x80) rank += 1;
-    else rank += 20;
-    return rank;
-}
-
-static bool pick_gid(const struct xfer_rdma *r, struct rail *rail)
-{
-    int best = -1000;
-    if (r->config.gid_index >= 0) return r->vb->query_gid(rail->device, r->config.port, (uint32_t)r->config.gid_index, &rail->gid) == 0;
-    for (uint32_t i = 0, misses = 0; i < rail->port.n_gids && misses < 16; i++) {
-        struct td_vb_gid gid;
-        if (r->vb->query_gid(rail->device, r->config.port, i, &gid)) {
-            misses++; /* the table's used part is at its start */
-            continue;
-        }
-        if (gid_rank(&gid) <= best) continue;
-        best = gid_rank(&gid);
-        rail->gid = gid;
+    struct td_vb_gid gids[TD_RDMA_GIDS_MAX];
+    struct td_rdma_gid_ask ask = {.device = rail->name, .ethernet = rail->port.ethernet, .gids = gids, .index = r->config.gid_index};
+    uint32_t positions[TD_RDMA_GIDS_MAX], n = 0;
+    for (uint32_t i = 0, misses = 0; i < rail->port.n_gids && ask.n_gids < TD_RDMA_GIDS_MAX; i++) {
+        bool wanted = r->config.gid_index >= 0 && i == (uint32_t)r->config.gid_index;
+        if (misses >= 16 && !wanted) continue; /* the table's used part is at its start */
+        if (r->vb->query_gid(rail->device, r->config.port, i, &gids[ask.n_gids])) misses++;
+        else ask.n_gids++;
     }
-    return best > -1000;
+    td_status status = td_rdma_gid_rank(&ask, positions, &n, err);
+    if (!status) rail->gid = gids[positions[0]];
+    return status;
 }
 
 static void rail_close(struct xfer_rdma *r, struct rail *rail)
@@ -192,13 +181,11 @@ static td_status rail_open(struct td_xfer *x, struct xfer_rdma *r, const char *n
         status = td_fail(err, TD_ERR_NOT_FOUND, "rdma: device %s port %u is not active: check the cable, the switch and `ip link`", name, r->config.port);
         goto err_close;
     }
-    if (rail->port.ethernet && !pick_gid(r, rail)) {
-        status = td_fail(err, TD_ERR_NOT_FOUND, "rdma: device %s port %u has no GID %s: give its network interface an address", name, r->config.port,
-                         r->config.gid_index >= 0 ? "at rdma_gid_index" : "at all");
+    if ((status = pick_gid(r, rail, err))) {
+        if (status == TD_ERR_UNSUPPORTED) status = TD_ERR_NOT_FOUND;
         goto err_close;
     }
-    if (!rail->port.ethernet && vb->query_gid(rail->device, r->config.port, r->config.gid_index > 0 ? (uint32_t)r->config.gid_index : 0, &rail->gid))
-        memset(&rail->gid, 0, sizeof rail->gid);
+    status = TD_ERR_DEVICE;
     const struct td_vb_limits *l = &rail->limits;
     rail->sq_depth = l->max_qp_wr < SQ_DEPTH ? l->max_qp_wr : SQ_DEPTH;
     rail->rq_depth = l->max_qp_wr < RQ_DEPTH ? l->max_qp_wr : RQ_DEPTH;
@@ -980,13 +967,13 @@ static void on_async(struct td_xfer *x, uint32_t i, const struct td_vb_async *e)
         break;
     case TD_VB_ASYNC_PORT_ACTIVE:
         if (r->vb->query_port(rail->device, r->config.port, &rail->port) == 0 && rail->port.active) {
-            pick_gid(r, rail);
+            pick_gid(r, rail, NULL); /* none: the old one stands, and links on it fail by name */
             rail->avoid_until_ns = rail->avoid_ns = 0;
         }
         break;
     case TD_VB_ASYNC_GID_CHANGE: {
         struct td_vb_gid before = rail->gid;
-        if (rail->port.ethernet && pick_gid(r, rail) && memcmp(before.raw, rail->gid.raw, sizeof before.raw) != 0)
+        if (pick_gid(r, rail, NULL) == TD_OK && memcmp(before.raw, rail->gid.raw, sizeof before.raw) != 0)
             break_links(x, i, 0, "the device's address changed");
         break;
     }

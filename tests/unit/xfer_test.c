@@ -34,11 +34,17 @@
 #define BLOCK_BYTES 24576      /* several per frame, and no power of two */
 #define BIG_BYTES (3u << 20)   /* several frames per block */
 #define TIMEOUT_MS 600         /* peer_timeout; every wait below is bounded by WAIT_MS */
-#define WAIT_MS 15000
+#define WAIT_MS (real_devices[0][0] ? 60000 : 15000) /* an emulated machine is slow */
 #define POISON 0xdeadull
 
+static char real_devices[2][64]; /* TANDEM_XFER_REAL=rxe0,rxe1: the sender's and the receiver's, over libibverbs */
 static const char *program;
 static uint32_t timeout_ms = TIMEOUT_MS;
+
+static uint32_t normal_timeout_ms(void)
+{
+    return real_devices[0][0] ? 5000 : TIMEOUT_MS;
+}
 
 enum where { BOTH_HERE, SENDER_CHILD, RECEIVER_CHILD };
 
@@ -47,8 +53,9 @@ struct variant {
     enum where where;
     const char *name;          /* "" or what is special */
     uint32_t lanes, digest_every;
-    const char *fabric;        /* rdma: more options of the fake; "real:DEVICES" */
+    const char *fabric;        /* rdma: more options of the fake */
 };
+
 
 static char fabric_path[64];   /* of each test anew */
 
@@ -67,13 +74,13 @@ static struct node_reply ask(struct node *n, const struct node_command *c)
     return r;
 }
 
-static struct node_command open_command(const struct pair *t, uint16_t port)
+static struct node_command open_command(const struct pair *t, uint16_t port, bool receiver)
 {
     struct node_command c = {.verb = NODE_OPEN, .path = t->v.path, .port = port, .shareable = true, .max_slots = 16, .max_ops = 16,
                                  .timeout_ms = timeout_ms, .block_bytes = t->block_bytes, .layout_hash = 0x1a70, .n_blocks = N_BLOCKS,
                                  .lanes = t->v.lanes, .digest_every = t->v.digest_every};
     if (t->v.path == TD_XFER_PATH_RDMA) {
-        if (t->v.fabric[0] == 'r') snprintf(c.fabric, sizeof c.fabric, "%s", t->v.fabric);
+        if (real_devices[0][0]) snprintf(c.fabric, sizeof c.fabric, "real:%s", real_devices[receiver]);
         else snprintf(c.fabric, sizeof c.fabric, "path=%s,retry_ms=20%s", fabric_path, t->v.fabric);
         c.ib_timeout = 12;
         c.ib_retry = 3;
@@ -96,10 +103,11 @@ static void pair_open(struct pair *t, const struct variant *v, uint64_t block_by
     snprintf(fabric_path, sizeof fabric_path, "/dev/shm/tandem-xfer-test-%d-%d", (int)getpid(), n_fabrics++);
     t->p = v->where == SENDER_CHILD ? node_spawn(program) : node_local();
     t->d = v->where == RECEIVER_CHILD ? node_spawn(program) : node_local();
-    struct node_command c = open_command(t, 0);
+    struct node_command c = open_command(t, 0, true);
     struct node_reply r = ask(t->d, &c);
     if (r.status) fail_msg("receiver: %s", r.msg);
     t->port = r.port;
+    c = open_command(t, 0, false);
     r = ask(t->p, &c);
     if (r.status) fail_msg("sender: %s", r.msg);
     poison_all(t);
@@ -637,7 +645,7 @@ static void a_cancel_inside_a_frame_keeps_the_connection(void **state)
     struct transfer m;
     timeout_ms = 10000; /* the receiver stands still for a while, and that is not what is tested here */
     pair_open(&t, *state, BIG_BYTES);
-    timeout_ms = TIMEOUT_MS;
+    timeout_ms = normal_timeout_ms();
     whole(&t, 1);
     grant(&t, &m, 40, WAIT_MS);
     kill(node_pid(t.d), SIGSTOP);
@@ -703,7 +711,7 @@ static void a_cut_connection_is_another_attempt(void **state)
     struct transfer m;
     timeout_ms = 10000; /* a slot waits an eighth of it for the next attempt, and this machine may be slow */
     pair_open(&t, *state, BIG_BYTES);
-    timeout_ms = TIMEOUT_MS;
+    timeout_ms = normal_timeout_ms();
     whole(&t, 1);
     for (int n_cuts = 1; n_cuts <= 3; n_cuts++) {
         ino_t last = 0;
@@ -813,7 +821,7 @@ static void a_restarted_receiver_refuses_old_grants(void **state)
     node_kill(t.d);
     struct node *dead = t.d;
     t.d = node_spawn(program);
-    struct node_command c = open_command(&t, t.port); /* tcp: the same address; shm: a new name, so the old one is gone */
+    struct node_command c = open_command(&t, t.port, true); /* tcp: the same address; shm: a new name, so the old one is gone */
     struct node_reply r = ask(t.d, &c);
     if (r.status) fail_msg("restart: %s", r.msg);
     poison_all(&t);
@@ -1026,7 +1034,7 @@ static void paths_are_chosen_openly(void **state)
     pair_open(&shm, &(struct variant){.path = TD_XFER_PATH_SHM, .where = BOTH_HERE}, BLOCK_BYTES);
     grant(&shm, &m, 1, WAIT_MS);
     struct node *tcp = node_local();
-    struct node_command c = open_command(&shm, 0);
+    struct node_command c = open_command(&shm, 0, false);
     c.path = TD_XFER_PATH_TCP;
     assert_int_equal(ask(tcp, &c).status, TD_OK);
     struct node_command start = {.verb = NODE_OP, .blob_bytes = m.grant.blob_bytes};
@@ -1368,6 +1376,9 @@ int main(int argc, char **argv)
     if (argc == 3 && strcmp(argv[1], "--node") == 0) return node_child_main((int)strtol(argv[2], NULL, 10));
     program = argv[0];
     if (argc == 2) cmocka_set_test_filter(argv[1]);
+    const char *real = getenv("TANDEM_XFER_REAL");
+    if (real && sscanf(real, "%63[^,],%63s", real_devices[0], real_devices[1]) != 2) return 2;
+    timeout_ms = normal_timeout_ms();
     static const struct {
         const char *name;
         CMUnitTestFunction function;
@@ -1399,13 +1410,14 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof suite / sizeof suite[0]; i++)
         for (size_t k = 0; k < sizeof variants / sizeof variants[0]; k++) {
             if (strstr(variants[k].name, "tiny") && (suite[i].function == blocks_larger_than_a_frame_arrive_whole || suite[i].function == a_small_transfer_does_not_wait_for_a_large_one)) continue; /* its blocks are more than the device registers */
+            if (real && (variants[k].path != TD_XFER_PATH_RDMA || variants[k].name[0])) continue;
             if (suite[i].needs_child && variants[k].where == BOTH_HERE) continue;
             if (suite[i].tcp_only && variants[k].path != TD_XFER_PATH_TCP) continue;
             if (suite[i].shm_only && variants[k].path != TD_XFER_PATH_SHM) continue;
             if (suite[i].receiver_child_only && variants[k].where != RECEIVER_CHILD) continue;
             tests[n++] = (struct CMUnitTest){.name = variant_name(suite[i].name, &variants[k]), .test_func = suite[i].function, .initial_state = &variants[k]};
         }
-    tests[n++] = (struct CMUnitTest)cmocka_unit_test(paths_are_chosen_openly);
+    if (!real) tests[n++] = (struct CMUnitTest)cmocka_unit_test(paths_are_chosen_openly);
     int failed = _cmocka_run_group_tests("xfer", tests, n, NULL, NULL);
     for (size_t i = 0; i + 1 < n; i++) free((void *)(uintptr_t)tests[i].name);
     return failed;
