@@ -4,6 +4,7 @@
  *
  *   initiator   CONNECTING --connected: HELLO--> HELLO --HELLO_ACK fits--> READY (shm: MEM first) --> OPEN, DATA | REF, FINAL, ABORT, PING
  *   acceptor                                     HELLO --HELLO fits, HELLO_ACK--> READY           --> DONE, FAIL, PING
+ *   with TLS, but for shm: between CONNECTING or accept and HELLO lies TLS, the handshake; every byte from the first on goes through the channel
  *   rdma: between HELLO and READY lies SETUP: RDMA_OFFER, RDMA_ACCEPT, then a probe over every queue pair in both directions (xfer_rdma.c)
  *   tcp: a READY connection of the initiator dials more lanes, whose HELLO names its tag; they carry DATA alone and live and die with lane 0
  *   either      any --error, EOF, timeout, foreign or malformed frame--> closed; the core decides what that means for slots and ops
@@ -122,8 +123,11 @@ struct td_xfer_conn *xfer_conn_new(struct td_xfer *x, int fd, enum td_xfer_path 
     do c->nonce = xfer_random(x);
     while (c->nonce == 0);
     c->born_ns = c->last_rx_ns = c->last_tx_ns = c->last_use_ns = xfer_now(x);
-    c->state = XFER_CONN_HELLO;
+    bool encrypted = x->tls && path != TD_XFER_PATH_SHM;
+    if (encrypted && td_tls_conn_open(x->tls, fd, initiator, &c->tls, NULL)) return NULL;
+    c->state = encrypted ? XFER_CONN_TLS : XFER_CONN_HELLO;
     if (!watch(x, c, EPOLL_CTL_ADD, false)) {
+        td_tls_conn_close(c->tls);
         c->state = XFER_CONN_FREE;
         return NULL;
     }
@@ -158,6 +162,10 @@ static void fail_waiting_ops(struct td_xfer *x, uint64_t id, enum td_xfer_path p
 /* Closes the socket and gives the entry back. */
 static void conn_free(struct td_xfer *x, struct td_xfer_conn *c)
 {
+    if (c->tls) {
+        if (c->state > XFER_CONN_TLS) td_tls_shutdown(c->tls); /* so that the peer knows an end from a cut; lost if it does not fit */
+        td_tls_conn_close(c->tls);
+    }
     close(c->fd); /* leaves the epoll set by itself */
     xfer_shm_conn_clear(c);
     if (!c->initiator && !c->proven) x->n_unproven--;
@@ -180,7 +188,7 @@ void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status
     }
     enum td_xfer_path path = c->path;
     bool was_ready = c->state == XFER_CONN_READY, initiator = c->initiator;
-    if (initiator) xfer_say(text, "peer %.40s at %.40s:%u (%s): %.60s", c->peer_instance, c->host, c->port, td_xfer_path_name(path), reason);
+    if (initiator) xfer_say(text, "peer %.40s at %.40s:%u (%s): %.120s", c->peer_instance, c->host, c->port, td_xfer_path_name(path), reason);
     else xfer_say(text, "peer %.40s (%s): %.80s", c->peer_instance, td_xfer_path_name(path), reason);
     if (c->rdma) xfer_rdma_fence(x, c); /* first of all: what the core does next may give blocks away */
     if (was_ready) x->conns_by_path[path]--;
@@ -318,7 +326,7 @@ static void evict_idle(struct td_xfer *x)
     }
 }
 
-/* A new socket to a peer; NULL with the reason when there can be none. The caller says HELLO by dial_go. */
+/* A new socket to a peer; NULL with the reason when there can be none. The caller starts it by dial_go. */
 static struct td_xfer_conn *dial_socket(struct td_xfer *x, const char *shm_name, const char *host, uint16_t port, enum td_xfer_path path,
                                         const char *instance, bool *ret_connected, char reason[TD_XFER_REASON_MAX])
 {
@@ -329,13 +337,14 @@ static struct td_xfer_conn *dial_socket(struct td_xfer *x, const char *shm_name,
         return NULL;
     }
     struct td_xfer_conn *c = xfer_conn_new(x, fd, path, true);
-    if (!c) {
+    if (!c && x->n_conns == XFER_MAX_CONNS) {
         evict_idle(x);
         c = xfer_conn_new(x, fd, path, true);
     }
     if (!c) {
         close(fd);
-        xfer_say(reason, "peer %.40s: all %d connections are in use", instance, XFER_MAX_CONNS);
+        if (x->n_conns < XFER_MAX_CONNS) xfer_say(reason, "peer %.40s: no memory for another connection", instance);
+        else xfer_say(reason, "peer %.40s: all %d connections are in use", instance, XFER_MAX_CONNS);
         return NULL;
     }
     c->port = port;
@@ -344,10 +353,19 @@ static struct td_xfer_conn *dial_socket(struct td_xfer *x, const char *shm_name,
     return c;
 }
 
+/* The initiator's side speaks first: HELLO, or the handshake that comes before it. */
+static void connected_now(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    c->state = c->tls ? XFER_CONN_TLS : XFER_CONN_HELLO;
+    c->last_rx_ns = xfer_now(x);
+    if (c->tls) c->tx_ready = true; /* conn_write takes the first step */
+    else xfer_conn_say_hello(x, c, TD_XFER_HELLO);
+}
+
 static void dial_go(struct td_xfer *x, struct td_xfer_conn *c, bool connected)
 {
     if (connected) {
-        xfer_conn_say_hello(x, c, TD_XFER_HELLO);
+        connected_now(x, c);
     } else {
         c->state = XFER_CONN_CONNECTING;
         watch(x, c, EPOLL_CTL_MOD, true);
@@ -460,7 +478,7 @@ void xfer_conn_ready(struct td_xfer *x, struct td_xfer_conn *c)
     c->tx_ready = true;
     if (c->lane) return;
     x->conns_by_path[c->path]++;
-    xfer_say(text, "peer %.60s", c->peer_instance);
+    xfer_say(text, "peer %.60s%s", c->peer_instance, c->tls ? ", over TLS" : "");
     tell_path(x, c->path, TD_OK, text);
     if (c->initiator && c->path == TD_XFER_PATH_TCP) dial_lanes(x, c);
     for (uint32_t i = 0; i < x->core.max_ops; i++) {
@@ -485,7 +503,7 @@ static void hello_ack_refuse(struct td_xfer *x, struct td_xfer_conn *c, td_statu
     uint8_t bytes[64 + TD_XFER_REASON_MAX];
     td_xfer_frame_encode(&f, bytes);
     memcpy(bytes + 64, reason, f.length);
-    send(c->fd, bytes, 64 + f.length, MSG_DONTWAIT | MSG_NOSIGNAL); /* a courtesy on a fresh socket: lost if it does not fit */
+    xfer_tcp_send(c, bytes, 64 + f.length); /* a courtesy on a fresh socket: lost if it does not fit */
     x->n_refused_peers++;
     xfer_conn_close(x, c, status, reason, false);
 }
@@ -512,6 +530,12 @@ static void on_lane_hello(struct td_xfer *x, struct td_xfer_conn *c, const struc
     x->n_unproven--;
     xfer_conn_say_hello(x, c, TD_XFER_HELLO_ACK);
     xfer_conn_ready(x, c);
+}
+
+static void begin_setup(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    c->state = XFER_CONN_SETUP;
+    c->setup_ns = xfer_now(x);
 }
 
 static void on_hello(struct td_xfer *x, struct td_xfer_conn *c)
@@ -547,7 +571,7 @@ static void on_hello(struct td_xfer *x, struct td_xfer_conn *c)
     c->peer_incarnation = hello.incarnation;
     xfer_conn_say_hello(x, c, TD_XFER_HELLO_ACK);
     c->tag = c->nonce ^ hello.nonce;
-    if (c->path == TD_XFER_PATH_RDMA) c->state = XFER_CONN_SETUP;
+    if (c->path == TD_XFER_PATH_RDMA) begin_setup(x, c);
     else xfer_conn_ready(x, c);
 }
 
@@ -578,7 +602,7 @@ static void on_hello_ack(struct td_xfer *x, struct td_xfer_conn *c)
         if (c->path == TD_XFER_PATH_SHM && !xfer_shm_send_mem(x, c)) {
             xfer_conn_close(x, c, TD_ERR_PEER, "could not hand over the pool", false);
         } else if (c->path == TD_XFER_PATH_RDMA) {
-            c->state = XFER_CONN_SETUP;
+            begin_setup(x, c);
             if (!xfer_rdma_offer(x, c, reason)) xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
         } else {
             xfer_conn_ready(x, c);
@@ -597,7 +621,7 @@ static void on_setup(struct td_xfer *x, struct td_xfer_conn *c)
         f.conn = c->tag;
         td_xfer_frame_encode(&f, bytes);
         memcpy(bytes + 64, reason, f.length);
-        send(c->fd, bytes, 64 + f.length, MSG_DONTWAIT | MSG_NOSIGNAL); /* a courtesy, as in hello_ack_refuse */
+        xfer_tcp_send(c, bytes, 64 + f.length); /* a courtesy, as in hello_ack_refuse */
         x->n_refused_peers++;
         xfer_conn_close(x, c, TD_ERR_UNSUPPORTED, reason, false);
     } else if (c->rx_frame.type == TD_XFER_RDMA_ACCEPT) {
@@ -749,30 +773,45 @@ static void on_header(struct td_xfer *x, struct td_xfer_conn *c)
     }
 }
 
+static void conn_read(struct td_xfer *x, struct td_xfer_conn *c);
+
+/* The socket came to its end or failed. A connection that stood gets its ops another attempt. What the peer said on the first lane before it went comes
+ * first, or a slot would not learn that it was bound and lost. */
+static void conn_ended(struct td_xfer *x, struct td_xfer_conn *c, const char *why)
+{
+    uint64_t id = c->id;
+    char reason[TD_XFER_REASON_MAX];
+    struct td_xfer_conn *first = c->lane && c->state == XFER_CONN_READY ? xfer_conn_by_id(x, c->link) : NULL;
+    xfer_say(reason, "%s", why);
+    if (first && first->state == XFER_CONN_READY) conn_read(x, first);
+    if (xfer_conn_by_id(x, id)) xfer_conn_close(x, c, TD_ERR_PEER, reason, c->state == XFER_CONN_READY);
+}
+
 /* Reads until the socket is empty or the turn is over. May close the connection. */
 static void conn_read(struct td_xfer *x, struct td_xfer_conn *c)
 {
     uint64_t id = c->id;
+    c->rx_more = false;
     for (size_t turn = 0; turn < XFER_TURN_BYTES;) {
         ssize_t k;
         if (c->n_header < 64) {
             k = c->path == TD_XFER_PATH_SHM ? xfer_shm_recv(c, c->rx_header + c->n_header, 64 - c->n_header)
-                                            : recv(c->fd, c->rx_header + c->n_header, 64 - c->n_header, MSG_DONTWAIT);
+                                            : xfer_tcp_recv(c, c->rx_header + c->n_header, 64 - c->n_header);
             if (k > 0 && (c->n_header += (uint32_t)k) == 64) on_header(x, c);
         } else if (c->rx_frame.type == TD_XFER_DATA) {
             k = xfer_tcp_data_read(x, c);
         } else {
-            k = recv(c->fd, c->rx_payload + c->n_payload, c->rx_frame.length - c->n_payload, MSG_DONTWAIT);
+            k = xfer_tcp_recv(c, c->rx_payload + c->n_payload, c->rx_frame.length - c->n_payload);
             if (k > 0) c->n_payload += (uint32_t)k;
         }
         if (k == 0) {
-            xfer_conn_close(x, c, TD_ERR_PEER, "closed by peer", c->state == XFER_CONN_READY);
+            conn_ended(x, c, "closed by peer");
             return;
         }
         if (k < 0 && errno == EINTR) continue;
         if (k < 0) {
-            if (errno != EAGAIN && errno != EWOULDBLOCK)
-                xfer_conn_close(x, c, TD_ERR_PEER, strerror(errno), c->state == XFER_CONN_READY);
+            if (errno != EAGAIN && errno != EWOULDBLOCK) conn_ended(x, c, xfer_tcp_why(c));
+            else if (c->tls && td_tls_unsent(c->tls)) c->tx_ready = true; /* an answer that TLS itself owes */
             return;
         }
         if (!xfer_conn_by_id(x, id)) return;
@@ -785,6 +824,7 @@ static void conn_read(struct td_xfer *x, struct td_xfer_conn *c)
             c->n_payload = 0;
         }
     }
+    c->rx_more = c->tls && td_tls_pending(c->tls);
 }
 
 /* --- sending -------------------------------------------------------------------------------------------------------------------- */
@@ -823,10 +863,45 @@ static bool verify_digests(struct td_xfer *x)
     return true;
 }
 
+/* One step of TLS's handshake; a refused certificate is an alert to the peer and the end. May close the connection. */
+static void conn_handshake(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    bool want_read, want_write;
+    struct td_err err;
+    pthread_mutex_unlock(&x->lock); /* signatures take their time; the channel is this thread's alone */
+    td_status status = td_tls_handshake(c->tls, &want_read, &want_write, &err);
+    for (int i = 0; status < 0 && i < 16 && recv(c->fd, x->scrap, sizeof x->scrap, MSG_DONTWAIT) > 0; i++) {} /* else close() is a reset that overtakes the alert */
+    pthread_mutex_lock(&x->lock);
+    c->tx_ready = false;
+    if (status < 0) {
+        x->n_refused_peers += !c->initiator;
+        err.msg[TD_XFER_REASON_MAX - 1] = 0;
+        xfer_conn_close(x, c, TD_ERR_PEER, err.msg, false);
+        return;
+    }
+    if (want_write != c->want_out) watch(x, c, EPOLL_CTL_MOD, want_write);
+    if (status == TD_INPROGRESS) return;
+    c->state = XFER_CONN_HELLO;
+    c->last_rx_ns = xfer_now(x);
+    if (c->initiator) xfer_conn_say_hello(x, c, TD_XFER_HELLO);
+    conn_read(x, c); /* HELLO may have come with the handshake's last bytes, where epoll does not see it */
+}
+
+/* The socket is full: EPOLLOUT brings conn_write back. */
+static void wait_writable(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    c->tx_ready = false;
+    if (!c->want_out) watch(x, c, EPOLL_CTL_MOD, true);
+}
+
 /* Sends until the socket is full, nothing is left or the turn is over (tx_ready stays true then). May close the connection. */
 static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
 {
     uint64_t id = c->id;
+    if (c->state == XFER_CONN_TLS) {
+        conn_handshake(x, c);
+        return;
+    }
     if (c->rdma && c->state == XFER_CONN_READY && c->initiator) {
         xfer_rdma_post(x, c);
         if (!xfer_conn_by_id(x, id)) return;
@@ -841,7 +916,7 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
             k = xfer_tcp_data_write(x, c);
             if (!c->tx_header_left && !c->tx_left && c->lane) wake_link(x, c->link); /* FINAL may have waited for this frame */
         } else if (c->out_used) {
-            k = send(c->fd, c->out + c->out_at, c->out_used, MSG_DONTWAIT | MSG_NOSIGNAL);
+            k = xfer_tcp_send(c, c->out + c->out_at, c->out_used);
             if (k > 0) {
                 c->out_at += (uint32_t)k;
                 c->out_used -= (uint32_t)k;
@@ -853,6 +928,11 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
             if (c->state != XFER_CONN_READY ||
                 !(c->initiator ? td_xfer_core_tx_next(&x->core, c->link, c->lane, &c->tx_cursor, XFER_MAX_IOV, &tx)
                                : c->path == TD_XFER_PATH_RDMA && td_xfer_core_targets_next(&x->core, c->link, &c->tx_cursor, &tx))) {
+                if (c->tls && td_tls_unsent(c->tls) && td_tls_flush(c->tls)) { /* sealed, and the socket does not take it yet */
+                    if (errno == EAGAIN) wait_writable(x, c);
+                    else conn_ended(x, c, xfer_tcp_why(c));
+                    return;
+                }
                 c->tx_ready = false;
                 if (c->want_out) watch(x, c, EPOLL_CTL_MOD, false);
                 return;
@@ -873,12 +953,8 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
         }
         if (k < 0 && errno == EINTR) continue;
         if (k < 0) {
-            if (errno != EAGAIN && errno != EWOULDBLOCK) {
-                xfer_conn_close(x, c, TD_ERR_PEER, strerror(errno), c->state == XFER_CONN_READY);
-                return;
-            }
-            c->tx_ready = false;
-            if (!c->want_out) watch(x, c, EPOLL_CTL_MOD, true);
+            if (errno == EAGAIN || errno == EWOULDBLOCK) wait_writable(x, c);
+            else conn_ended(x, c, xfer_tcp_why(c));
             return;
         }
         c->last_tx_ns = xfer_now(x);
@@ -897,10 +973,8 @@ static void connect_finished(struct td_xfer *x, struct td_xfer_conn *c)
         xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
         return;
     }
-    c->state = XFER_CONN_HELLO;
-    c->last_rx_ns = xfer_now(x);
     watch(x, c, EPOLL_CTL_MOD, false);
-    xfer_conn_say_hello(x, c, TD_XFER_HELLO);
+    connected_now(x, c);
 }
 
 /* --- the progress thread -------------------------------------------------------------------------------------------------------- */
@@ -912,14 +986,15 @@ static void check_conns(struct td_xfer *x, uint64_t now)
     for (uint32_t i = x->n_conns; i-- > 0;) {
         if (i >= x->n_conns) continue; /* a connection went with its lanes */
         struct td_xfer_conn *c = x->live[i];
-        if (since(now, c->last_rx_ns) > x->peer_timeout_ns) {
+        bool handshake = c->state == XFER_CONN_TLS;
+        if (since(now, c->last_rx_ns) > (handshake ? 2 : 1) * x->peer_timeout_ns) {
             x->n_refused_peers += !c->initiator && !c->proven;
-            xfer_conn_close(x, c, TD_ERR_PEER, c->state == XFER_CONN_CONNECTING ? "no answer to connect" : "silent for too long", false);
+            xfer_conn_close(x, c, TD_ERR_PEER, c->state == XFER_CONN_CONNECTING ? "no answer to connect" : handshake ? "tls: the handshake was not over in time" : "silent for too long", false);
         } else if (!c->initiator && !c->proven && since(now, c->born_ns) > 2 * x->peer_timeout_ns) {
             x->n_refused_peers++;
             xfer_conn_close(x, c, TD_ERR_PEER, "showed no key", false);
         } else if (c->state == XFER_CONN_SETUP) {
-            if (since(now, c->born_ns) > x->peer_timeout_ns)
+            if (since(now, c->setup_ns) > x->peer_timeout_ns)
                 xfer_conn_close(x, c, TD_ERR_PEER, "rdma: the queue pairs were not up in time: no route between the devices, or a wrong GID", false);
         } else if (c->state == XFER_CONN_READY) {
             bool busy = !c->initiator || c->lane || since(now, c->last_use_ns) < XFER_IDLE_NS;
@@ -951,6 +1026,10 @@ static void on_event(struct td_xfer *x, const struct epoll_event *e)
             connect_finished(x, c);
             return;
         }
+        if (c->state == XFER_CONN_TLS) {
+            conn_handshake(x, c);
+            return;
+        }
         if (e->events & EPOLLOUT) c->tx_ready = true;
         if (e->events & (EPOLLIN | EPOLLHUP | EPOLLERR)) conn_read(x, c);
     }
@@ -972,6 +1051,9 @@ static void *progress(void *ctx)
         td_xfer_core_tick(&x->core, now);
         bool busy = x->rdma && xfer_rdma_poll(x);
         for (int i = 0; i < n; i++) on_event(x, &events[i]);
+        for (uint32_t i = x->n_conns; x->tls && i-- > 0;)
+            if (i < x->n_conns && x->live[i]->rx_more) conn_read(x, x->live[i]);
+        for (uint32_t i = 0; i < x->n_conns && x->tls && !busy; i++) busy = x->live[i]->rx_more;
         if (x->attach_due || x->core.retry_due) attach_ops(x, now);
         for (uint32_t i = x->n_conns; i-- > 0;)
             if (i < x->n_conns && x->live[i]->tx_ready && x->live[i]->state != XFER_CONN_CONNECTING) conn_write(x, x->live[i]);
@@ -1007,6 +1089,13 @@ static void *progress(void *ctx)
 }
 
 /* --- public --------------------------------------------------------------------------------------------------------------------- */
+
+static td_status open_tls(struct td_xfer *x, const struct td_xfer_tls_config *config, struct td_err *err)
+{
+    if (!config->cert_file || !config->key_file)
+        return td_fail(err, TD_ERR_INVALID, "xfer: tls: cert_file and key_file must be set: this side accepts connections");
+    return td_xfer_tls_open(config, &x->tls, err);
+}
 
 td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret_x, struct td_err *err)
 {
@@ -1052,6 +1141,7 @@ td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret
         status = td_fail(err, TD_ERR_IO, "xfer: epoll: %s", strerror(errno));
         goto err_close;
     }
+    if (config->tls && x->path != TD_XFER_PATH_SHM && (status = open_tls(x, config->tls, err))) goto err_close;
     if (x->path != TD_XFER_PATH_SHM && (status = xfer_tcp_listen(x, config, err))) goto err_close;
     if ((x->path == TD_XFER_PATH_AUTO || x->path == TD_XFER_PATH_SHM) && (status = xfer_shm_listen(x, err))) goto err_close;
     if (config->rdma && (x->path == TD_XFER_PATH_AUTO || x->path == TD_XFER_PATH_RDMA) && (status = xfer_rdma_open(x, config->rdma, err))) goto err_close;
@@ -1091,6 +1181,8 @@ void td_xfer_close(struct td_xfer *x)
     for (uint32_t i = 0; x->words && i < x->core.max_ops; i++) xfer_shm_op_handle(x, i, 0); /* no copy of what comes after us is valid */
     for (uint32_t i = 0; i < x->n_conns; i++) {
         if (x->live[i]->rdma) xfer_rdma_fence(x, x->live[i]);
+        if (x->live[i]->tls && x->live[i]->state > XFER_CONN_TLS) td_tls_shutdown(x->live[i]->tls);
+        td_tls_conn_close(x->live[i]->tls);
         close(x->live[i]->fd);
         xfer_shm_conn_clear(x->live[i]);
     }
@@ -1099,6 +1191,7 @@ void td_xfer_close(struct td_xfer *x)
     int fds[] = {x->epoll_fd, x->tcp_fd, x->shm_fd, x->arena_ro_fd, x->words_fd};
     for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++)
         if (fds[i] >= 0) close(fds[i]);
+    td_xfer_tls_close(x->tls);
     td_doorbell_close(&x->bell);
     td_xfer_core_destroy(&x->core);
     pthread_mutex_destroy(&x->lock);
@@ -1111,6 +1204,12 @@ void td_xfer_close(struct td_xfer *x)
 uint16_t td_xfer_port(const struct td_xfer *x)
 {
     return x->port;
+}
+
+td_status td_xfer_tls_reload_files(struct td_xfer *x, bool *ret_loaded, struct td_err *err)
+{
+    *ret_loaded = false;
+    return x->tls ? td_xfer_tls_reload(x->tls, true, ret_loaded, err) : TD_OK;
 }
 
 td_status td_xfer_mem_add(struct td_xfer *x, const struct td_arena *arena, size_t block_bytes, int32_t n_blocks, struct td_err *err)
@@ -1145,7 +1244,7 @@ td_status td_xfer_grant(struct td_xfer *x, const int32_t *block_ids, int32_t n_b
         const struct td_xfer_slot *s = &x->core.slots[id];
         struct td_xfer_grant_blob g = {.slot = id, .generation = s->generation, .n_blocks = n_blocks, .incarnation = x->incarnation,
                                        .layout_hash = x->layout_hash, .block_bytes = x->block_bytes, .port = x->port, .path = (uint8_t)x->path,
-                                       .has_rdma = x->rdma && xfer_rdma_usable(x)};
+                                       .has_rdma = x->rdma && xfer_rdma_usable(x), .tls = x->tls != NULL};
         memcpy(g.key, s->key, sizeof g.key);
         memcpy(g.proof, x->proof, sizeof g.proof);
         memcpy(g.host, x->host, sizeof g.host);
@@ -1180,6 +1279,13 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
     if (g.path != TD_XFER_PATH_AUTO && x->path != TD_XFER_PATH_AUTO && g.path != (uint8_t)x->path)
         return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: it allows only %s, this side only %s", g.instance, td_xfer_path_name((enum td_xfer_path)g.path),
                        td_xfer_path_name(x->path));
+    if (g.port && x->path != TD_XFER_PATH_SHM && g.tls != (x->tls != NULL)) {
+        if (g.tls)
+            return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: its KV port speaks TLS and this side does not: give this side tls_cert, tls_key and tls_ca "
+                           "(kv_tls auto or on), or turn kv_tls off there", g.instance);
+        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: its KV port is in the clear and this side speaks TLS: give %s tls_cert, tls_key and tls_ca "
+                       "(kv_tls auto or on), or turn kv_tls off here", g.instance, g.instance);
+    }
     if ((g.path == TD_XFER_PATH_RDMA && !x->rdma) || (x->path == TD_XFER_PATH_RDMA && !g.has_rdma))
         return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only rdma is allowed, and %s has no usable RDMA device", g.instance, x->rdma ? "it" : "this side");
     pthread_mutex_lock(&x->lock);

@@ -26,6 +26,7 @@ struct td_xfer;
 struct td_xfer_conn;
 struct td_verbs;
 struct td_xfer_rdma_config;
+struct td_xfer_tls_config;
 
 #define TD_XFER_NOTE_MAX 1024         /* bytes of the note that FINAL carries */
 #define TD_XFER_BLOB_MAX 65536        /* a grant blob is never larger */
@@ -56,6 +57,9 @@ struct td_xfer_config {
     uint32_t tcp_lanes;               /* sockets per peer on tcp, 1..8; 0 = 4 */
     uint32_t digest_every;            /* one of so many blocks carries a CRC32C that the receiver checks: 0 none, 1 all */
     const struct td_xfer_rdma_config *rdma;   /* NULL: no RDMA on this side; borrowed until open returns */
+    /* xfer_tls.h. NULL: the data port is in the clear. Else every socket but shm's speaks TLS from its first byte, and grants of sides that do not are
+     * refused, as theirs refuse ours. rdma: the socket is encrypted, blocks go from memory to memory in the clear. Borrowed until open returns */
+    const struct td_xfer_tls_config *tls;
     struct td_xfer_hooks hooks;
 };
 
@@ -79,6 +83,8 @@ td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret
 /* Aborts everything, joins the thread, frees. Undelivered events are dropped. */
 void td_xfer_close(struct td_xfer *x);
 uint16_t td_xfer_port(const struct td_xfer *x);
+/* Reads the TLS files again if they changed, for the connections to come (td_xfer_tls_reload). Cheap, any thread; TD_OK without TLS. */
+td_status td_xfer_tls_reload_files(struct td_xfer *x, bool *ret_loaded, struct td_err *err);
 
 /* The KV pool's arena (borrowed until close): once, before grants and submits. arena->memfd >= 0 makes shm possible. */
 td_status td_xfer_mem_add(struct td_xfer *x, const struct td_arena *arena, size_t block_bytes, int32_t n_blocks, struct td_err *err);

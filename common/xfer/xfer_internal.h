@@ -11,6 +11,7 @@
 #include "common/base/clock.h"
 #include "common/base/doorbell.h"
 #include "common/xfer/xfer_core.h"
+#include "common/xfer/xfer_tls.h"
 
 #define XFER_MAX_CONNS 1024          /* sockets: every lane of a connection is one */
 #define XFER_MAX_UNPROVEN 64       /* accepted connections that have not shown a key yet */
@@ -21,8 +22,8 @@
 #define XFER_TURN_BYTES (4u << 20) /* moved for one connection before the next has its turn */
 #define XFER_IDLE_NS (30 * TD_NS_PER_S)
 
-/* SETUP: rdma, from HELLO_ACK until every queue pair has been probed in both directions. */
-enum xfer_conn_state { XFER_CONN_FREE = 0, XFER_CONN_CONNECTING, XFER_CONN_HELLO, XFER_CONN_SETUP, XFER_CONN_READY };
+/* TLS: with certificates, not on shm: the handshake. SETUP: rdma, from HELLO_ACK until every queue pair has been probed in both directions. */
+enum xfer_conn_state { XFER_CONN_FREE = 0, XFER_CONN_CONNECTING, XFER_CONN_TLS, XFER_CONN_HELLO, XFER_CONN_SETUP, XFER_CONN_READY };
 
 struct xfer_rdma;
 struct xfer_rdma_link;
@@ -41,13 +42,15 @@ struct td_xfer_conn {
     uint64_t link;                 /* lane 0: id; else lane 0's id. The core knows links only */
     uint32_t lane, live_at;        /* live_at: place in x->live */
     int fd;
+    struct td_xfer_tls_conn *tls;  /* over fd; NULL: in the clear. Progress thread only */
     bool initiator, proven;        /* proven: has shown the key of a grant */
     bool tx_ready;                 /* there may be something to send and the socket may take it */
     bool want_out;                 /* EPOLLOUT is armed */
     bool overflow;                 /* `out` did not hold an answer: close */
+    bool rx_more;                  /* the channel holds bytes that epoll does not see: read in the next turn */
     enum td_xfer_path path;
     uint64_t nonce, tag;           /* tag: both nonces, in every frame after HELLO */
-    uint64_t born_ns, last_rx_ns, last_tx_ns, last_use_ns;
+    uint64_t born_ns, setup_ns, last_rx_ns, last_tx_ns, last_use_ns;
     uint32_t tx_cursor;
     /* who is at the other end; initiator: as the grant said */
     uint64_t peer_incarnation;
@@ -89,6 +92,7 @@ struct td_xfer {
     uint64_t peer_timeout_ns;
     struct td_doorbell bell;
     int epoll_fd, tcp_fd, shm_fd;
+    struct td_xfer_tls *tls;       /* NULL: none; has its own lock */
     bool accept_paused;
     char host[TD_XFER_HOST_MAX];   /* what peers dial, numeric */
     uint16_t port;
@@ -138,6 +142,10 @@ void xfer_conn_say_hello(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer
 td_status xfer_tcp_listen(struct td_xfer *x, const struct td_xfer_config *config, struct td_err *err);
 int xfer_tcp_dial(struct td_xfer *x, const char *host, uint16_t port, bool *ret_connected);                  /* fd, or -1 with errno */
 void xfer_tcp_tune(const struct td_xfer *x, int fd);
+/* recv and send by the channel where there is one, else by the socket (shm's, too); never blocking. xfer_tcp_why: what errno means after them. */
+ssize_t xfer_tcp_recv(struct td_xfer_conn *c, void *to, size_t n);
+ssize_t xfer_tcp_send(struct td_xfer_conn *c, const void *from, size_t n);
+const char *xfer_tcp_why(const struct td_xfer_conn *c);
 ssize_t xfer_tcp_data_read(struct td_xfer *x, struct td_xfer_conn *c);
 ssize_t xfer_tcp_data_write(struct td_xfer *x, struct td_xfer_conn *c);
 

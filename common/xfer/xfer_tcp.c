@@ -5,7 +5,8 @@
  * a scrap buffer. Nothing outside this process can place a byte, so a revoked slot is fenced the moment no piece is under way.
  *
  * Sending: sendmsg from the source blocks. An op that ended in the middle of a frame still owes the stream the frame's length: the rest is
- * zeros, so its source blocks are free at once; ABORT follows and the receiver never counts that attempt as complete. */
+ * zeros, so its source blocks are free at once; ABORT follows and the receiver never counts that attempt as complete. With TLS a byte counts as sent when
+ * it has been sealed into the channel's own memory, so this holds there, too. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
@@ -105,13 +106,28 @@ int xfer_tcp_dial(struct td_xfer *x, const char *host, uint16_t port, bool *ret_
     return fd;
 }
 
+ssize_t xfer_tcp_recv(struct td_xfer_conn *c, void *to, size_t n)
+{
+    return c->tls ? td_tls_recv(c->tls, to, n) : recv(c->fd, to, n, MSG_DONTWAIT);
+}
+
+ssize_t xfer_tcp_send(struct td_xfer_conn *c, const void *from, size_t n)
+{
+    return c->tls ? td_tls_send(c->tls, from, n) : send(c->fd, from, n, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+const char *xfer_tcp_why(const struct td_xfer_conn *c)
+{
+    return c->tls && td_tls_reason(c->tls)[0] ? td_tls_reason(c->tls) : strerror(errno);
+}
+
 ssize_t xfer_tcp_data_read(struct td_xfer *x, struct td_xfer_conn *c)
 {
     const struct td_xfer_frame *f = &c->rx_frame;
     size_t left = f->length - c->n_payload, n_bytes = 0;
     if (c->rx_drop || !td_xfer_core_place_begin(&x->core, c->link, f)) {
         c->rx_drop = true;
-        ssize_t k = recv(c->fd, x->scrap, left < sizeof x->scrap ? left : sizeof x->scrap, MSG_DONTWAIT);
+        ssize_t k = xfer_tcp_recv(c, x->scrap, left < sizeof x->scrap ? left : sizeof x->scrap);
         if (k > 0) c->n_payload += (uint32_t)k;
         return k;
     }
@@ -120,7 +136,7 @@ ssize_t xfer_tcp_data_read(struct td_xfer *x, struct td_xfer_conn *c)
     int n_iov = td_xfer_iov(x->base, x->block_bytes, x->core.slots[f->slot].dst, offset, left, iov, XFER_MAX_IOV, &n_bytes);
     struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)n_iov};
     pthread_mutex_unlock(&x->lock);
-    ssize_t k = recvmsg(c->fd, &msg, MSG_DONTWAIT);
+    ssize_t k = c->tls ? td_tls_recvv(c->tls, iov, n_iov) : recvmsg(c->fd, &msg, MSG_DONTWAIT);
     int e = errno;
     pthread_mutex_lock(&x->lock);
     if (k > 0) c->n_payload += (uint32_t)k;
@@ -144,7 +160,7 @@ ssize_t xfer_tcp_data_write(struct td_xfer *x, struct td_xfer_conn *c)
     }
     struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)n_iov};
     pthread_mutex_unlock(&x->lock);
-    ssize_t k = sendmsg(c->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
+    ssize_t k = c->tls ? td_tls_sendv(c->tls, iov, n_iov) : sendmsg(c->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
     int e = errno;
     pthread_mutex_lock(&x->lock);
     size_t n_payload = 0;

@@ -30,6 +30,7 @@ struct node_command {
     bool rnr_never_waits;
     uint8_t qps_per_rail;
     uint32_t srq_peers;
+    char tls[128], tls_ca[128];    /* "": none; else PREFIX of PREFIX.crt and PREFIX.key; the CA's file, "": anybody */
     uint64_t block_bytes, layout_hash;
     int32_t n_blocks;
     /* the rest: GRANT, OP, SUBMIT, FILL, CHECK (ids); EVENT: deadline_ms is how long to wait */

@@ -27,7 +27,9 @@
 
 #include "common/base/clock.h"
 #include "common/base/hash.h"
+#include "common/xfer/xfer_tls.h"
 #include "common/xfer/xfer_wire.h"
+#include "tests/unit/tls_files.h"
 #include "tests/unit/xfer_node.h"
 
 #define N_BLOCKS 48
@@ -54,8 +56,8 @@ struct variant {
     const char *name;          /* "" or what is special */
     uint32_t lanes, digest_every;
     const char *fabric;        /* rdma: more options of the fake */
+    bool tls;
 };
-
 
 static char fabric_path[64];   /* of each test anew */
 
@@ -74,6 +76,57 @@ static struct node_reply ask(struct node *n, const struct node_command *c)
     return r;
 }
 
+/* --- certificates: those of two workers and of a stranger by one CA, one of another CA ------------------------------------------------ */
+
+#ifdef TD_HAVE_OPENSSL
+static const bool have_tls = true;
+static const char *const tls_names[] = {"ca", "other", "prefill", "decode", "stranger", "foreign"};
+
+static int make_certificates(void **state)
+{
+    (void)state;
+    tls_files_open();
+    struct tls_files_id ca = tls_files_make(NULL, &(struct tls_files_make){.name = "ca", .ca = true});
+    struct tls_files_id other = tls_files_make(NULL, &(struct tls_files_make){.name = "other", .ca = true});
+    for (size_t i = 2; i < sizeof tls_names / sizeof tls_names[0]; i++) {
+        struct tls_files_id id = tls_files_make(strcmp(tls_names[i], "foreign") == 0 ? &other : &ca, &(struct tls_files_make){.name = tls_names[i]});
+        tls_files_free(&id);
+    }
+    tls_files_free(&ca);
+    tls_files_free(&other);
+    return 0;
+}
+
+static int remove_certificates(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof tls_names / sizeof tls_names[0]; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "%s.crt", tls_names[i]);
+        unlink(tls_files_in(name));
+        snprintf(name, sizeof name, "%s.key", tls_names[i]);
+        unlink(tls_files_in(name));
+    }
+    return tls_files_close();
+}
+#else
+static const bool have_tls = false;
+#define make_certificates NULL
+#define remove_certificates NULL
+static const char *tls_files_in(const char *name)
+{
+    return name;
+}
+#endif
+
+static void as_identity(struct node_command *c, const char *name, const char *ca)
+{
+    char ca_file[64];
+    snprintf(ca_file, sizeof ca_file, "%s.crt", ca);
+    snprintf(c->tls, sizeof c->tls, "%s", tls_files_in(name));
+    snprintf(c->tls_ca, sizeof c->tls_ca, "%s", tls_files_in(ca_file));
+}
+
 static struct node_command open_command(const struct pair *t, uint16_t port, bool receiver)
 {
     struct node_command c = {.verb = NODE_OPEN, .path = t->v.path, .port = port, .shareable = true, .max_slots = 16, .max_ops = 16,
@@ -86,6 +139,7 @@ static struct node_command open_command(const struct pair *t, uint16_t port, boo
         c.ib_retry = 3;
         c.rnr_never_waits = true;
     }
+    if (t->v.tls) as_identity(&c, receiver ? "decode" : "prefill", "ca");
     return c;
 }
 
@@ -851,14 +905,83 @@ static int dial(uint16_t port)
     return fd;
 }
 
+/* A stranger's channel over the socket of this number; NULL: it speaks in the clear. */
+static struct td_xfer_tls_conn *channels[1024];
+
+/* Shakes hands as this identity (NULL: no certificate) on a connected socket. False: refused; by TLS 1.3's order that may show only at the first read. */
+static bool encrypt(int fd, const char *name, const char *ca)
+{
+    struct td_xfer_tls *tls = NULL;
+    struct td_err err = {0};
+    char cert[64], key[64], ca_file[64];
+    snprintf(cert, sizeof cert, "%s.crt", name ? name : "");
+    snprintf(key, sizeof key, "%s.key", name ? name : "");
+    snprintf(ca_file, sizeof ca_file, "%s.crt", ca);
+    struct td_xfer_tls_config config = {.cert_file = name ? tls_files_in(cert) : NULL, .key_file = name ? tls_files_in(key) : NULL, .ca_file = tls_files_in(ca_file)};
+    assert_true(fd >= 0 && fd < 1024);
+    if (td_xfer_tls_open(&config, &tls, &err)) fail_msg("%s", err.msg);
+    assert_int_equal(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
+    assert_int_equal(td_tls_conn_open(tls, fd, true, &channels[fd], &err), TD_OK);
+    td_xfer_tls_close(tls);
+    uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS);
+    td_status status;
+    bool in, out;
+    while ((status = td_tls_handshake(channels[fd], &in, &out, &err)) == TD_INPROGRESS && td_now_ns() < until)
+        poll(&(struct pollfd){.fd = fd, .events = (short)((in ? POLLIN : 0) | (out ? POLLOUT : 0))}, 1, 100);
+    return status == TD_OK;
+}
+
+/* As recv, by the channel where there is one; waits for at most WAIT_MS. */
+static ssize_t hear(int fd, void *to, size_t n)
+{
+    if (!channels[fd]) return recv(fd, to, n, 0);
+    for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS); td_now_ns() < until;) {
+        ssize_t k = td_tls_recv(channels[fd], to, n);
+        if (k >= 0 || errno != EAGAIN) return k;
+        poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, 100);
+    }
+    errno = EAGAIN;
+    return -1;
+}
+
+static void hear_all(int fd, void *to, size_t n)
+{
+    for (size_t got = 0; got < n;) {
+        ssize_t k = hear(fd, (uint8_t *)to + got, n - got);
+        assert_true(k > 0);
+        got += (size_t)k;
+    }
+}
+
+static void say(int fd, const void *bytes, size_t n)
+{
+    if (channels[fd]) td_tls_send(channels[fd], bytes, n);
+    else send(fd, bytes, n, MSG_NOSIGNAL);
+}
+
+static void hang_up(int fd)
+{
+    td_tls_conn_close(channels[fd]);
+    channels[fd] = NULL;
+    close(fd);
+}
+
+/* A connection to the receiver as a peer of its cluster makes it. */
+static int dial_peer(const struct pair *t)
+{
+    int fd = dial(t->port);
+    if (t->v.tls) assert_true(encrypt(fd, "stranger", "ca"));
+    return fd;
+}
+
 /* True when the other end closed the connection within WAIT_MS; everything it says before is dropped. */
 static bool is_closed(int fd)
 {
     uint8_t bytes[4096];
     for (;;) {
-        ssize_t k = recv(fd, bytes, sizeof bytes, 0);
+        ssize_t k = hear(fd, bytes, sizeof bytes);
         if (k > 0) continue;
-        return k == 0 || errno == ECONNRESET;
+        return k == 0 || errno == ECONNRESET || errno == EPROTO;
     }
 }
 
@@ -867,7 +990,7 @@ static void send_frame(int fd, struct td_xfer_frame f, const void *payload)
     uint8_t bytes[64 + TD_XFER_PAYLOAD_MAX];
     td_xfer_frame_encode(&f, bytes);
     if (payload) memcpy(bytes + 64, payload, f.length);
-    send(fd, bytes, 64 + (payload ? f.length : 0), MSG_NOSIGNAL);
+    say(fd, bytes, 64 + (payload ? f.length : 0));
 }
 
 /* Shakes hands as a well-behaved peer; returns the connection's tag. */
@@ -876,12 +999,12 @@ static uint64_t shake(int fd, const struct td_xfer_grant_blob *g)
     struct td_xfer_hello hello = {.incarnation = 1, .layout_hash = g->layout_hash, .block_bytes = g->block_bytes, .nonce = 42, .instance = "stranger"};
     send_frame(fd, (struct td_xfer_frame){.type = TD_XFER_HELLO, .length = sizeof hello, .slot = TD_XFER_PATH_TCP}, &hello);
     uint8_t header[64];
-    assert_int_equal(recv(fd, header, 64, MSG_WAITALL), 64);
+    hear_all(fd, header, 64);
     struct td_xfer_frame f;
     assert_int_equal(td_xfer_frame_decode(header, &f, NULL), TD_OK);
     assert_int_equal(f.type, TD_XFER_HELLO_ACK);
     assert_int_equal(f.status, 0);
-    assert_int_equal(recv(fd, &hello, sizeof hello, MSG_WAITALL), sizeof hello);
+    hear_all(fd, &hello, sizeof hello);
     static const uint8_t none[TD_XFER_KEY_BYTES];
     assert_memory_equal(hello.proof, none, sizeof none); /* tcp never says the proof */
     return hello.nonce ^ 42;
@@ -899,39 +1022,39 @@ static void strangers_are_refused(void **state)
     /* garbage, and a request of another protocol */
     uint8_t noise[256];
     for (size_t i = 0; i < sizeof noise; i++) noise[i] = (uint8_t)(i * 37 + 11);
-    int fd = dial(t.port);
-    send(fd, noise, sizeof noise, MSG_NOSIGNAL);
+    int fd = dial_peer(&t);
+    say(fd, noise, sizeof noise);
     assert_true(is_closed(fd));
-    close(fd);
-    fd = dial(t.port);
-    send(fd, "GET / HTTP/1.1\r\nHost: here\r\n\r\n0123456789012345678901234567890123456789", 70, MSG_NOSIGNAL);
+    hang_up(fd);
+    fd = dial_peer(&t);
+    say(fd, "GET / HTTP/1.1\r\nHost: here\r\n\r\n0123456789012345678901234567890123456789", 70);
     assert_true(is_closed(fd));
-    close(fd);
+    hang_up(fd);
 
     /* a frame out of turn: data without hello, hello twice, data without open, a foreign tag, a length over the bound */
-    fd = dial(t.port);
+    fd = dial_peer(&t);
     send_frame(fd, (struct td_xfer_frame){.type = TD_XFER_OPEN, .slot = g.slot, .generation = g.generation, .attempt = 1, .handle = 9, .length = 16}, g.key);
     assert_true(is_closed(fd));
-    close(fd);
-    fd = dial(t.port);
+    hang_up(fd);
+    fd = dial_peer(&t);
     uint64_t tag = shake(fd, &g);
     struct td_xfer_hello again = {.nonce = 1};
     send_frame(fd, (struct td_xfer_frame){.type = TD_XFER_HELLO, .length = sizeof again, .conn = tag}, &again);
     assert_true(is_closed(fd));
-    close(fd);
-    fd = dial(t.port);
+    hang_up(fd);
+    fd = dial_peer(&t);
     tag = shake(fd, &g);
     send_frame(fd, (struct td_xfer_frame){.type = TD_XFER_OPEN, .slot = g.slot, .generation = g.generation, .attempt = 1, .handle = 9, .length = 16, .conn = tag + 1}, g.key);
     assert_true(is_closed(fd));
-    close(fd);
-    fd = dial(t.port);
+    hang_up(fd);
+    fd = dial_peer(&t);
     tag = shake(fd, &g);
     send_frame(fd, (struct td_xfer_frame){.type = TD_XFER_DATA, .slot = g.slot, .generation = g.generation, .attempt = 1, .handle = 9, .length = 0x7fffffff, .conn = tag}, NULL);
     assert_true(is_closed(fd));
-    close(fd);
+    hang_up(fd);
 
     /* data without open is read and dropped: no byte of it lands */
-    fd = dial(t.port);
+    fd = dial_peer(&t);
     tag = shake(fd, &g);
     send_frame(fd, (struct td_xfer_frame){.type = TD_XFER_DATA, .slot = g.slot, .generation = g.generation, .attempt = 1, .handle = 9, .length = 256, .conn = tag}, noise);
     /* a wrong key, one bit off */
@@ -940,14 +1063,14 @@ static void strangers_are_refused(void **state)
     key[15] ^= 0x80;
     send_frame(fd, (struct td_xfer_frame){.type = TD_XFER_OPEN, .slot = g.slot, .generation = g.generation, .attempt = 1, .handle = 9, .length = 16, .conn = tag}, key);
     assert_true(is_closed(fd));
-    close(fd);
+    hang_up(fd);
 
     /* the right key, then data beyond the grant, or twice */
     for (int twice = 0; twice < 2; twice++) {
         struct transfer mine;
         grant(&t, &mine, 4, WAIT_MS);
         assert_int_equal(td_xfer_grant_decode(mine.grant.blob, mine.grant.blob_bytes, &g, NULL), TD_OK);
-        fd = dial(t.port);
+        fd = dial_peer(&t);
         tag = shake(fd, &g);
         struct td_xfer_frame f = {.type = TD_XFER_OPEN, .slot = g.slot, .generation = g.generation, .attempt = 1, .handle = 9, .length = 16, .conn = tag};
         send_frame(fd, f, g.key);
@@ -957,7 +1080,7 @@ static void strangers_are_refused(void **state)
         send_frame(fd, f, noise);
         if (twice) send_frame(fd, f, noise);
         assert_true(is_closed(fd));
-        close(fd);
+        hang_up(fd);
         expect(t.d, TD_XFER_SLOT_FAILED, TD_ERR_PEER);
         give_back(&t, mine.slot);
         expect(t.d, TD_XFER_SLOT_FREE, TD_ERR_PEER);
@@ -1354,11 +1477,12 @@ static void lying_senders_on_this_host_are_refused(void **state)
 /* ------------------------------------------------------------------------------------------------------------------------------- */
 
 static struct variant variants[] = {
-    {TD_XFER_PATH_TCP, BOTH_HERE, "", 4, 0, ""}, {TD_XFER_PATH_TCP, SENDER_CHILD, "", 1, 0, ""}, {TD_XFER_PATH_TCP, RECEIVER_CHILD, "", 4, 1, ""},
-    {TD_XFER_PATH_SHM, BOTH_HERE, "", 0, 1, ""}, {TD_XFER_PATH_SHM, SENDER_CHILD, "", 0, 0, ""}, {TD_XFER_PATH_SHM, RECEIVER_CHILD, "", 0, 4, ""},
-    {TD_XFER_PATH_RDMA, BOTH_HERE, "", 0, 0, ""}, {TD_XFER_PATH_RDMA, SENDER_CHILD, "", 0, 1, ""}, {TD_XFER_PATH_RDMA, RECEIVER_CHILD, "", 0, 0, ""},
-    {TD_XFER_PATH_RDMA, RECEIVER_CHILD, ", 2 rails, unordered", 0, 3, ",devices=2,unordered=1,relaxed=1"},
-    {TD_XFER_PATH_RDMA, BOTH_HERE, ", tiny device", 0, 0, ",tiny=1,unordered=1"},
+    {TD_XFER_PATH_TCP, BOTH_HERE, "", 4, 0, "", false}, {TD_XFER_PATH_TCP, SENDER_CHILD, "", 1, 0, "", false}, {TD_XFER_PATH_TCP, RECEIVER_CHILD, "", 4, 1, "", false},
+    {TD_XFER_PATH_SHM, BOTH_HERE, "", 0, 1, "", false}, {TD_XFER_PATH_SHM, SENDER_CHILD, "", 0, 0, "", false}, {TD_XFER_PATH_SHM, RECEIVER_CHILD, "", 0, 4, "", false},
+    {TD_XFER_PATH_RDMA, BOTH_HERE, "", 0, 0, "", false}, {TD_XFER_PATH_RDMA, SENDER_CHILD, "", 0, 1, "", false}, {TD_XFER_PATH_RDMA, RECEIVER_CHILD, "", 0, 0, "", false},
+    {TD_XFER_PATH_RDMA, RECEIVER_CHILD, ", 2 rails, unordered", 0, 3, ",devices=2,unordered=1,relaxed=1", false},
+    {TD_XFER_PATH_RDMA, BOTH_HERE, ", tiny device", 0, 0, ",tiny=1,unordered=1", false},
+    {TD_XFER_PATH_TCP, RECEIVER_CHILD, ", tls, 2 lanes", 2, 1, "", true}, {TD_XFER_PATH_RDMA, SENDER_CHILD, ", tls", 0, 0, "", true},
 };
 
 /* Names like "kill_at_every_point(shm, sender in a child)". */
@@ -1409,6 +1533,7 @@ int main(int argc, char **argv)
     size_t n = 0;
     for (size_t i = 0; i < sizeof suite / sizeof suite[0]; i++)
         for (size_t k = 0; k < sizeof variants / sizeof variants[0]; k++) {
+            if (variants[k].tls && !have_tls) continue;
             if (strstr(variants[k].name, "tiny") && (suite[i].function == blocks_larger_than_a_frame_arrive_whole || suite[i].function == a_small_transfer_does_not_wait_for_a_large_one)) continue; /* its blocks are more than the device registers */
             if (real && (variants[k].path != TD_XFER_PATH_RDMA || variants[k].name[0])) continue;
             if (suite[i].needs_child && variants[k].where == BOTH_HERE) continue;
@@ -1418,7 +1543,7 @@ int main(int argc, char **argv)
             tests[n++] = (struct CMUnitTest){.name = variant_name(suite[i].name, &variants[k]), .test_func = suite[i].function, .initial_state = &variants[k]};
         }
     if (!real) tests[n++] = (struct CMUnitTest)cmocka_unit_test(paths_are_chosen_openly);
-    int failed = _cmocka_run_group_tests("xfer", tests, n, NULL, NULL);
+    int failed = _cmocka_run_group_tests("xfer", tests, n, make_certificates, remove_certificates);
     for (size_t i = 0; i + 1 < n; i++) free((void *)(uintptr_t)tests[i].name);
     return failed;
 }

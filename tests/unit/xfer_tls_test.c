@@ -22,6 +22,7 @@
 
 #include "common/base/clock.h"
 #include "common/xfer/xfer_tls.h"
+#include "tests/unit/tls_files.h"
 
 #ifdef TD_HAVE_OPENSSL
 
@@ -33,81 +34,9 @@ enum { WAIT_MS = 20000, PATTERN_BYTES = (1 << 20) + 7 };
 
 /* --- certificates ------------------------------------------------------------------------------------------------------------------- */
 
-static char dir[64];
-
-static const char *in_dir(const char *name)
-{
-    static char paths[16][128];
-    static unsigned turn;
-    char *path = paths[turn++ % 16];
-    snprintf(path, sizeof paths[0], "%s/%s", dir, name);
-    return path;
-}
-
-struct identity {
-    X509 *cert;
-    EVP_PKEY *key;
-};
-
-static void extend(X509 *cert, X509 *issuer, int nid, const char *value)
-{
-    X509V3_CTX ctx;
-    X509V3_set_ctx(&ctx, issuer, cert, NULL, NULL, 0);
-    X509_EXTENSION *e = X509V3_EXT_conf_nid(NULL, &ctx, nid, value);
-    assert_non_null(e);
-    assert_int_equal(X509_add_ext(cert, e, -1), 1);
-    X509_EXTENSION_free(e);
-}
-
-struct make {
-    const char *name, *alt, *usage;   /* subjectAltName, extendedKeyUsage; NULL = none */
-    bool ca;
-    int from_s, to_s;                 /* validity from now; 0, 0 = an hour */
-};
-
-/* Writes NAME.crt and NAME.key; issuer NULL = self-signed. */
-static struct identity identity_make(const struct identity *issuer, const struct make *m)
-{
-    static long serial = 1;
-    struct identity id = {X509_new(), EVP_EC_gen("P-256")};
-    assert_non_null(id.key);
-    X509_set_version(id.cert, 2);
-    ASN1_INTEGER_set(X509_get_serialNumber(id.cert), serial++);
-    X509_gmtime_adj(X509_getm_notBefore(id.cert), m->from_s ? m->from_s : -60);
-    X509_gmtime_adj(X509_getm_notAfter(id.cert), m->to_s ? m->to_s : 3600);
-    X509_set_pubkey(id.cert, id.key);
-    X509_NAME *subject = X509_get_subject_name(id.cert);
-    X509_NAME_add_entry_by_txt(subject, "CN", MBSTRING_ASC, (const unsigned char *)m->name, -1, -1, 0);
-    X509 *by = issuer ? issuer->cert : id.cert;
-    X509_set_issuer_name(id.cert, X509_get_subject_name(by));
-    extend(id.cert, by, NID_basic_constraints, m->ca ? "critical,CA:TRUE" : "CA:FALSE");
-    if (m->ca) extend(id.cert, by, NID_key_usage, "critical,keyCertSign,cRLSign");
-    if (m->alt) extend(id.cert, by, NID_subject_alt_name, m->alt);
-    if (m->usage) extend(id.cert, by, NID_ext_key_usage, m->usage);
-    assert_true(X509_sign(id.cert, issuer ? issuer->key : id.key, EVP_sha256()) > 0);
-    char name[64];
-    snprintf(name, sizeof name, "%s.crt", m->name);
-    FILE *f = fopen(in_dir(name), "we");
-    assert_non_null(f);
-    assert_int_equal(PEM_write_X509(f, id.cert), 1);
-    fclose(f);
-    snprintf(name, sizeof name, "%s.key", m->name);
-    f = fopen(in_dir(name), "we");
-    assert_non_null(f);
-    assert_int_equal(PEM_write_PrivateKey(f, id.key, NULL, NULL, 0, NULL, NULL), 1);
-    fclose(f);
-    return id;
-}
-
-static void identity_free(struct identity *id)
-{
-    X509_free(id->cert);
-    EVP_PKEY_free(id->key);
-}
-
 static void write_file(const char *name, const char *text)
 {
-    FILE *f = fopen(in_dir(name), "we");
+    FILE *f = fopen(tls_files_in(name), "we");
     assert_non_null(f);
     assert_int_equal(fputs(text, f) >= 0, 1);
     fclose(f);
@@ -116,7 +45,7 @@ static void write_file(const char *name, const char *text)
 static void copy_file(const char *from, const char *to)
 {
     char text[16384];
-    FILE *f = fopen(in_dir(from), "re");
+    FILE *f = fopen(tls_files_in(from), "re");
     assert_non_null(f);
     size_t n = fread(text, 1, sizeof text - 1, f);
     fclose(f);
@@ -124,7 +53,7 @@ static void copy_file(const char *from, const char *to)
     char temporary[64];
     snprintf(temporary, sizeof temporary, "%s.new", to);
     write_file(temporary, text);
-    assert_int_equal(rename(in_dir(temporary), in_dir(to)), 0); /* another inode, as those who rotate do it */
+    assert_int_equal(rename(tls_files_in(temporary), tls_files_in(to)), 0); /* another inode, as those who rotate do it */
 }
 
 static uint8_t *pattern;
@@ -132,11 +61,10 @@ static uint8_t *pattern;
 static int make_all(void **state)
 {
     (void)state;
-    snprintf(dir, sizeof dir, "/tmp/xfer_tls_test.XXXXXX");
-    assert_non_null(mkdtemp(dir));
-    struct identity ca = identity_make(NULL, &(struct make){.name = "ca", .ca = true});
-    struct identity other = identity_make(NULL, &(struct make){.name = "other", .ca = true});
-    static const struct make mine[] = {
+    tls_files_open();
+    struct tls_files_id ca = tls_files_make(NULL, &(struct tls_files_make){.name = "ca", .ca = true});
+    struct tls_files_id other = tls_files_make(NULL, &(struct tls_files_make){.name = "other", .ca = true});
+    static const struct tls_files_make mine[] = {
         {.name = "a", .alt = "DNS:worker.tandem,IP:127.0.0.1"},
         {.name = "b", .alt = "DNS:worker.tandem"},
         {.name = "client", .alt = "DNS:client.tandem"},
@@ -145,18 +73,18 @@ static int make_all(void **state)
         {.name = "server_only", .usage = "serverAuth"},
     };
     for (size_t i = 0; i < sizeof mine / sizeof mine[0]; i++) {
-        struct identity id = identity_make(&ca, &mine[i]);
-        identity_free(&id);
+        struct tls_files_id id = tls_files_make(&ca, &mine[i]);
+        tls_files_free(&id);
     }
-    struct identity foreign = identity_make(&other, &(struct make){.name = "foreign"});
-    struct identity alone = identity_make(NULL, &(struct make){.name = "alone"});
-    FILE *f = fopen(in_dir("locked.key"), "we");
+    struct tls_files_id foreign = tls_files_make(&other, &(struct tls_files_make){.name = "foreign"});
+    struct tls_files_id alone = tls_files_make(NULL, &(struct tls_files_make){.name = "alone"});
+    FILE *f = fopen(tls_files_in("locked.key"), "we");
     assert_int_equal(PEM_write_PrivateKey(f, alone.key, EVP_aes_128_cbc(), (const unsigned char *)"secret", 6, NULL, NULL), 1);
     fclose(f);
-    identity_free(&foreign);
-    identity_free(&alone);
-    identity_free(&ca);
-    identity_free(&other);
+    tls_files_free(&foreign);
+    tls_files_free(&alone);
+    tls_files_free(&ca);
+    tls_files_free(&other);
     write_file("text", "no certificate\n");
     write_file("half.crt", "-----BEGIN CERTIFICATE-----\nMIIBejCCASGgAwIBAgIBAjAKBggqhkjOPQQDAjANMQswCQYDVQQD\n-----END CERTIFICATE-----\n");
     pattern = malloc(PATTERN_BYTES);
@@ -176,13 +104,13 @@ static int remove_all(void **state)
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char name[64];
         snprintf(name, sizeof name, "%s.crt", names[i]);
-        unlink(in_dir(name));
+        unlink(tls_files_in(name));
         snprintf(name, sizeof name, "%s.key", names[i]);
-        unlink(in_dir(name));
+        unlink(tls_files_in(name));
     }
-    unlink(in_dir("text"));
+    unlink(tls_files_in("text"));
     free(pattern);
-    return rmdir(dir);
+    return tls_files_close();
 }
 
 /* id NULL = shows no certificate; ca NULL = believes anybody. */
@@ -192,8 +120,8 @@ static struct td_xfer_tls *tls_for(const char *id, const char *ca, struct td_xfe
     snprintf(cert, sizeof cert, "%s.crt", id ? id : "");
     snprintf(key, sizeof key, "%s.key", id ? id : "");
     snprintf(ca_file, sizeof ca_file, "%s.crt", ca ? ca : "");
-    if (id) config.cert_file = in_dir(cert), config.key_file = in_dir(key);
-    if (ca) config.ca_file = in_dir(ca_file);
+    if (id) config.cert_file = tls_files_in(cert), config.key_file = tls_files_in(key);
+    if (ca) config.ca_file = tls_files_in(ca_file);
     struct td_xfer_tls *tls = NULL;
     struct td_err err = {0};
     if (td_xfer_tls_open(&config, &tls, &err)) fail_msg("%s", err.msg);
@@ -903,9 +831,9 @@ static void bad_files_are_named(void **state)
         {"a.crt", "a.key", NULL, "worker", TD_ERR_INVALID, {"peer_name", "ca_file is not set"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct td_xfer_tls_config config = {.cert_file = cases[i].cert ? in_dir(cases[i].cert) : NULL,
-                                            .key_file = cases[i].key ? in_dir(cases[i].key) : "",
-                                            .ca_file = cases[i].ca ? in_dir(cases[i].ca) : NULL,
+        struct td_xfer_tls_config config = {.cert_file = cases[i].cert ? tls_files_in(cases[i].cert) : NULL,
+                                            .key_file = cases[i].key ? tls_files_in(cases[i].key) : "",
+                                            .ca_file = cases[i].ca ? tls_files_in(cases[i].ca) : NULL,
                                             .peer_name = cases[i].name};
         struct td_xfer_tls *tls = NULL;
         struct td_err err = {0};
@@ -966,7 +894,7 @@ static void files_are_rotated(void **state)
     assert_peer_of(b, live, "/CN=client");
     exchange(&open_before, 100000);
     pair_close(&open_before);
-    unlink(in_dir("live.crt"));
+    unlink(tls_files_in("live.crt"));
     assert_int_equal(td_xfer_tls_reload(live, true, &loaded, &err), TD_ERR_NOT_FOUND);
     assert_peer_of(b, live, "/CN=client");
     td_xfer_tls_close(live);
