@@ -1529,7 +1529,7 @@ int main(int argc, char **argv)
         {"withdrawn_blocks_are_never_ready", withdrawn_blocks_are_never_ready, true, false, true, true},
         {"lying_senders_on_this_host_are_refused", lying_senders_on_this_host_are_refused, true, false, true, true},
     };
-    struct CMUnitTest tests[128];
+    struct CMUnitTest tests[512];
     size_t n = 0;
     for (size_t i = 0; i < sizeof suite / sizeof suite[0]; i++)
         for (size_t k = 0; k < sizeof variants / sizeof variants[0]; k++) {
@@ -1540,10 +1540,12 @@ int main(int argc, char **argv)
             if (suite[i].tcp_only && variants[k].path != TD_XFER_PATH_TCP) continue;
             if (suite[i].shm_only && variants[k].path != TD_XFER_PATH_SHM) continue;
             if (suite[i].receiver_child_only && variants[k].where != RECEIVER_CHILD) continue;
+            TD_ASSERT(n + 16 < sizeof tests / sizeof tests[0]);
             tests[n++] = (struct CMUnitTest){.name = variant_name(suite[i].name, &variants[k]), .test_func = suite[i].function, .initial_state = &variants[k]};
         }
+    size_t n_named = n;
     if (!real) tests[n++] = (struct CMUnitTest)cmocka_unit_test(paths_are_chosen_openly);
     int failed = _cmocka_run_group_tests("xfer", tests, n, make_certificates, remove_certificates);
-    for (size_t i = 0; i + 1 < n; i++) free((void *)(uintptr_t)tests[i].name);
+    for (size_t i = 0; i < n_named; i++) free((void *)(uintptr_t)tests[i].name);
     return failed;
 }
