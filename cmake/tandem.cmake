@@ -83,6 +83,7 @@ function(td_test name)
   if(NOT A_TIMEOUT)
     set(A_TIMEOUT 120)
   endif()
+  set(cost ${A_TIMEOUT})
   if(TANDEM_SANITIZE) # they cost a factor of 2 to 15
     math(EXPR A_TIMEOUT "${A_TIMEOUT} * 4")
   endif()
@@ -90,7 +91,7 @@ function(td_test name)
     set(A_LABELS unit)
   endif()
   set_tests_properties(${name} PROPERTIES TIMEOUT ${A_TIMEOUT} LABELS "${A_LABELS}" SKIP_RETURN_CODE 77
-    COST ${A_TIMEOUT}) # the long ones first
+    COST ${cost}) # the long ones first
   td_test_environment(${name})
 endfunction()
 
