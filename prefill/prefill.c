@@ -61,6 +61,9 @@ static td_status prefill_admit(struct td_worker *w, struct td_req *r)
     free(r->grant.data);
     r->grant.data = NULL;
     td_fault_point("prefill_started");
+    /* Prefix hits are there already: they go (or are fetched, --rdma-pull) while the rest is computed. */
+    int32_t n_hit = seq->n_computed / (int32_t)w->cfg.block_size, skip = (int32_t)r->n_skip;
+    if (n_hit > skip && td_xfer_submit_pull(w->xfer, r->xfer_id, 0, seq->blocks + skip, n_hit - skip) == TD_OK) r->n_sent = (uint32_t)n_hit;
     td_worker_set_running(w, r);
     return TD_OK;
 }

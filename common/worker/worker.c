@@ -583,7 +583,7 @@ static td_status open_xfer(struct td_worker *w, struct td_err *err)
     struct td_xfer_rdma_config rdma = {.devices = o->rdma_devices, .gid_index = (int32_t)o->rdma_gid_index, .port = (uint8_t)o->rdma_port,
                                        .qps_per_rail = (uint8_t)o->rdma_qps_per_rail, .timeout = (uint8_t)o->rdma_timeout,
                                        .traffic_class = (int16_t)o->rdma_traffic_class, .service_level = (uint8_t)o->rdma_service_level,
-                                       .srq_peers = (uint32_t)o->rdma_srq_peers};
+                                       .srq_peers = (uint32_t)o->rdma_srq_peers, .pull = o->rdma_pull};
     td_status v = parse_digest(o->kv_digest, &digest_every, err);
     if (!v) v = find_verbs(w, &rdma.verbs, err);
     if (v) return v;

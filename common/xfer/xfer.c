@@ -405,7 +405,7 @@ static void op_attach(struct td_xfer *x, uint32_t id, struct td_xfer_conn *c)
 {
     x->op_aux[id].waits_for = 0;
     x->op_aux[id].link = c->id;
-    td_xfer_core_op_attach(&x->core, id, c->id, c->path);
+    td_xfer_core_op_attach(&x->core, id, c->id, c->path, xfer_rdma_may_pull(c));
     c->tx_ready = true;
     c->last_use_ns = xfer_now(x);
 }
@@ -662,8 +662,10 @@ static void on_ref(struct td_xfer *x, struct td_xfer_conn *c)
     int32_t ids[TD_XFER_REF_MAX], n = (int32_t)(c->rx_frame.length / 4 - 1);
     memcpy(&first, c->rx_payload, 4);
     memcpy(ids, c->rx_payload + 4, (size_t)n * 4);
-    if (td_xfer_core_rx_ref(&x->core, c->link, &c->rx_frame, first, ids, n, c->n_source_blocks) == TD_ERR_CORRUPT)
+    int32_t n_source = c->path == TD_XFER_PATH_RDMA ? xfer_rdma_peer_blocks(x, c) : c->n_source_blocks;
+    if (td_xfer_core_rx_ref(&x->core, c->link, &c->rx_frame, first, ids, n, n_source) == TD_ERR_CORRUPT)
         refuse(x, c, "ref names blocks that are not in the grant, or twice");
+    else c->tx_ready = true;
 }
 
 /* A whole frame other than DATA. May close the connection. */
@@ -743,8 +745,8 @@ static bool frame_expected(const struct td_xfer_conn *c, uint8_t type)
     case TD_XFER_ABORT:
     case TD_XFER_DIGEST: return true;
     case TD_XFER_DATA: return c->path == TD_XFER_PATH_TCP;
-    case TD_XFER_MEM:
-    case TD_XFER_REF: return c->path == TD_XFER_PATH_SHM;
+    case TD_XFER_REF: return c->path != TD_XFER_PATH_TCP;
+    case TD_XFER_MEM: return c->path == TD_XFER_PATH_SHM;
     default: return false;
     }
 }
@@ -902,7 +904,7 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
         conn_handshake(x, c);
         return;
     }
-    if (c->rdma && c->state == XFER_CONN_READY && c->initiator) {
+    if (c->rdma && c->state == XFER_CONN_READY) {
         xfer_rdma_post(x, c);
         if (!xfer_conn_by_id(x, id)) return;
     }
@@ -1068,6 +1070,12 @@ static void *progress(void *ctx)
         }
         if (x->attach_due || x->core.retry_due) busy = true;
         tick = td_xfer_core_tick(&x->core, now);
+        if (x->core.stuck_conn) {
+            struct td_xfer_conn *c = xfer_conn_by_id(x, x->core.stuck_conn);
+            x->core.stuck_conn = 0;
+            if (c) xfer_conn_close(x, c, TD_ERR_PEER, "does not retire what was revoked", false);
+            busy = true;
+        }
         if (x->n_conns || x->accept_paused) tick = tick < x->next_check_ns ? tick : x->next_check_ns;
         uint64_t wait_ms = tick == TD_NEVER_NS ? UINT64_MAX : tick <= now ? 0 : (tick - now + TD_NS_PER_MS - 1) / TD_NS_PER_MS;
         if (x->hooks.now_ns && wait_ms > 5) wait_ms = 5; /* an injected clock does not wake us */
@@ -1312,6 +1320,16 @@ td_status td_xfer_submit(struct td_xfer *x, uint32_t op, int32_t first, const in
     if (!status) {
         wake_link(x, x->core.ops[op].conn);
     }
+    unlock_and_wake(x);
+    if (!status) td_doorbell_ring(&x->bell);
+    return status;
+}
+
+td_status td_xfer_submit_pull(struct td_xfer *x, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n)
+{
+    pthread_mutex_lock(&x->lock);
+    td_status status = td_xfer_core_submit_pull(&x->core, xfer_now(x), op, first, block_ids, n);
+    if (!status) wake_link(x, x->core.ops[op].conn);
     unlock_and_wake(x);
     if (!status) td_doorbell_ring(&x->bell);
     return status;

@@ -76,6 +76,7 @@ struct td_xfer_rdma_config {
     uint8_t service_level;
     uint32_t srq_peers;               /* one shared receive queue per rail from so many peers on: 64; 1 = always */
     uint64_t bytes_in_flight;         /* per queue pair, 8 MiB */
+    bool pull;                        /* as sender: blocks of td_xfer_submit_pull may be READ from this side's pool (REMOTE_READ on its registration) */
     bool windows;                     /* one memory window per run of granted blocks, invalidated when the slot ends */
 };
 
@@ -109,6 +110,9 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
  * final: nothing follows; note (at most TD_XFER_NOTE_MAX bytes, copied) is delivered with SLOT_READY. n may be 0 then. */
 td_status td_xfer_submit(struct td_xfer *x, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n, bool final, const void *note,
                          size_t note_bytes);
+/* The same for blocks that were there before anything was computed (prefix hits), before any other submit: on rdma, when this side's configuration and the
+ * receiver's devices allow, the receiver READs them itself; else they are sent like all others. */
+td_status td_xfer_submit_pull(struct td_xfer *x, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n);
 /* Stops posting; OP_FAILED(TD_ERR_CANCELLED) follows when the source blocks are no longer read by anybody. Idempotent. */
 void td_xfer_cancel(struct td_xfer *x, uint32_t op, const char *reason);
 
@@ -147,6 +151,7 @@ struct td_xfer_stats {
     uint64_t bytes_sent, bytes_received, n_done, n_failed, n_stale_frames, n_bad_frames, n_refused_peers;
     uint64_t bytes_by_path[TD_XFER_N_PATHS];
     uint32_t conns_by_path[TD_XFER_N_PATHS];      /* READY now */
+    uint64_t bytes_pulled;                        /* received by READs of this side's */
     uint64_t n_fallbacks;                         /* connections that were wanted on a better path and failed there */
     uint64_t n_digests, n_digest_mismatches;      /* blocks checked here */
     uint64_t n_fenced;                            /* slots whose writer was fenced because it could not say that it had retired */

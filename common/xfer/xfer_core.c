@@ -39,6 +39,8 @@
 
 #include "common/base/clock.h"
 
+#define RETIRE_GRACE 8 /* orphan graces: a peer that lives and does not retire for so long is cut off */
+
 /* --- events --------------------------------------------------------------------------------------------------------------------- */
 
 static void emit(struct td_xfer_core *c, enum td_xfer_event_kind kind, uint32_t id)
@@ -119,10 +121,18 @@ static void answer(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_f
     c->hooks.send(c->hooks.ctx, conn, &f, reason);
 }
 
-/* Tells the bound writer how its attempt ended. */
+/* Tells the bound writer how its attempt ended. FAIL also says that nothing of it is READ any more, so it waits for that. */
 static void slot_answer(struct td_xfer_core *c, uint32_t id, enum td_xfer_frame_type type, td_status status, const char *reason)
 {
-    const struct td_xfer_slot *s = &c->slots[id];
+    struct td_xfer_slot *s = &c->slots[id];
+    if (s->conn && s->n_rd) {
+        s->owe.conn = s->conn;
+        s->owe.handle = s->handle;
+        s->owe.op = s->op;
+        s->owe.attempt = s->attempt;
+        s->owe.status = status;
+        return;
+    }
     struct td_xfer_frame to = {.slot = id, .generation = s->generation, .op = s->op, .attempt = s->attempt, .handle = s->handle};
     if (s->conn) answer(c, s->conn, &to, type, status, reason);
 }
@@ -135,7 +145,7 @@ static void slot_unbind(struct td_xfer_slot *s)
 
 static void slot_retire(struct td_xfer_core *c, uint32_t id)
 {
-    TD_ASSERT(!c->slots[id].io && c->slots[id].writer == TD_WRITER_NONE); /* invariant 3 */
+    TD_ASSERT(!c->slots[id].io && !c->slots[id].n_rd && c->slots[id].writer == TD_WRITER_NONE); /* invariant 3 */
     c->slots[id].state = TD_SLOT_RETIRED;
     emit(c, TD_XFER_SLOT_FREE, id);
 }
@@ -144,7 +154,7 @@ static void slot_retire(struct td_xfer_core *c, uint32_t id)
 static void slot_check_retired(struct td_xfer_core *c, uint32_t id)
 {
     struct td_xfer_slot *s = &c->slots[id];
-    if (s->state == TD_SLOT_REVOKING && !s->io && s->writer == TD_WRITER_NONE) slot_retire(c, id);
+    if (s->state == TD_SLOT_REVOKING && !s->io && !s->n_rd && s->writer == TD_WRITER_NONE) slot_retire(c, id);
 }
 
 static void slot_fail(struct td_xfer_core *c, uint32_t id, td_status status, const char *reason)
@@ -207,6 +217,7 @@ void td_xfer_core_revoke(struct td_xfer_core *c, uint32_t id, const char *reason
     }
     slot_unbind(s);
     s->state = TD_SLOT_REVOKING;
+    due_by(c, 1); /* the writer's time to retire is counted from the next tick */
     slot_check_retired(c, id);
 }
 
@@ -245,7 +256,7 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xf
         answer(c, conn, f, TD_XFER_FAIL, s->status ? s->status : TD_ERR_STALE, s->reason[0] ? s->reason : "the slot was given back");
         return TD_OK;
     }
-    TD_ASSERT(!s->io);
+    TD_ASSERT(!s->io && !s->n_rd);
     if (s->writer == TD_WRITER_LIVE) { /* an earlier attempt's connection is not known to be dead yet */
         answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN, "an earlier attempt may still write");
         return TD_OK;
@@ -263,6 +274,7 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xf
     if (path == TD_XFER_PATH_RDMA) {
         s->writer = TD_WRITER_LIVE;
         s->writer_conn = conn;
+        s->fence_ns = 0;
         s->writer_handle = f->handle;
     }
     s->n_refs = s->copy_at = 0;
@@ -320,12 +332,14 @@ static void slot_check_ready(struct td_xfer_core *c, uint64_t now_ns, uint32_t i
     uint64_t total = (uint64_t)s->n_blocks * c->block_bytes;
     if (s->state == TD_SLOT_FILLING) {
         if (!s->final_seen) return;
-        if (s->path == TD_XFER_PATH_RDMA && s->qps_got == s->qps_want && s->bytes_got != total) {
-            s->bytes_got = total; /* every queue pair's last word came after its data (RC order) */
-            c->stats.bytes_received += total;
-            c->stats.bytes_by_path[TD_XFER_PATH_RDMA] += total;
+        if (s->path == TD_XFER_PATH_RDMA) {
+            if (s->qps_got != s->qps_want || s->bytes_got != (uint64_t)s->n_refs * c->block_bytes) return;
+            uint64_t written = total - s->bytes_got; /* every queue pair's last word came after its data (RC order) */
+            s->bytes_got = total;
+            c->stats.bytes_received += written;
+            c->stats.bytes_by_path[TD_XFER_PATH_RDMA] += written;
         }
-        if (s->bytes_got != total || (s->path == TD_XFER_PATH_RDMA && s->qps_got != s->qps_want)) return;
+        if (s->bytes_got != total) return;
         s->writer = TD_WRITER_NONE; /* that was all it had */
         s->state = TD_SLOT_VERIFYING;
     }
@@ -372,7 +386,7 @@ td_status td_xfer_core_rx_ref(struct td_xfer_core *c, uint64_t conn, const struc
         return TD_ERR_STALE;
     }
     struct td_xfer_slot *s = &c->slots[f->slot];
-    if (s->path != TD_XFER_PATH_SHM || s->final_seen || n < 1 || first > (uint32_t)s->n_blocks || n > s->n_blocks - (int32_t)first)
+    if ((s->path != TD_XFER_PATH_SHM && s->path != TD_XFER_PATH_RDMA) || s->final_seen || n < 1 || first > (uint32_t)s->n_blocks || n > s->n_blocks - (int32_t)first)
         return TD_ERR_CORRUPT;
     for (int32_t i = 0; i < n; i++)
         if (ids[i] < 0 || ids[i] >= n_source_blocks || s->src[first + (uint32_t)i] >= 0) return TD_ERR_CORRUPT;
@@ -438,8 +452,9 @@ td_status td_xfer_core_rx_final(struct td_xfer_core *c, uint64_t now_ns, uint64_
     uint64_t total = (uint64_t)s->n_blocks * c->block_bytes;
     /* On shm it is the last on an ordered connection; on tcp other lanes, and on rdma the queue pairs, may still be at work. */
     if (s->final_seen || f->offset != total || (s->path == TD_XFER_PATH_SHM && s->n_refs != s->n_blocks)) return TD_ERR_CORRUPT;
-    if (s->path != TD_XFER_PATH_RDMA ? f->flags != 0 : (f->flags == 0) != (total == 0)) return TD_ERR_CORRUPT;
-    if (s->path == TD_XFER_PATH_RDMA && s->n_targets != s->n_blocks) return TD_ERR_CORRUPT; /* it cannot know where to write */
+    bool writes = s->path == TD_XFER_PATH_RDMA && s->n_refs < s->n_blocks; /* what is not READ was written by queue pairs */
+    if ((f->flags != 0) != writes) return TD_ERR_CORRUPT;
+    if (writes && s->n_targets != s->n_blocks) return TD_ERR_CORRUPT; /* it cannot know where to write */
     if (s->qps_got & ~(uint32_t)f->flags) return TD_ERR_CORRUPT;
     s->qps_want = f->flags;
     s->final_seen = true;
@@ -464,7 +479,61 @@ void td_xfer_core_rx_abort(struct td_xfer_core *c, uint64_t conn, const struct t
     }
     char text[TD_XFER_REASON_MAX];
     snprintf(text, sizeof text, "sender: %.140s", reason);
+    struct td_xfer_slot *s = &c->slots[f->slot];
+    if (s->path == TD_XFER_PATH_RDMA && s->n_refs) slot_answer(c, f->slot, TD_XFER_FAIL, TD_ERR_CANCELLED, "the sender aborted"); /* it waits for that */
     slot_fail(c, f->slot, f->status ? (td_status)f->status : TD_ERR_CANCELLED, text);
+}
+
+bool td_xfer_core_rd_next(struct td_xfer_core *c, uint64_t conn, uint32_t *cursor, const struct td_xfer_wr_limits *l, struct td_xfer_rd *rd)
+{
+    for (uint32_t k = 0; k < c->max_slots; k++) {
+        uint32_t id = (*cursor + k) % c->max_slots;
+        struct td_xfer_slot *s = &c->slots[id];
+        if (s->state != TD_SLOT_FILLING || s->conn != conn || s->path != TD_XFER_PATH_RDMA || s->copy_at == s->n_refs) continue;
+        int32_t block = s->order[s->copy_at], n_pieces = 1;
+        uint64_t left = c->block_bytes - s->copy_off;
+        *rd = (struct td_xfer_rd){.slot = id, .order_at = s->copy_at, .n_blocks = 1, .src_block = s->src[block], .offset = s->copy_off};
+        rd->n_bytes = left < l->max_bytes ? left : l->max_bytes;
+        for (; s->copy_off == 0 && rd->n_bytes == (uint64_t)rd->n_blocks * c->block_bytes && s->copy_at + rd->n_blocks < s->n_refs; rd->n_blocks++) {
+            int32_t next = s->order[s->copy_at + rd->n_blocks], before = s->order[s->copy_at + rd->n_blocks - 1];
+            bool apart = s->dst[next] != s->dst[before] + 1 || s->dst[next] % l->dst_region == 0;
+            if (s->src[next] != s->src[before] + 1 || s->src[next] % l->src_region == 0 || n_pieces + apart > l->max_pieces ||
+                rd->n_bytes + c->block_bytes > l->max_bytes)
+                break;
+            n_pieces += apart;
+            rd->n_bytes += c->block_bytes;
+        }
+        if (rd->n_bytes == left || rd->n_blocks > 1) {
+            s->copy_at += rd->n_blocks;
+            s->copy_off = 0;
+        } else {
+            s->copy_off += (uint32_t)rd->n_bytes;
+        }
+        s->n_rd++;
+        *cursor = (id + 1) % c->max_slots;
+        return true;
+    }
+    return false;
+}
+
+void td_xfer_core_rd_done(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, uint64_t n_bytes, bool ok)
+{
+    struct td_xfer_slot *s = &c->slots[id];
+    TD_ASSERT(s->n_rd);
+    s->n_rd--;
+    /* Reads of one attempt only are ever under way: another one is bound when they are over. */
+    if (ok && s->state == TD_SLOT_FILLING) {
+        count_bytes(c, now_ns, s, n_bytes);
+        c->stats.bytes_pulled += n_bytes;
+        slot_check_ready(c, now_ns, id);
+    }
+    if (s->n_rd) return;
+    if (s->owe.conn) {
+        struct td_xfer_frame to = {.slot = id, .generation = s->generation, .op = s->owe.op, .attempt = s->owe.attempt, .handle = s->owe.handle};
+        answer(c, s->owe.conn, &to, TD_XFER_FAIL, s->owe.status, s->reason);
+        s->owe.conn = 0;
+    }
+    slot_check_retired(c, id);
 }
 
 td_status td_xfer_core_rx_digest(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f, const struct td_xfer_digest *digests, int32_t n)
@@ -592,13 +661,31 @@ static void op_say_abort(struct td_xfer_core *c, uint32_t id, uint64_t conn, uin
 static void op_ended(struct td_xfer_core *c, uint32_t id)
 {
     struct td_xfer_op *op = &c->ops[id];
-    TD_ASSERT(!op->io && !op->n_wr); /* invariant 3 */
-    if (op->tell_conn) op_say_abort(c, id, op->tell_conn, op->tell_handle); /* rdma: the writer has retired */
-    op->tell_conn = 0;
+    TD_ASSERT(!op->io && !op->n_wr && !op->reader_conn); /* invariant 3 */
     op->state = TD_OP_ENDED;
     if (op->failed) c->stats.n_failed++;
     else c->stats.n_done++;
     emit(c, op->failed ? TD_XFER_OP_FAILED : TD_XFER_OP_DONE, id);
+}
+
+/* STOPPING ends when nothing reads for this op any more, here or from the other side. */
+static void op_check_stopped(struct td_xfer_core *c, uint32_t id)
+{
+    struct td_xfer_op *op = &c->ops[id];
+    if (op->state != TD_OP_STOPPING || op->io || op->n_wr) return;
+    if (op->tell_conn) op_say_abort(c, id, op->tell_conn, op->tell_handle); /* rdma: the writer has retired */
+    op->tell_conn = 0;
+    if (op->reader_conn) {
+        due_by(c, 1);
+        return;
+    }
+    if (!op->again) {
+        op_ended(c, id);
+        return;
+    }
+    op->again = false;
+    op->state = TD_OP_WAIT_CONN;
+    due_by(c, op->retry_ns ? op->retry_ns : 1);
 }
 
 /* tell: the receiver does not know yet that this attempt is over. On rdma it learns so when the last work request has completed, because that is
@@ -618,8 +705,9 @@ static void op_end(struct td_xfer_core *c, uint32_t id, bool failed, td_status s
     c->hooks.op_handle(c->hooks.ctx, id, 0); /* invariant 4 */
     op->conn = 0;
     op->handle = 0;
-    if (op->io || op->n_wr) op->state = TD_OP_STOPPING;
-    else op_ended(c, id);
+    op->again = false;
+    op->state = TD_OP_STOPPING;
+    op_check_stopped(c, id);
 }
 
 /* Back to WAIT_CONN for another attempt, by way of STOPPING while the backend or the NIC still reads for this one. */
@@ -629,23 +717,9 @@ static void op_detach(struct td_xfer_core *c, uint32_t id)
     c->hooks.op_handle(c->hooks.ctx, id, 0);
     op->conn = 0;
     op->handle = 0;
-    op->again = op->io || op->n_wr;
-    op->state = op->again ? TD_OP_STOPPING : TD_OP_WAIT_CONN;
-    if (op->retry_ns) due_by(c, op->retry_ns);
-}
-
-/* Nothing reads for this op any more. */
-static void op_check_stopped(struct td_xfer_core *c, uint32_t id)
-{
-    struct td_xfer_op *op = &c->ops[id];
-    if (op->state != TD_OP_STOPPING || op->io || op->n_wr) return;
-    if (!op->again) {
-        op_ended(c, id);
-        return;
-    }
-    op->again = false;
-    op->state = TD_OP_WAIT_CONN;
-    due_by(c, op->retry_ns ? op->retry_ns : 1);
+    op->again = true;
+    op->state = TD_OP_STOPPING;
+    op_check_stopped(c, id);
 }
 
 static bool op_is_live(const struct td_xfer_op *op)
@@ -705,6 +779,14 @@ td_status td_xfer_core_submit(struct td_xfer_core *c, uint64_t now_ns, uint32_t 
     return TD_OK;
 }
 
+td_status td_xfer_core_submit_pull(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, int32_t first, const int32_t *block_ids, int32_t n)
+{
+    if (id < c->max_ops && c->ops[id].n_pull != c->ops[id].n_queued) return TD_ERR_INVALID; /* they come before all others */
+    td_status status = td_xfer_core_submit(c, now_ns, id, first, block_ids, n, false, NULL, 0);
+    if (!status) c->ops[id].n_pull = c->ops[id].n_queued;
+    return status;
+}
+
 void td_xfer_core_cancel(struct td_xfer_core *c, uint32_t id, const char *reason)
 {
     if (id >= c->max_ops || !op_is_live(&c->ops[id])) return;
@@ -719,7 +801,7 @@ void td_xfer_core_op_fail(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, 
     if (op_is_live(&c->ops[id])) op_end(c, id, true, status, reason, false);
 }
 
-void td_xfer_core_op_attach(struct td_xfer_core *c, uint32_t id, uint64_t conn, enum td_xfer_path path)
+void td_xfer_core_op_attach(struct td_xfer_core *c, uint32_t id, uint64_t conn, enum td_xfer_path path, bool can_pull)
 {
     struct td_xfer_op *op = &c->ops[id];
     TD_ASSERT(op->state == TD_OP_WAIT_CONN && !op->io);
@@ -727,10 +809,11 @@ void td_xfer_core_op_attach(struct td_xfer_core *c, uint32_t id, uint64_t conn, 
     op->conn = conn;
     op->path = path;
     op->attempt++;
-    op->at = op->digest_at = op->n_targets = 0;
+    op->at = op->digest_at = op->n_targets = op->ref_at = 0;
+    op->can_pull = can_pull && path == TD_XFER_PATH_RDMA;
     op->off = 0;
     op->qps_used = op->qps_said = op->n_frames = 0;
-    op->retry_ns = 0;
+    op->retry_ns = op->stop_ns = 0;
     for (int i = 0; i < TD_XFER_LANES_MAX; i++) {
         op->lane[i].block = -1;
         op->lane[i].open = i == 0;
@@ -777,29 +860,33 @@ static bool tx_data(struct td_xfer_core *c, struct td_xfer_op *op, uint32_t lane
     return true;
 }
 
-static void tx_ref(struct td_xfer_core *c, struct td_xfer_op *op, struct td_xfer_tx *tx)
+/* Names source blocks order[*at, ..) below `end`, for the receiver to fetch. */
+static void tx_ref(struct td_xfer_core *c, struct td_xfer_op *op, int32_t *at, int32_t end, struct td_xfer_tx *tx)
 {
     int32_t n = 0;
-    uint32_t first = (uint32_t)op->order[op->at];
+    uint32_t first = (uint32_t)op->order[*at];
     memcpy(tx->payload, &first, 4);
     do memcpy(tx->payload + 4 + 4 * n, &op->src[first + (uint32_t)n], 4), n++;
-    while (n < TD_XFER_REF_MAX && op->at + n < op->n_queued && op->order[op->at + n] == (int32_t)first + n);
-    op->at += n;
+    while (n < TD_XFER_REF_MAX && *at + n < end && op->order[*at + n] == (int32_t)first + n);
+    *at += n;
     tx->frame.type = TD_XFER_REF;
     tx->frame.length = 4 + 4 * (uint32_t)n;
     op->bytes_sent += (uint64_t)n * c->block_bytes;
     c->stats.bytes_sent += (uint64_t)n * c->block_bytes;
-    c->stats.bytes_by_path[TD_XFER_PATH_SHM] += (uint64_t)n * c->block_bytes;
+    c->stats.bytes_by_path[op->path] += (uint64_t)n * c->block_bytes;
 }
 
 /* May FINAL be said? Every block is begun and wholly with the kernel or the NIC, every digest is sent. */
 static bool final_due(const struct td_xfer_core *c, const struct td_xfer_op *op)
 {
-    if (!op->final || op->at < op->n_queued || op->n_frames) return false;
+    int32_t at = op->can_pull && op->at < op->n_pull ? op->n_pull : op->at;
+    if (!op->final || at < op->n_queued || op->n_frames) return false;
     if (c->digest_every && op->digest_at < op->n_queued) return false;
     for (int i = 0; i < TD_XFER_LANES_MAX && op->path == TD_XFER_PATH_TCP; i++)
         if (op->lane[i].block >= 0) return false;
-    return op->path != TD_XFER_PATH_RDMA || (op->n_targets == op->grant.n_blocks && op->qps_said == op->qps_used);
+    if (op->path != TD_XFER_PATH_RDMA) return true;
+    bool writes = !op->can_pull || op->n_pull < op->n_queued;
+    return (!writes || op->n_targets == op->grant.n_blocks) && (!op->can_pull || op->ref_at == op->n_pull) && op->qps_said == op->qps_used;
 }
 
 bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane, uint32_t *cursor, int32_t max_blocks, struct td_xfer_tx *tx)
@@ -814,7 +901,11 @@ bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane, 
         if (op->path == TD_XFER_PATH_TCP && tx_data(c, op, lane, max_blocks, &tx->frame)) {
             memcpy(tx->payload, op->grant.key, TD_XFER_KEY_BYTES); /* for OPEN */
         } else if (op->path == TD_XFER_PATH_SHM && op->at < op->n_queued) {
-            tx_ref(c, op, tx);
+            tx_ref(c, op, &op->at, op->n_queued, tx);
+        } else if (op->can_pull && op->ref_at < op->n_pull) {
+            tx_ref(c, op, &op->ref_at, op->n_pull, tx);
+            op->reader_conn = conn;
+            op->reader_handle = op->handle;
         } else if (lane == 0 && final_due(c, op)) {
             tx->frame.type = TD_XFER_FINAL;
             tx->frame.flags = (uint16_t)op->qps_used;
@@ -863,6 +954,7 @@ bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, bo
         uint32_t id = (*cursor + k) % c->max_ops;
         struct td_xfer_op *op = &c->ops[id];
         if (op->state != TD_OP_STREAMING || op->conn != conn || op->path != TD_XFER_PATH_RDMA) continue;
+        if (op->can_pull && op->at < op->n_pull) op->at = op->n_pull; /* those go the other way */
         *wr = (struct td_xfer_wr){.op = id, .handle = op->handle, .order_at = op->at, .n_blocks = 1, .offset = op->off};
         bool data = op->at < op->n_queued && op->order[op->at] < op->n_targets;
         if (data) {
@@ -981,8 +1073,18 @@ void td_xfer_core_read_end(struct td_xfer_core *c, uint64_t now_ns, uint32_t id,
     op_check_stopped(c, id);
 }
 
+/* The receiver has answered this attempt: it READs nothing of it any more. */
+static void reader_over(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f)
+{
+    struct td_xfer_op *op = f->op < c->max_ops ? &c->ops[f->op] : NULL;
+    if (!op || !op->reader_conn || op->reader_conn != conn || op->reader_handle != f->handle) return;
+    op->reader_conn = 0;
+    op_check_stopped(c, f->op);
+}
+
 td_status td_xfer_core_rx_done(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn, const struct td_xfer_frame *f)
 {
+    reader_over(c, conn, f);
     if (!op_is_bound(c, conn, f)) {
         c->stats.n_stale_frames++;
         return TD_ERR_STALE;
@@ -996,6 +1098,7 @@ td_status td_xfer_core_rx_done(struct td_xfer_core *c, uint64_t now_ns, uint64_t
 
 void td_xfer_core_rx_fail(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn, const struct td_xfer_frame *f, const char *reason)
 {
+    reader_over(c, conn, f);
     if (!op_is_bound(c, conn, f)) {
         c->stats.n_stale_frames++;
         return;
@@ -1034,6 +1137,10 @@ void td_xfer_core_conn_lost(struct td_xfer_core *c, uint64_t now_ns, uint64_t co
     }
     for (uint32_t i = 0; i < c->max_ops; i++) {
         struct td_xfer_op *op = &c->ops[i];
+        if (op->reader_conn == conn) { /* its queue pairs here are dead: READs find nobody */
+            op->reader_conn = 0;
+            op_check_stopped(c, i);
+        }
         if (op->conn != conn || !op_is_live(op)) continue;
         if (!retry || ++op->n_lost >= TD_XFER_ATTEMPTS_MAX || op->attempt >= 15) {
             op->conn = 0; /* nobody is there to be told */
@@ -1055,6 +1162,10 @@ uint64_t td_xfer_core_tick(struct td_xfer_core *c, uint64_t now_ns)
             slot_check_retired(c, i);
         } else if (s->writer == TD_WRITER_FENCED) {
             due_by(c, s->fence_ns);
+        } else if (s->writer == TD_WRITER_LIVE && (s->state == TD_SLOT_REVOKING || s->state == TD_SLOT_FAILED)) {
+            if (!s->fence_ns) s->fence_ns = now_ns + RETIRE_GRACE * c->orphan_grace_ns;
+            if (now_ns >= s->fence_ns) c->stuck_conn = s->writer_conn;
+            else due_by(c, s->fence_ns);
         }
         if (s->state != TD_SLOT_ARMED && s->state != TD_SLOT_FILLING && s->state != TD_SLOT_VERIFYING) continue;
         if (now_ns >= s->deadline_ns) {
@@ -1071,6 +1182,11 @@ uint64_t td_xfer_core_tick(struct td_xfer_core *c, uint64_t now_ns)
     }
     for (uint32_t i = 0; i < c->max_ops; i++) {
         struct td_xfer_op *op = &c->ops[i];
+        if (op->state == TD_OP_STOPPING && op->reader_conn) {
+            if (!op->stop_ns) op->stop_ns = now_ns + RETIRE_GRACE * c->orphan_grace_ns;
+            if (now_ns >= op->stop_ns) c->stuck_conn = op->reader_conn;
+            else due_by(c, op->stop_ns);
+        }
         if (!op_is_live(op)) continue;
         if (now_ns >= op->deadline_ns) {
             op_end(c, i, true, TD_ERR_DEADLINE, "the op's deadline passed", true);

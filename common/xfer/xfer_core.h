@@ -52,7 +52,9 @@ enum td_xfer_writer { TD_WRITER_NONE = 0, TD_WRITER_LIVE, TD_WRITER_FENCED /* it
 struct td_xfer_slot {
     enum td_xfer_slot_state state;
     enum td_xfer_writer writer;
-    uint64_t writer_conn, writer_handle, fence_ns;
+    uint64_t writer_conn, writer_handle, fence_ns; /* fence_ns, LIVE: a slot that is over expects ABORT by then (0: not set yet); FENCED: end of quarantine */
+    uint32_t n_rd;                /* rdma: READs that have not completed */
+    struct { uint64_t conn, handle; uint32_t op; uint16_t attempt; td_status status; } owe; /* rdma: a FAIL that waits for n_rd 0; conn 0: none */
     uint32_t qps_want, qps_got;   /* rdma: queue pairs that carried data, as FINAL says; those whose last word has come */
     int32_t n_targets;            /* rdma: grant blocks whose place was told */
     int32_t n_digests, verify_at;
@@ -85,6 +87,10 @@ struct td_xfer_op {
     uint8_t n_lost, n_mismatches; /* connections that broke; digests that differed */
     uint32_t n_wr;            /* rdma: work requests that have not completed */
     uint32_t qps_used, qps_said; /* rdma: queue pairs with data of this attempt; those that were given the final word */
+    int32_t n_pull, ref_at;   /* order[0, n_pull) may be READ by the receiver; rdma: so many of them were named to it */
+    bool can_pull;            /* this attempt's connection allows it */
+    uint64_t stop_ns;         /* STOPPING: the peer must have answered by then; 0: not set yet */
+    uint64_t reader_conn, reader_handle; /* rdma: the receiver may be READing; ended by its DONE or FAIL, or with the connection */
     uint32_t n_frames;        /* tcp: DATA frames that are not wholly with the kernel */
     uint64_t tell_conn, tell_handle; /* rdma: who is told ABORT when n_wr is 0 */
     int32_t n_targets, digest_at;
@@ -117,6 +123,7 @@ struct td_xfer_core {
     uint32_t max_slots, max_ops, n_slots_used, n_ops_used;
     uint32_t digest_every;        /* of sent blocks; 0 none */
     bool retry_due;               /* tick found an op whose retry_ns has come */
+    uint64_t stuck_conn;          /* tick found that its peer does not retire: to be closed; 0: none */
     uint64_t orphan_grace_ns;     /* how long a slot whose connection broke waits for the next attempt */
     uint64_t block_bytes;         /* 0 until core_mem */
     int32_t n_pool_blocks;
@@ -159,6 +166,16 @@ struct td_xfer_tx;
 bool td_xfer_core_targets_next(struct td_xfer_core *core, uint64_t conn, uint32_t *cursor, struct td_xfer_tx *ret_tx);
 /* rdma: a WRITE_WITH_IMM (kind FINAL) completed on queue pair qp of the connection: all that it carried before is in. */
 void td_xfer_core_rx_imm(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn, uint32_t qp, uint32_t imm);
+/* rdma: what queue pair qp of the connection may READ next; false: nothing. n_blocks source blocks that lie side by side at the sender from src_block on, to
+ * slot->dst[slot->order[order_at + i]]; at most max_pieces of them lie apart here. Counts it in n_rd. */
+struct td_xfer_rd {
+    uint32_t slot;
+    int32_t order_at, n_blocks, src_block;
+    uint64_t offset, n_bytes;
+};
+struct td_xfer_wr_limits;
+bool td_xfer_core_rd_next(struct td_xfer_core *core, uint64_t conn, uint32_t *cursor, const struct td_xfer_wr_limits *limits, struct td_xfer_rd *ret_rd);
+void td_xfer_core_rd_done(struct td_xfer_core *core, uint64_t now_ns, uint32_t slot, uint64_t n_bytes, bool ok);
 /* rdma: this side's queue pairs of the connection are dead and drained, so nothing that was not placed already can land; until_ns: quarantine. */
 void td_xfer_core_conn_fenced(struct td_xfer_core *core, uint64_t conn, uint64_t until_ns);
 
@@ -187,8 +204,10 @@ td_status td_xfer_core_op_start(struct td_xfer_core *core, const struct td_xfer_
                                 uint32_t *ret_op, struct td_err *err);
 td_status td_xfer_core_submit(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n,
                               bool final, const void *note, size_t note_bytes);
+td_status td_xfer_core_submit_pull(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n);
 void td_xfer_core_cancel(struct td_xfer_core *core, uint32_t op, const char *reason);
-void td_xfer_core_op_attach(struct td_xfer_core *core, uint32_t op, uint64_t conn, enum td_xfer_path path);  /* WAIT_CONN -> STREAMING */
+/* WAIT_CONN -> STREAMING. can_pull: rdma, and the receiver may READ from this side's pool. */
+void td_xfer_core_op_attach(struct td_xfer_core *core, uint32_t op, uint64_t conn, enum td_xfer_path path, bool can_pull);
 void td_xfer_core_op_fail(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, td_status status, const char *reason);
 
 /* The next frame for this lane of the connection, round-robin over its ops from *cursor; false when nothing is to be sent. Lanes other than 0 carry

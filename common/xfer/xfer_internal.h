@@ -158,6 +158,7 @@ bool xfer_rdma_usable(const struct td_xfer *x);                                 
 bool xfer_rdma_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX]);
 bool xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX]);
 bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX]);
+bool xfer_rdma_may_pull(const struct td_xfer_conn *c);
 int32_t xfer_rdma_peer_blocks(const struct td_xfer *x, const struct td_xfer_conn *c);
 void xfer_rdma_post(struct td_xfer *x, struct td_xfer_conn *c);                    /* as much as queue pairs and bounds allow; may close c */
 /* Takes completions and events; may close connections. True when there were any. */

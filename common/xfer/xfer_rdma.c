@@ -10,6 +10,8 @@
  *   data        WRITE chains of at most CHAIN requests under one doorbell, the last of each chain signalled; whole runs of blocks that lie side by side at
  *               the receiver are gathered into one request of at most WR_BYTES. Queue pairs take turns per chain; ops take turns per request, so
  *               a small one waits for one request of a large one. bytes_in_flight bounds each queue pair.
+ *   pull        blocks that the sender has before it computes anything (prefix hits) it may only name (REF); the receiver READs them from the sender's pool
+ *               with the keys of RDMA_OFFER. Such an op ends when the receiver has said DONE or FAIL, which it says after its last READ.
  *   end         a WRITE_WITH_IMM without data on every queue pair that carried some. RC delivers in order, so its completion at the receiver proves the
  *               bytes before it (memory is never polled: with relaxed ordering or several queue pairs it proves nothing). FINAL on the socket says
  *               which queue pairs to count.
@@ -81,10 +83,11 @@ struct xfer_rdma {
     uint64_t n_wr, n_doorbells, n_rail_errors, n_async;
 };
 
-struct pending {               /* a request that has not completed */
-    uint32_t op, n_bytes;
+struct pending {               /* a request that has not completed: of an op (WRITE) or of a slot (READ) */
+    uint32_t id, n_bytes;
+    bool is_read;
 };
-#define NO_OP UINT32_MAX       /* a probe */
+#define NO_ID UINT32_MAX       /* of neither: a probe */
 #define RECV_ID UINT64_MAX     /* of every receive; a request has its link, queue pair and number */
 
 struct link_qp {
@@ -102,7 +105,8 @@ struct link_qp {
 struct xfer_rdma_link {
     uint32_t index;            /* in rdma->link */
     uint64_t conn;
-    uint32_t n_qps, n_rails, per_rail, next_qp, op_cursor;
+    uint32_t n_qps, n_rails, per_rail, next_qp, op_cursor, slot_cursor;
+    bool may_pull;             /* initiator: the acceptor can READ from this side's pool */
     struct link_qp qp[TD_XFER_QPS_MAX];
     bool broken, retry, quiet; /* quiet: the fence takes completions; nothing is reported any more */
     char reason[TD_XFER_REASON_MAX];
@@ -110,9 +114,9 @@ struct xfer_rdma_link {
     /* what the peer said */
     uint32_t peer_recv_wr, n_regions;
     uint64_t base, region_bytes;
-    uint32_t rkey[TD_XFER_RKEYS_MAX]; /* [region * n_rails + rail of the link] */
-    uint8_t key_at[TD_XFER_QPS_MAX];  /* queue pair -> rail of the link */
-    uint32_t n_keys;
+    uint32_t rkey[TD_XFER_RKEYS_MAX]; /* [region * n_keys + rail of the peer's setup]; acceptor: to READ, initiator: to WRITE */
+    uint8_t key_at[TD_XFER_QPS_MAX];  /* queue pair -> that rail */
+    uint32_t n_keys;                  /* rails of the peer's setup; 0: it gave no keys */
 };
 
 static uint8_t *cell(const struct xfer_rdma *r, int out, uint32_t link, uint32_t qp)
@@ -305,7 +309,8 @@ td_status xfer_rdma_mem_add(struct td_xfer *x, struct td_err *err)
     r->n_regions = (uint32_t)n_regions;
     for (uint32_t i = 0; i < r->n_rails; i++) {
         struct rail *rail = &r->rail[i];
-        unsigned access = TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE | (rail->limits.relaxed_ordering ? TD_VB_RELAXED_ORDERING : 0);
+        unsigned access = TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE | (r->config.pull ? TD_VB_REMOTE_READ : 0) |
+                          (rail->limits.relaxed_ordering ? TD_VB_RELAXED_ORDERING : 0);
         rail->mr = calloc(n_regions, sizeof(struct td_vb_mr *));
         if (!rail->mr) return td_fail(err, TD_ERR_NOMEM, "rdma: out of memory");
         for (uint64_t k = 0; k < n_regions; k++) {
@@ -392,7 +397,7 @@ static bool qp_open(struct xfer_rdma *r, struct link_qp *lq, uint32_t rail_at, c
         xfer_say(reason, "rdma: out of memory");
         return false;
     }
-    if ((e = r->vb->qp_init(lq->qp, r->config.port, 0, TD_VB_REMOTE_WRITE)) ||
+    if ((e = r->vb->qp_init(lq->qp, r->config.port, 0, TD_VB_REMOTE_WRITE | (r->config.pull ? TD_VB_REMOTE_READ : 0))) ||
         (!shared && (e = r->vb->post_recv(lq->qp, RECV_ID, rail->rq_depth)))) {
         xfer_say(reason, "rdma: %s: setting up a queue pair: %s", rail->name, strerror(e));
         return false;
@@ -460,10 +465,15 @@ static bool link_describe(struct td_xfer *x, struct xfer_rdma_link *l, const uin
     return true;
 }
 
+static void link_keys(const struct xfer_rdma *r, const uint8_t *rails, struct td_xfer_rdma_setup *s)
+{
+    for (uint32_t g = 0; g < r->n_regions; g++)
+        for (uint32_t i = 0; i < s->n_rails; i++) s->rkey[g * s->n_rails + i] = r->rail[rails[i]].mr[g]->rkey;
+}
+
 static void say_setup(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type, const struct td_xfer_rdma_setup *s)
 {
-    uint32_t n = TD_XFER_RDMA_SETUP_BYTES;
-    if (type == TD_XFER_RDMA_ACCEPT) n += 4 * s->n_regions * s->n_rails;
+    uint32_t n = TD_XFER_RDMA_SETUP_BYTES + 4 * s->n_regions * s->n_rails;
     struct td_xfer_frame f = {.type = (uint8_t)type, .length = n};
     xfer_conn_queue(x, c, &f, s);
 }
@@ -490,6 +500,8 @@ bool xfer_rdma_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_X
     }
     struct td_xfer_rdma_setup s;
     if (!link_describe(x, l, rails, n, n_qps, &s, reason)) return false;
+    if (r->config.pull) link_keys(r, rails, &s);
+    else s.n_regions = 0;
     say_setup(x, c, TD_XFER_RDMA_OFFER, &s);
     memcpy(l->offer, &s, sizeof l->offer);
     return true;
@@ -503,6 +515,14 @@ static void probe_bytes(uint64_t tag, uint32_t qp, uint8_t to[CELL])
         v = (v ^ v >> 29) * 0xbf58476d1ce4e5b9ull;
         memcpy(to + i, &v, 8);
     }
+}
+
+static void pending_over(struct td_xfer *x, const struct pending *p, bool ok)
+{
+    uint64_t now = xfer_now(x), n_bytes = ok ? p->n_bytes : 0;
+    if (p->id == NO_ID) return;
+    if (p->is_read) td_xfer_core_rd_done(&x->core, now, p->id, n_bytes, ok);
+    else td_xfer_core_wr_done(&x->core, now, p->id, n_bytes, ok);
 }
 
 /* Gives n requests to a queue pair; the last is signalled. False: the link is broken. */
@@ -527,7 +547,7 @@ static bool qp_post(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, str
     for (uint32_t i = n_posted; i < n; i++) {
         lq->head--;
         lq->in_flight -= what[i].n_bytes;
-        if (what[i].op != NO_OP) td_xfer_core_wr_done(&x->core, xfer_now(x), what[i].op, 0, false);
+        pending_over(x, &what[i], false);
     }
     if (!l->broken) xfer_say(l->reason, "rdma: %s: posting: %s", rail->name, strerror(e));
     l->broken = l->retry = true;
@@ -540,7 +560,7 @@ static void probe(struct td_xfer *x, const struct td_xfer_conn *c, struct xfer_r
     struct xfer_rdma *r = x->rdma;
     for (uint32_t q = 0; q < l->n_qps && !l->broken; q++) {
         struct td_vb_send wr[2] = {0};
-        struct pending what[2] = {{.op = NO_OP}, {.op = NO_OP}};
+        struct pending what[2] = {{.id = NO_ID}, {.id = NO_ID}};
         uint32_t n = 0;
         if (theirs) { /* the initiator's comes with bytes */
             uint8_t *from = cell(r, 1, l->index, q);
@@ -593,8 +613,15 @@ bool xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[T
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < n_qps; k++)
             if (!qp_connect(r, &l->qp[i * n_qps + k], &mine, &mine.rail[i], &theirs, &theirs.rail[from[i]], k, reason)) return false;
-    for (uint32_t g = 0; g < r->n_regions; g++)
-        for (uint32_t i = 0; i < n; i++) mine.rkey[g * n + i] = r->rail[rails[i]].mr[g]->rkey;
+    link_keys(r, rails, &mine);
+    if (theirs.n_regions && theirs.region_bytes % x->block_bytes == 0) { /* it lets us READ */
+        l->base = theirs.base;
+        l->region_bytes = theirs.region_bytes;
+        l->n_regions = theirs.n_regions;
+        l->n_keys = theirs.n_rails;
+        memcpy(l->rkey, theirs.rkey, sizeof l->rkey);
+        for (uint32_t q = 0; q < l->n_qps; q++) l->key_at[q] = from[q / n_qps];
+    }
     say_setup(x, c, TD_XFER_RDMA_ACCEPT, &mine);
     return true;
 }
@@ -645,6 +672,7 @@ bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[
         xfer_say(reason, "rdma setup: rails were accepted that were not offered");
         return false;
     }
+    l->may_pull = r->config.pull && theirs.rd_atomic_out && offer.rd_atomic_in;
     l->peer_recv_wr = theirs.recv_wr;
     l->n_regions = theirs.n_regions;
     l->base = theirs.base;
@@ -653,6 +681,11 @@ bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[
     memcpy(l->rkey, theirs.rkey, sizeof l->rkey);
     probe(x, c, l, &theirs);
     return true;
+}
+
+bool xfer_rdma_may_pull(const struct td_xfer_conn *c)
+{
+    return c->rdma && c->rdma->may_pull;
 }
 
 int32_t xfer_rdma_peer_blocks(const struct td_xfer *x, const struct td_xfer_conn *c)
@@ -684,8 +717,7 @@ void xfer_rdma_fence(struct td_xfer *x, struct td_xfer_conn *c)
     for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++) {
         struct link_qp *lq = &l->qp[q];
         for (; lq->qp && lq->tail < lq->head; lq->tail++) {
-            const struct pending *p = &lq->ring[lq->tail % r->rail[lq->rail].sq_depth];
-            if (p->op != NO_OP) td_xfer_core_wr_done(&x->core, xfer_now(x), p->op, 0, false);
+            pending_over(x, &lq->ring[lq->tail % r->rail[lq->rail].sq_depth], false);
         }
     }
     uint64_t conn = l->conn;
@@ -697,6 +729,15 @@ void xfer_rdma_fence(struct td_xfer *x, struct td_xfer_conn *c)
 }
 
 /* --- sending -------------------------------------------------------------------------------------------------------------------- */
+
+/* One more piece of the pool, joined to the last where they touch. */
+static void add_piece(const struct xfer_rdma *r, const struct rail *rail, uint64_t base, uint64_t at, uint64_t n, struct td_vb_send *to)
+{
+    struct td_vb_sge *last = to->n_sge ? &to->sge[to->n_sge - 1] : NULL;
+    uint32_t lkey = rail->mr[at / r->region_bytes]->lkey;
+    if (last && last->addr + last->bytes == base + at && last->lkey == lkey) last->bytes += (uint32_t)n;
+    else to->sge[to->n_sge++] = (struct td_vb_sge){.addr = base + at, .bytes = (uint32_t)n, .lkey = lkey};
+}
 
 static void fill_write(const struct td_xfer *x, const struct xfer_rdma_link *l, uint32_t q, const struct td_xfer_wr *wr, struct td_vb_send *to)
 {
@@ -711,15 +752,31 @@ static void fill_write(const struct td_xfer *x, const struct xfer_rdma_link *l, 
     for (int32_t i = 0; i < wr->n_blocks; i++) {
         uint64_t src = (uint64_t)op->src[op->order[wr->order_at + i]] * x->block_bytes + wr->offset;
         uint64_t n = x->block_bytes - wr->offset < left ? x->block_bytes - wr->offset : left;
-        uint64_t addr = (uint64_t)(uintptr_t)x->base + src;
-        struct td_vb_sge *last = to->n_sge ? &to->sge[to->n_sge - 1] : NULL;
-        uint32_t lkey = rail->mr[src / r->region_bytes]->lkey;
-        if (last && last->addr + last->bytes == addr && last->lkey == lkey) last->bytes += (uint32_t)n;
-        else to->sge[to->n_sge++] = (struct td_vb_sge){.addr = addr, .bytes = (uint32_t)n, .lkey = lkey};
+        add_piece(r, rail, (uint64_t)(uintptr_t)x->base, src, n, to);
         left -= n;
     }
     to->remote_addr = l->base + dst;
     to->rkey = l->rkey[dst / l->region_bytes * l->n_keys + l->key_at[q]];
+}
+
+static void fill_read(const struct td_xfer *x, const struct xfer_rdma_link *l, uint32_t q, const struct td_xfer_rd *rd, struct td_vb_send *to)
+{
+    const struct xfer_rdma *r = x->rdma;
+    const struct td_xfer_slot *s = &x->core.slots[rd->slot];
+    const struct rail *rail = &r->rail[l->qp[q].rail];
+    uint64_t left = rd->n_bytes, src = (uint64_t)rd->src_block * x->block_bytes + rd->offset;
+    to->op = TD_VB_READ;
+    to->imm = 0;
+    to->n_sge = 0;
+    to->fence = false;
+    for (int32_t i = 0; i < rd->n_blocks; i++) {
+        uint64_t dst = (uint64_t)s->dst[s->order[rd->order_at + i]] * x->block_bytes + rd->offset;
+        uint64_t n = x->block_bytes - rd->offset < left ? x->block_bytes - rd->offset : left;
+        add_piece(r, rail, (uint64_t)(uintptr_t)x->base, dst, n, to);
+        left -= n;
+    }
+    to->remote_addr = l->base + src;
+    to->rkey = l->rkey[src / l->region_bytes * l->n_keys + l->key_at[q]];
 }
 
 /* One chain for one queue pair. False: there is nothing (more) for it. */
@@ -730,11 +787,13 @@ static bool post_chain(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
     const struct rail *rail = &r->rail[lq->rail];
     struct td_vb_send wrs[CHAIN];
     struct pending what[CHAIN];
-    struct td_xfer_wr_limits limits = {.max_bytes = WR_BYTES, .max_pieces = (int32_t)rail->n_sge, .src_region = (int32_t)(r->region_bytes / x->block_bytes),
-                                       .dst_region = (int32_t)(l->region_bytes / x->block_bytes)};
+    const struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
+    int32_t ours = (int32_t)(r->region_bytes / x->block_bytes), theirs = (int32_t)(l->region_bytes / x->block_bytes);
+    struct td_xfer_wr_limits limits = {.max_bytes = WR_BYTES, .max_pieces = (int32_t)rail->n_sge, .src_region = c->initiator ? ours : theirs,
+                                       .dst_region = c->initiator ? theirs : ours};
     uint32_t n = 0, room = rail->sq_depth - (uint32_t)(lq->head - lq->tail);
     uint64_t bytes = lq->in_flight;
-    while (n < CHAIN && n < room && bytes < r->config.bytes_in_flight) {
+    while (n < CHAIN && n < room && bytes < r->config.bytes_in_flight && l->n_keys) {
         struct td_xfer_wr wr;
         if (!td_xfer_core_wr_next(&x->core, l->conn, q, lq->words < l->peer_recv_wr, &l->op_cursor, &limits, &wr)) break;
         if (wr.is_imm) {
@@ -749,8 +808,15 @@ static bool post_chain(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
         } else {
             fill_write(x, l, q, &wr, &wrs[n]);
         }
-        what[n++] = (struct pending){.op = wr.op, .n_bytes = (uint32_t)wr.n_bytes};
+        what[n++] = (struct pending){.id = wr.op, .n_bytes = (uint32_t)wr.n_bytes};
         bytes += wr.n_bytes;
+    }
+    while (n < CHAIN && n < room && bytes < r->config.bytes_in_flight && l->n_keys) { /* the other direction: what peers let this side READ */
+        struct td_xfer_rd rd;
+        if (!td_xfer_core_rd_next(&x->core, l->conn, &l->slot_cursor, &limits, &rd)) break;
+        fill_read(x, l, q, &rd, &wrs[n]);
+        what[n++] = (struct pending){.id = rd.slot, .n_bytes = (uint32_t)rd.n_bytes, .is_read = true};
+        bytes += rd.n_bytes;
     }
     return n && qp_post(x, l, q, wrs, what, n);
 }
@@ -824,11 +890,10 @@ static void on_sent(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, con
     if (seq >= lq->head || seq < lq->tail) return; /* not one of ours: a fake or a device that repeats itself */
     lq->flushed = seq + 1 > lq->flushed ? seq + 1 : lq->flushed;
     if (wc->status != TD_VB_WC_SUCCESS) return; /* the fence ends what is pending */
-    uint64_t now = xfer_now(x);
     for (; lq->tail <= seq; lq->tail++) {
         const struct pending *p = &lq->ring[lq->tail % x->rdma->rail[lq->rail].sq_depth];
         lq->in_flight -= p->n_bytes;
-        if (p->op != NO_OP) td_xfer_core_wr_done(&x->core, now, p->op, p->n_bytes, true);
+        pending_over(x, p, true);
     }
     struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
     if (c) c->tx_ready = true;

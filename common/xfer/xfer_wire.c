@@ -32,7 +32,8 @@ static bool length_fits(const struct td_xfer_frame *f)
     case TD_XFER_FAIL: return f->length <= TD_XFER_REASON_MAX;
     case TD_XFER_DONE:
     case TD_XFER_PING: return f->length == 0;
-    case TD_XFER_RDMA_OFFER: return f->length == TD_XFER_RDMA_SETUP_BYTES;
+    case TD_XFER_RDMA_OFFER:
+        return f->length >= TD_XFER_RDMA_SETUP_BYTES && f->length <= sizeof(struct td_xfer_rdma_setup) && f->length % 4 == 0;
     case TD_XFER_RDMA_ACCEPT:
         return f->status ? f->length <= TD_XFER_REASON_MAX
                          : f->length > TD_XFER_RDMA_SETUP_BYTES && f->length <= sizeof(struct td_xfer_rdma_setup) && f->length % 4 == 0;
@@ -113,7 +114,7 @@ td_status td_xfer_grant_decode(const uint8_t *bytes, size_t n_bytes, struct td_x
     return TD_OK;
 }
 
-td_status td_xfer_rdma_setup_decode(const uint8_t *bytes, uint32_t n_bytes, bool has_keys, struct td_xfer_rdma_setup *ret_setup, struct td_err *err)
+td_status td_xfer_rdma_setup_decode(const uint8_t *bytes, uint32_t n_bytes, bool needs_keys, struct td_xfer_rdma_setup *ret_setup, struct td_err *err)
 {
     struct td_xfer_rdma_setup s = {0};
     if (n_bytes < TD_XFER_RDMA_SETUP_BYTES || n_bytes > sizeof s)
@@ -136,10 +137,10 @@ td_status td_xfer_rdma_setup_decode(const uint8_t *bytes, uint32_t n_bytes, bool
                 return td_fail(err, TD_ERR_CORRUPT, "rdma setup: rail %u queue pair %u: number %u or psn %u is over 24 bits", r, q, rail->qpn[q], rail->psn[q]);
     }
     if (s.recv_wr < 1 || s.reserved) return td_fail(err, TD_ERR_CORRUPT, "rdma setup: recv_wr is %u, must be >= 1", s.recv_wr);
-    uint64_t n_keys = has_keys ? (uint64_t)s.n_regions * s.n_rails : 0;
-    if (n_keys > TD_XFER_RKEYS_MAX || (has_keys && !n_keys) || n_bytes != TD_XFER_RDMA_SETUP_BYTES + n_keys * 4)
+    uint64_t n_keys = (uint64_t)s.n_regions * s.n_rails;
+    if (n_keys > TD_XFER_RKEYS_MAX || (needs_keys && !n_keys) || n_bytes != TD_XFER_RDMA_SETUP_BYTES + n_keys * 4)
         return td_fail(err, TD_ERR_CORRUPT, "rdma setup: %u regions on %u rails do not fit %u bytes", s.n_regions, s.n_rails, n_bytes);
-    if (has_keys && (s.region_bytes == 0 || s.base + s.n_regions * s.region_bytes < s.base))
+    if (n_keys && (s.region_bytes == 0 || s.base + s.n_regions * s.region_bytes < s.base))
         return td_fail(err, TD_ERR_CORRUPT, "rdma setup: regions of %" PRIu64 " bytes at %016" PRIx64 " do not fit the address space", s.region_bytes, s.base);
     *ret_setup = s;
     return TD_OK;

@@ -33,13 +33,13 @@ enum td_xfer_frame_type {
     TD_XFER_MEM,        /* shm, sender: payload td_xfer_mem, two descriptors ride along: arena (read-only), control words */
     TD_XFER_OPEN,       /* sender: binds op/attempt/handle to slot/generation; payload is the grant's key */
     TD_XFER_DATA,       /* tcp, sender: payload belongs at `offset` of the grant */
-    TD_XFER_REF,        /* shm, sender: payload u32 first, i32 block ids: these source blocks may be copied now */
+    TD_XFER_REF,        /* sender: payload u32 first, i32 block ids: the receiver may copy (shm) or READ (rdma) these source blocks now */
     TD_XFER_FINAL,      /* sender: nothing follows; offset = all bytes of the grant, payload is the note. rdma: flags = the queue pairs that carried data */
     TD_XFER_ABORT,      /* sender: this op ended without FINAL; payload is the reason, no byte of it follows (writer retired) */
     TD_XFER_DONE,       /* receiver: every byte is applied */
     TD_XFER_FAIL,       /* receiver: the slot takes nothing more from this op; payload is the reason */
     TD_XFER_PING,       /* both: alive */
-    TD_XFER_RDMA_OFFER, /* rdma, initiator after HELLO_ACK: payload td_xfer_rdma_setup, no keys */
+    TD_XFER_RDMA_OFFER, /* rdma, initiator after HELLO_ACK: payload td_xfer_rdma_setup; keys only when its blocks may be READ */
     TD_XFER_RDMA_ACCEPT,/* rdma, acceptor: payload td_xfer_rdma_setup with its keys */
     TD_XFER_TARGETS,    /* rdma, receiver after OPEN: offset = first grant block, payload td_xfer_run[]: where these grant blocks are */
     TD_XFER_DIGEST,     /* sender, before FINAL: payload td_xfer_digest[] */
@@ -152,8 +152,8 @@ td_status td_xfer_frame_decode(const uint8_t bytes[64], struct td_xfer_frame *re
 void td_xfer_grant_encode(struct td_xfer_grant_blob *grant, uint8_t *ret_bytes);
 td_status td_xfer_grant_decode(const uint8_t *bytes, size_t n_bytes, struct td_xfer_grant_blob *ret_grant, struct td_err *err);
 
-/* Checks everything in a setup that does not depend on this side. has_keys: it is an ACCEPT. TD_ERR_CORRUPT with the field's name. */
-td_status td_xfer_rdma_setup_decode(const uint8_t *bytes, uint32_t n_bytes, bool has_keys, struct td_xfer_rdma_setup *ret_setup, struct td_err *err);
+/* Checks everything in a setup that does not depend on this side. needs_keys: it is an ACCEPT. TD_ERR_CORRUPT with the field's name. */
+td_status td_xfer_rdma_setup_decode(const uint8_t *bytes, uint32_t n_bytes, bool needs_keys, struct td_xfer_rdma_setup *ret_setup, struct td_err *err);
 
 /* True iff equal; the time does not depend on where they differ. */
 bool td_xfer_key_equal(const uint8_t *a, const uint8_t *b);

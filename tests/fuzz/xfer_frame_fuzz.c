@@ -56,7 +56,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     for (int32_t i = 0; i < 3; i++) TD_ASSERT(td_xfer_core_grant(&c, ids, 5 * (i > 0), i == 2 ? 50 : TD_NEVER_NS, 0, &slot, NULL) == TD_OK);
     struct td_xfer_grant_blob grant = {.n_blocks = 2, .block_bytes = BLOCK_BYTES, .slot = 1};
     TD_ASSERT(td_xfer_core_op_start(&c, &grant, TD_NEVER_NS, 0, &op, NULL) == TD_OK);
-    td_xfer_core_op_attach(&c, op, 1, TD_XFER_PATH_TCP);
+    td_xfer_core_op_attach(&c, op, 1, TD_XFER_PATH_TCP, false);
     TD_ASSERT(td_xfer_core_submit(&c, now, op, 0, ids, 2, n_bytes % 2, NULL, 0) == TD_OK);
 
     while (n_bytes >= 65) {

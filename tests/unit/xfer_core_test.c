@@ -197,7 +197,7 @@ static bool connect_ops(struct world *w)
     if (!w->conn) w->conn = ++w->n_conns;
     for (uint32_t i = 0; i < MAX_TRANSFERS; i++)
         if (w->p.ops[i].state == TD_OP_WAIT_CONN) {
-            td_xfer_core_op_attach(&w->p, i, w->conn, w->path);
+            td_xfer_core_op_attach(&w->p, i, w->conn, w->path, false);
             any = true;
         }
     return any;

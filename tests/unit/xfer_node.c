@@ -87,7 +87,7 @@ static td_status open_verbs(struct node *n, const char *text, struct td_xfer_rdm
 static void open_node(struct node *n, const struct node_command *c, struct node_reply *r, struct td_err *err)
 {
     struct td_xfer_rdma_config rdma = {.gid_index = -1, .timeout = c->ib_timeout, .retry = c->ib_retry, .rnr_retry = c->rnr_never_waits ? 1 : 0,
-                                       .qps_per_rail = c->qps_per_rail, .srq_peers = c->srq_peers};
+                                       .qps_per_rail = c->qps_per_rail, .srq_peers = c->srq_peers, .pull = c->pull};
     char cert[160], key[160];
     struct td_xfer_tls_config tls = {.cert_file = cert, .key_file = key, .ca_file = c->tls_ca};
     snprintf(cert, sizeof cert, "%s.crt", c->tls);
@@ -146,6 +146,7 @@ static void execute(struct node *n, const struct node_command *c, struct node_re
     case NODE_REVOKE: td_xfer_revoke(n->x, c->id, "revoked by the test"); break;
     case NODE_OP: r->status = td_xfer_op_start(n->x, c->blob, c->blob_bytes, deadline_of(c->deadline_ms), c->user, &r->id, &r->n, &err); break;
     case NODE_SUBMIT: r->status = td_xfer_submit(n->x, c->id, c->first, c->ids, c->n, c->final, c->note, c->note_bytes); break;
+    case NODE_SUBMIT_PULL: r->status = td_xfer_submit_pull(n->x, c->id, c->first, c->ids, c->n); break;
     case NODE_CANCEL: td_xfer_cancel(n->x, c->id, "cancelled by the test"); break;
     case NODE_EVENT: {
         uint64_t until = td_deadline_after_ms(td_now_ns(), c->deadline_ms);

@@ -14,7 +14,7 @@
 #define NODE_MAX_IDS 1024
 
 enum node_verb {
-    NODE_OPEN = 1, NODE_CLOSE, NODE_GRANT, NODE_REVOKE, NODE_OP, NODE_SUBMIT, NODE_CANCEL, NODE_EVENT, NODE_FILL, NODE_CHECK, NODE_STATS, NODE_EXIT
+    NODE_OPEN = 1, NODE_CLOSE, NODE_GRANT, NODE_REVOKE, NODE_OP, NODE_SUBMIT, NODE_SUBMIT_PULL, NODE_CANCEL, NODE_EVENT, NODE_FILL, NODE_CHECK, NODE_STATS, NODE_EXIT
 };
 
 struct node_command {
@@ -31,6 +31,7 @@ struct node_command {
     uint8_t qps_per_rail;
     uint32_t srq_peers;
     char tls[128], tls_ca[128];    /* "": none; else PREFIX of PREFIX.crt and PREFIX.key; the CA's file, "": anybody */
+    bool pull;
     uint64_t block_bytes, layout_hash;
     int32_t n_blocks;
     /* the rest: GRANT, OP, SUBMIT, FILL, CHECK (ids); EVENT: deadline_ms is how long to wait */

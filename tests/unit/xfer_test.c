@@ -57,6 +57,7 @@ struct variant {
     uint32_t lanes, digest_every;
     const char *fabric;        /* rdma: more options of the fake */
     bool tls;
+    bool pull;                 /* rdma: what is submitted from block 0 on is left to the receiver to READ */
 };
 
 static char fabric_path[64];   /* of each test anew */
@@ -138,6 +139,7 @@ static struct node_command open_command(const struct pair *t, uint16_t port, boo
         c.ib_timeout = 12;
         c.ib_retry = 3;
         c.rnr_never_waits = true;
+        c.pull = t->v.pull;
     }
     if (t->v.tls) as_identity(&c, receiver ? "decode" : "prefill", "ca");
     return c;
@@ -215,6 +217,7 @@ static td_status submit(struct pair *t, struct transfer *m, int32_t first, int32
     struct node_command c = {.verb = NODE_SUBMIT, .id = m->op, .first = first, .n = n, .final = final, .note_bytes = final ? 10 : 0};
     memcpy(c.note, "first=1234", 10);
     memcpy(c.ids, m->src + first, (size_t)n * sizeof c.ids[0]);
+    if (t->v.pull && first == 0 && n > 1 && !final) c.verb = NODE_SUBMIT_PULL;
     return ask(t->p, &c).status;
 }
 
@@ -324,6 +327,7 @@ static void transfers_arrive_whole(void **state)
     for (int i = 0; i < 5; i++) whole(&t, 1 + 9 * i);
     whole(&t, 0);
     check_idle(&t);
+    assert_int_equal(stats(t.d).bytes_pulled > 0, t.v.pull);
     assert_int_equal(stats(t.d).n_stale_frames + stats(t.d).n_bad_frames + stats(t.p).n_bad_frames, 0);
     pair_close(&t);
 }
@@ -1477,12 +1481,14 @@ static void lying_senders_on_this_host_are_refused(void **state)
 /* ------------------------------------------------------------------------------------------------------------------------------- */
 
 static struct variant variants[] = {
-    {TD_XFER_PATH_TCP, BOTH_HERE, "", 4, 0, "", false}, {TD_XFER_PATH_TCP, SENDER_CHILD, "", 1, 0, "", false}, {TD_XFER_PATH_TCP, RECEIVER_CHILD, "", 4, 1, "", false},
-    {TD_XFER_PATH_SHM, BOTH_HERE, "", 0, 1, "", false}, {TD_XFER_PATH_SHM, SENDER_CHILD, "", 0, 0, "", false}, {TD_XFER_PATH_SHM, RECEIVER_CHILD, "", 0, 4, "", false},
-    {TD_XFER_PATH_RDMA, BOTH_HERE, "", 0, 0, "", false}, {TD_XFER_PATH_RDMA, SENDER_CHILD, "", 0, 1, "", false}, {TD_XFER_PATH_RDMA, RECEIVER_CHILD, "", 0, 0, "", false},
-    {TD_XFER_PATH_RDMA, RECEIVER_CHILD, ", 2 rails, unordered", 0, 3, ",devices=2,unordered=1,relaxed=1", false},
-    {TD_XFER_PATH_RDMA, BOTH_HERE, ", tiny device", 0, 0, ",tiny=1,unordered=1", false},
-    {TD_XFER_PATH_TCP, RECEIVER_CHILD, ", tls, 2 lanes", 2, 1, "", true}, {TD_XFER_PATH_RDMA, SENDER_CHILD, ", tls", 0, 0, "", true},
+    {TD_XFER_PATH_TCP, BOTH_HERE, "", 4, 0, "", false, false}, {TD_XFER_PATH_TCP, SENDER_CHILD, "", 1, 0, "", false, false}, {TD_XFER_PATH_TCP, RECEIVER_CHILD, "", 4, 1, "", false, false},
+    {TD_XFER_PATH_SHM, BOTH_HERE, "", 0, 1, "", false, false}, {TD_XFER_PATH_SHM, SENDER_CHILD, "", 0, 0, "", false, false}, {TD_XFER_PATH_SHM, RECEIVER_CHILD, "", 0, 4, "", false, false},
+    {TD_XFER_PATH_RDMA, BOTH_HERE, "", 0, 0, "", false, false}, {TD_XFER_PATH_RDMA, SENDER_CHILD, "", 0, 1, "", false, false}, {TD_XFER_PATH_RDMA, RECEIVER_CHILD, "", 0, 0, "", false, false},
+    {TD_XFER_PATH_RDMA, RECEIVER_CHILD, ", 2 rails, unordered", 0, 3, ",devices=2,unordered=1,relaxed=1", false, false},
+    {TD_XFER_PATH_RDMA, BOTH_HERE, ", tiny device", 0, 0, ",tiny=1,unordered=1", false, false},
+    {TD_XFER_PATH_TCP, RECEIVER_CHILD, ", tls, 2 lanes", 2, 1, "", true, false}, {TD_XFER_PATH_RDMA, SENDER_CHILD, ", tls", 0, 0, "", true, false},
+    {TD_XFER_PATH_RDMA, RECEIVER_CHILD, ", pulled", 0, 1, ",unordered=1", false, true},
+    {TD_XFER_PATH_RDMA, SENDER_CHILD, ", pulled", 0, 0, ",devices=2", false, true},
 };
 
 /* Names like "kill_at_every_point(shm, sender in a child)". */
