@@ -6,10 +6,10 @@ endif
 PYTHON = /usr/bin/python3
 
 .DEFAULT_GOAL = help
-.PHONY: help install-deps build demo check check-short dev tsan fuzz tidy format bench clean
+.PHONY: help install-deps build demo check check-short check-rdma-long dev tsan fuzz tidy format bench clean
 
 help: ## list these verbs
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 install-deps: ## install missing packages (Debian 12, Ubuntu 24.04)
 	@scripts/install-deps
@@ -27,6 +27,9 @@ check: install-deps ## every test that needs neither GPU nor NIC, under all comp
 
 check-short: install-deps ## unit and golden tests of the release build
 	@scripts/check --stages release --labels unit,golden
+
+check-rdma-long: build ## all tests of RDMA over Soft-RoCE, in a VM (minutes)
+	@$(PYTHON) tests/rdma/run.py build/release --long
 
 dev: ## build/dev (ASan + UBSan), then its unit tests
 	@scripts/check --stages dev --labels unit

@@ -1,11 +1,11 @@
 #!/usr/bin/python3
 """Boots one VM with two Soft-RoCE devices (scripts/rdma-vm) and runs the RDMA tests in it, one after the other.
 
-    tests/rdma/run.py BUILD_DIR [NAME ...]
+    tests/rdma/run.py BUILD_DIR [--long | NAME ...]
 
-A test is a line of TESTS: name, seconds it may take, command; those of MEASUREMENTS run when they are named. The programs' output is passed on
-as it comes; cmocka's and pytest's totals in it are what scripts/check counts. A program is skipped when it exits with 77. Exit status: 0; 1 when one
-failed; 77 when the VM cannot run here, or all were skipped."""
+A test is a line of TESTS: name, seconds it may take, command. Those of LONG run too with --long, or when they are named; those of MEASUREMENTS only
+when they are named. The programs' output is passed on as it comes; cmocka's and pytest's totals in it are what scripts/check counts. A program is
+skipped when it exits with 77. Exit status: 0; 1 when one failed; 77 when the VM cannot run here, or all were skipped."""
 import ctypes
 import os
 import re
@@ -20,10 +20,24 @@ VM = os.path.join(ROOT, "scripts", "rdma-vm")
 SKIPPED = 77
 BOOT_S = 120
 
+# The transfer suite's cases over both devices.
+XFER = "env TANDEM_XFER_REAL=rxe0,rxe1 BIN/xfer_test"
 # BIN stands for the build's bin/ folder. The limits are three times what an emulated VM on a busy machine needs.
 TESTS = [
     ("verbs_real", 120, "BIN/verbs_real_test rxe0 rxe1"),
     ("verbs_fault", 120, "BIN/verbs_fault_test rxe0 rxe1"),
+    ("xfer_arrive", 60, XFER + " transfers_arrive_whole*"),
+    ("xfer_order", 60, XFER + " any_order_and_late_final*"),
+    ("xfer_cancel", 60, XFER + " cancel_at_every_point*"),
+    ("xfer_revoke", 60, XFER + " revoke_at_every_point*"),
+    ("xfer_kill", 90, XFER + " kill_at_every_point*"),
+    # The one whose pool the other's device goes on writing to. A stop is noticed after seconds, so it is one of the two.
+    ("xfer_stop", 120, XFER + " 'stop_at_every_point*receiver in a child*'"),
+    ("xfer_cut", 60, XFER + " a_cut_connection*"),
+    ("xfer_random", 90, "env TANDEM_XFER_SOAK=150 " + XFER + " random_transfers*child*"),
+]
+LONG = [
+    ("xfer_all", 500, "env TANDEM_XFER_SOAK=400 " + XFER),
 ]
 # Run when they are named: figures, which depend on the machine and fail nothing.
 MEASUREMENTS = [
@@ -48,7 +62,9 @@ def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     bin_dir, names = os.path.join(os.path.abspath(sys.argv[1]), "bin"), sys.argv[2:]
-    known = TESTS + MEASUREMENTS
+    known = TESTS + LONG + MEASUREMENTS
+    if names == ["--long"]:
+        names = [t[0] for t in TESTS + LONG]
     unknown = [n for n in names if n not in [t[0] for t in known]]
     if unknown:
         sys.exit(f"no such test: {unknown[0]}; there are " + ", ".join(t[0] for t in known))
