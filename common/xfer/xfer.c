@@ -174,6 +174,14 @@ static void conn_free(struct td_xfer *x, struct td_xfer_conn *c)
     x->live[c->live_at]->live_at = c->live_at;
 }
 
+/* A courtesy: why. What can not go out at once is lost. Never inside a DATA frame. */
+static void say_bye(struct td_xfer *x, struct td_xfer_conn *c, td_status status, const char *reason, bool retry)
+{
+    struct td_xfer_frame f = {.type = TD_XFER_BYE, .status = (int16_t)(retry ? TD_ERR_AGAIN : status), .length = (uint32_t)strlen(reason)};
+    if (c->tx_header_left || c->tx_left || c->overflow || f.length > TD_XFER_REASON_MAX || !xfer_conn_queue(x, c, &f, reason)) return;
+    xfer_tcp_send(c, c->out + c->out_at, c->out_used);
+}
+
 void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status, const char *reason, bool retry)
 {
     if (c->state == XFER_CONN_FREE) return;
@@ -190,6 +198,7 @@ void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status
     bool was_ready = c->state == XFER_CONN_READY, initiator = c->initiator;
     if (initiator) xfer_say(text, "peer %.40s at %.40s:%u (%s): %.120s", c->peer_instance, c->host, c->port, td_xfer_path_name(path), reason);
     else xfer_say(text, "peer %.40s (%s): %.80s", c->peer_instance, td_xfer_path_name(path), reason);
+    if (was_ready) say_bye(x, c, status, reason, retry);
     if (c->rdma) xfer_rdma_fence(x, c); /* first of all: what the core does next may give blocks away */
     if (was_ready) x->conns_by_path[path]--;
     conn_free(x, c);
@@ -444,6 +453,17 @@ static void attach_warm(struct td_xfer *x, uint32_t id)
     x->attach_due = true;
 }
 
+/* Both sides would take what is best, one of them at least has RDMA devices, and a tcp connection is dialled without a try at them: said aloud. */
+static void tell_no_rdma(struct td_xfer *x, uint32_t op)
+{
+    const struct td_xfer_grant_blob *g = &x->core.ops[op].grant;
+    char text[TD_XFER_REASON_MAX];
+    if (x->path != TD_XFER_PATH_AUTO || g->path != TD_XFER_PATH_AUTO || x->op_aux[op].tried & 1u << TD_XFER_PATH_RDMA || (!x->rdma && !g->has_rdma)) return;
+    xfer_say(text, "peer %.60s: %s has no usable RDMA device", g->instance, g->has_rdma ? "this side" : "it");
+    x->n_fallbacks++;
+    tell_path(x, TD_XFER_PATH_RDMA, TD_ERR_UNSUPPORTED, text);
+}
+
 static void attach_ops(struct td_xfer *x, uint64_t now_ns)
 {
     x->attach_due = x->core.retry_due = false;
@@ -460,7 +480,10 @@ static void attach_ops(struct td_xfer *x, uint64_t now_ns)
             enum td_xfer_path path = path_order[k];
             if (!may_path(x, i, path)) continue;
             c = find_conn(x, g, path);
-            if (!c) c = dial(x, g, path, reason);
+            if (!c) {
+                if (path == TD_XFER_PATH_TCP) tell_no_rdma(x, i);
+                c = dial(x, g, path, reason);
+            }
             if (!c) x->op_aux[i].tried |= 1u << path;
         }
         if (!c) td_xfer_core_op_fail(&x->core, xfer_now(x), i, TD_ERR_PEER, reason);
@@ -561,10 +584,11 @@ static void on_hello(struct td_xfer *x, struct td_xfer_conn *c)
         return;
     }
     if (c->path == TD_XFER_PATH_TCP && c->rx_frame.slot == TD_XFER_PATH_RDMA) c->path = TD_XFER_PATH_RDMA;
-    if (c->rx_frame.slot != (uint32_t)c->path || (x->path != TD_XFER_PATH_AUTO && x->path != c->path) ||
-        (c->path == TD_XFER_PATH_RDMA && (!x->rdma || !xfer_rdma_usable(x)))) {
-        xfer_say(reason, "path %s is not to be had here: this side allows %s%s", td_xfer_path_name((enum td_xfer_path)c->rx_frame.slot),
-                 td_xfer_path_name(x->path), c->path == TD_XFER_PATH_RDMA ? " and has no usable RDMA device" : "");
+    bool allowed = c->rx_frame.slot == (uint32_t)c->path && (x->path == TD_XFER_PATH_AUTO || x->path == c->path);
+    if (!allowed || (c->path == TD_XFER_PATH_RDMA && (!x->rdma || !xfer_rdma_usable(x)))) {
+        if (allowed) xfer_say(reason, "it has no usable RDMA device");
+        else xfer_say(reason, "path %s is not to be had here: this side allows %s", td_xfer_path_name((enum td_xfer_path)c->rx_frame.slot),
+                      td_xfer_path_name(x->path));
         hello_ack_refuse(x, c, TD_ERR_UNSUPPORTED, reason);
         return;
     }
@@ -707,6 +731,14 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
         td_xfer_core_rx_fail(&x->core, now, c->link, f, reason);
         break;
     case TD_XFER_PING: break;
+    case TD_XFER_BYE: { /* an acceptor's word does not keep the initiator from trying again */
+        char theirs[TD_XFER_REASON_MAX];
+        take_reason(theirs, c);
+        xfer_say(reason, "closed by peer: %.140s", theirs);
+        bool retry = c->initiator || f->status == TD_ERR_AGAIN;
+        xfer_conn_close(x, c, retry || !f->status ? TD_ERR_PEER : (td_status)f->status, reason, retry);
+        break;
+    }
     case TD_XFER_TARGETS: {
         struct td_xfer_run runs[TD_XFER_RUNS_MAX];
         memcpy(runs, c->rx_payload, f->length);
@@ -735,7 +767,7 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
 static bool frame_expected(const struct td_xfer_conn *c, uint8_t type)
 {
     if (c->state == XFER_CONN_HELLO) return type == (c->initiator ? TD_XFER_HELLO_ACK : TD_XFER_HELLO);
-    if (type == TD_XFER_PING) return true;
+    if (type == TD_XFER_PING || (type == TD_XFER_BYE && c->state == XFER_CONN_READY && c->lane == 0)) return true;
     if (c->state == XFER_CONN_SETUP) return type == (c->initiator ? TD_XFER_RDMA_ACCEPT : TD_XFER_RDMA_OFFER);
     if (c->lane) return !c->initiator && (type == TD_XFER_DATA || type == TD_XFER_OPEN);
     if (c->initiator) return type == TD_XFER_DONE || type == TD_XFER_FAIL || (type == TD_XFER_TARGETS && c->path == TD_XFER_PATH_RDMA);
@@ -989,15 +1021,15 @@ static void check_conns(struct td_xfer *x, uint64_t now)
         if (i >= x->n_conns) continue; /* a connection went with its lanes */
         struct td_xfer_conn *c = x->live[i];
         bool handshake = c->state == XFER_CONN_TLS;
-        if (since(now, c->last_rx_ns) > (handshake ? 2 : 1) * x->peer_timeout_ns) {
+        if (c->state == XFER_CONN_SETUP && since(now, c->setup_ns) > x->peer_timeout_ns) { /* before its silence, which says less */
+            if (c->initiator) xfer_rdma_late(x, c);
+            xfer_conn_close(x, c, TD_ERR_PEER, "rdma: no answer over the queue pairs: no route between the devices, or a wrong GID", false);
+        } else if (since(now, c->last_rx_ns) > (handshake ? 2 : 1) * x->peer_timeout_ns) {
             x->n_refused_peers += !c->initiator && !c->proven;
             xfer_conn_close(x, c, TD_ERR_PEER, c->state == XFER_CONN_CONNECTING ? "no answer to connect" : handshake ? "tls: the handshake was not over in time" : "silent for too long", false);
         } else if (!c->initiator && !c->proven && since(now, c->born_ns) > 2 * x->peer_timeout_ns) {
             x->n_refused_peers++;
             xfer_conn_close(x, c, TD_ERR_PEER, "showed no key", false);
-        } else if (c->state == XFER_CONN_SETUP) {
-            if (since(now, c->setup_ns) > x->peer_timeout_ns)
-                xfer_conn_close(x, c, TD_ERR_PEER, "rdma: the queue pairs were not up in time: no route between the devices, or a wrong GID", false);
         } else if (c->state == XFER_CONN_READY) {
             bool busy = !c->initiator || c->lane || since(now, c->last_use_ns) < XFER_IDLE_NS;
             for (uint32_t k = 0; k < x->core.max_ops && !busy; k++) busy = x->core.ops[k].conn == c->id || x->core.ops[k].tell_conn == c->id;
@@ -1073,7 +1105,7 @@ static void *progress(void *ctx)
         if (x->core.stuck_conn) {
             struct td_xfer_conn *c = xfer_conn_by_id(x, x->core.stuck_conn);
             x->core.stuck_conn = 0;
-            if (c) xfer_conn_close(x, c, TD_ERR_PEER, "does not retire what was revoked", false);
+            if (c) xfer_conn_close(x, c, TD_ERR_PEER, "what was given up does not retire", true); /* its other transfers are not to blame */
             busy = true;
         }
         if (x->n_conns || x->accept_paused) tick = tick < x->next_check_ns ? tick : x->next_check_ns;

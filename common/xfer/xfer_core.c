@@ -157,6 +157,14 @@ static void slot_check_retired(struct td_xfer_core *c, uint32_t id)
     if (s->state == TD_SLOT_REVOKING && !s->io && !s->n_rd && s->writer == TD_WRITER_NONE) slot_retire(c, id);
 }
 
+/* The live writer has retired. One that was fenced before it may still be in its quarantine. */
+static void slot_writer_retired(struct td_xfer_core *c, struct td_xfer_slot *s)
+{
+    s->writer = s->quarantine_ns ? TD_WRITER_FENCED : TD_WRITER_NONE;
+    s->fence_ns = s->quarantine_ns;
+    if (s->fence_ns) due_by(c, s->fence_ns);
+}
+
 static void slot_fail(struct td_xfer_core *c, uint32_t id, td_status status, const char *reason)
 {
     struct td_xfer_slot *s = &c->slots[id];
@@ -340,7 +348,7 @@ static void slot_check_ready(struct td_xfer_core *c, uint64_t now_ns, uint32_t i
             c->stats.bytes_by_path[TD_XFER_PATH_RDMA] += written;
         }
         if (s->bytes_got != total) return;
-        s->writer = TD_WRITER_NONE; /* that was all it had */
+        if (s->writer == TD_WRITER_LIVE) slot_writer_retired(c, s); /* that was all it had */
         s->state = TD_SLOT_VERIFYING;
     }
     if (s->state != TD_SLOT_VERIFYING || s->verify_at < s->n_digests) return;
@@ -469,7 +477,7 @@ void td_xfer_core_rx_abort(struct td_xfer_core *c, uint64_t conn, const struct t
     if (f->slot < c->max_slots) {
         struct td_xfer_slot *s = &c->slots[f->slot];
         if (s->writer == TD_WRITER_LIVE && s->writer_conn == conn && s->generation == f->generation && s->writer_handle == f->handle) {
-            s->writer = TD_WRITER_NONE; /* all its work requests have completed: the retirement proof */
+            slot_writer_retired(c, s); /* all its work requests have completed: the retirement proof */
             slot_check_retired(c, f->slot);
         }
     }
@@ -597,7 +605,7 @@ void td_xfer_core_conn_fenced(struct td_xfer_core *c, uint64_t conn, uint64_t un
         struct td_xfer_slot *s = &c->slots[i];
         if (s->writer != TD_WRITER_LIVE || s->writer_conn != conn) continue;
         s->writer = TD_WRITER_FENCED;
-        s->fence_ns = until_ns;
+        s->fence_ns = s->quarantine_ns = until_ns;
         c->stats.n_fenced++;
         due_by(c, until_ns);
     }
@@ -672,7 +680,11 @@ static void op_ended(struct td_xfer_core *c, uint32_t id)
 static void op_check_stopped(struct td_xfer_core *c, uint32_t id)
 {
     struct td_xfer_op *op = &c->ops[id];
-    if (op->state != TD_OP_STOPPING || op->io || op->n_wr) return;
+    if (op->state != TD_OP_STOPPING || op->io) return;
+    if (op->n_wr) {
+        due_by(c, 1); /* the time that this may take is counted from the next tick */
+        return;
+    }
     if (op->tell_conn) op_say_abort(c, id, op->tell_conn, op->tell_handle); /* rdma: the writer has retired */
     op->tell_conn = 0;
     if (op->reader_conn) {
@@ -988,6 +1000,7 @@ bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, bo
             continue;
         }
         op->n_wr++;
+        op->wr_conn = conn;
         *cursor = (id + 1) % c->max_ops;
         return true;
     }
@@ -1159,6 +1172,7 @@ uint64_t td_xfer_core_tick(struct td_xfer_core *c, uint64_t now_ns)
         struct td_xfer_slot *s = &c->slots[i];
         if (s->writer == TD_WRITER_FENCED && now_ns >= s->fence_ns) {
             s->writer = TD_WRITER_NONE;
+            s->quarantine_ns = 0;
             slot_check_retired(c, i);
         } else if (s->writer == TD_WRITER_FENCED) {
             due_by(c, s->fence_ns);
@@ -1182,9 +1196,9 @@ uint64_t td_xfer_core_tick(struct td_xfer_core *c, uint64_t now_ns)
     }
     for (uint32_t i = 0; i < c->max_ops; i++) {
         struct td_xfer_op *op = &c->ops[i];
-        if (op->state == TD_OP_STOPPING && op->reader_conn) {
+        if (op->state == TD_OP_STOPPING && (op->reader_conn || op->n_wr)) {
             if (!op->stop_ns) op->stop_ns = now_ns + RETIRE_GRACE * c->orphan_grace_ns;
-            if (now_ns >= op->stop_ns) c->stuck_conn = op->reader_conn;
+            if (now_ns >= op->stop_ns) c->stuck_conn = op->n_wr ? op->wr_conn : op->reader_conn;
             else due_by(c, op->stop_ns);
         }
         if (!op_is_live(op)) continue;

@@ -53,6 +53,7 @@ struct td_xfer_slot {
     enum td_xfer_slot_state state;
     enum td_xfer_writer writer;
     uint64_t writer_conn, writer_handle, fence_ns; /* fence_ns, LIVE: a slot that is over expects ABORT by then (0: not set yet); FENCED: end of quarantine */
+    uint64_t quarantine_ns;       /* 0, or: bytes of a writer that was fenced may come until then, whoever writes now */
     uint32_t n_rd;                /* rdma: READs that have not completed */
     struct { uint64_t conn, handle; uint32_t op; uint16_t attempt; td_status status; } owe; /* rdma: a FAIL that waits for n_rd 0; conn 0: none */
     uint32_t qps_want, qps_got;   /* rdma: queue pairs that carried data, as FINAL says; those whose last word has come */
@@ -86,10 +87,11 @@ struct td_xfer_op {
     uint16_t attempt;
     uint8_t n_lost, n_mismatches; /* connections that broke; digests that differed */
     uint32_t n_wr;            /* rdma: work requests that have not completed */
+    uint64_t wr_conn;         /* rdma: where they are */
     uint32_t qps_used, qps_said; /* rdma: queue pairs with data of this attempt; those that were given the final word */
     int32_t n_pull, ref_at;   /* order[0, n_pull) may be READ by the receiver; rdma: so many of them were named to it */
     bool can_pull;            /* this attempt's connection allows it */
-    uint64_t stop_ns;         /* STOPPING: the peer must have answered by then; 0: not set yet */
+    uint64_t stop_ns;         /* STOPPING: the peer must have answered, and the NIC, by then; 0: not set yet */
     uint64_t reader_conn, reader_handle; /* rdma: the receiver may be READing; ended by its DONE or FAIL, or with the connection */
     uint32_t n_frames;        /* tcp: DATA frames that are not wholly with the kernel */
     uint64_t tell_conn, tell_handle; /* rdma: who is told ABORT when n_wr is 0 */

@@ -166,6 +166,7 @@ bool xfer_rdma_poll(struct td_xfer *x);
 bool xfer_rdma_sleep(struct td_xfer *x);                                           /* arms the channels; false: something came meanwhile, do not sleep */
 void xfer_rdma_woke(struct td_xfer *x, uint64_t slept_ns, bool by_channel);
 void xfer_rdma_fence(struct td_xfer *x, struct td_xfer_conn *c);                   /* kills the link: after it nothing of it reads or lands */
+void xfer_rdma_late(struct td_xfer *x, const struct td_xfer_conn *c);              /* SETUP took too long: its silent rails are avoided for a while */
 void xfer_rdma_op_over(struct td_xfer *x, uint32_t op);                            /* its final words are taken */
 void xfer_rdma_stats(const struct td_xfer *x, struct td_xfer_stats *stats);
 

@@ -45,7 +45,7 @@
 #define SQ_DEPTH 256
 #define RQ_DEPTH 64
 #define SRQ_DEPTH 4096
-#define CQ_DEPTH 32768
+#define CQ_DEPTH 131072        /* flushes of more than 200 links of two queue pairs */
 #define MAX_LINKS 256
 #define CELL 64                /* a probe's bytes */
 #define FENCE_NS (200 * TD_NS_PER_MS)
@@ -61,7 +61,7 @@ struct rail {
     struct td_vb_gid gid;
     struct td_vb_cq *cq;
     struct td_vb_srq *srq;
-    uint32_t srq_spent;
+    uint32_t srq_depth, srq_spent;
     struct td_vb_mr **mr;      /* [n_regions] */
     struct td_vb_mr *probe_mr;
     uint32_t sq_depth, rq_depth, n_sge, cq_depth, cq_used; /* cq_used: a flush of every queue pair fits cq_depth */
@@ -213,7 +213,7 @@ static td_status rail_open(struct td_xfer *x, struct xfer_rdma *r, const char *n
     if (l->max_srq && srq_wr && rail->cq_depth > 2 * srq_wr) { /* no SRQ is no error: every queue pair then has receives of its own */
         if (vb->srq_create(rail->device, srq_wr, &rail->srq) == 0) {
             if (vb->srq_post(rail->srq, RECV_ID, srq_wr) == 0) {
-                rail->cq_used = srq_wr;
+                rail->cq_used = rail->srq_depth = srq_wr;
             } else {
                 vb->srq_destroy(rail->srq);
                 rail->srq = NULL;
@@ -633,12 +633,18 @@ bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[
     struct td_xfer_rdma_setup theirs, offer = {0};
     struct td_err err;
     memcpy(&offer, l->offer, sizeof l->offer);
+    if (l->n_keys) {
+        x->n_bad_frames++;
+        xfer_say(reason, "rdma setup: a second answer");
+        return false;
+    }
     if (td_xfer_rdma_setup_decode(c->rx_payload, c->rx_frame.length, true, &theirs, &err)) {
         x->n_bad_frames++;
         xfer_say(reason, "%.150s", err.msg);
         return false;
     }
-    if (theirs.region_bytes % x->block_bytes || theirs.n_qps > offer.n_qps) {
+    if (theirs.region_bytes % x->block_bytes || theirs.region_bytes / x->block_bytes > INT32_MAX || theirs.n_qps > offer.n_qps) {
+        x->n_bad_frames++;
         xfer_say(reason, "rdma setup: regions of %" PRIu64 " bytes or %u queue pairs are not what was offered", theirs.region_bytes, theirs.n_qps);
         return false;
     }
@@ -669,6 +675,7 @@ bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[
     l->per_rail = theirs.n_qps;
     if (!fits) return false;
     if (n != (uint32_t)theirs.n_rails * theirs.n_qps) {
+        x->n_bad_frames++;
         xfer_say(reason, "rdma setup: rails were accepted that were not offered");
         return false;
     }
@@ -921,6 +928,18 @@ static void on_word(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, uin
     else x->core.stats.n_stale_frames++;
 }
 
+void xfer_rdma_late(struct td_xfer *x, const struct td_xfer_conn *c)
+{
+    uint32_t told = 0;
+    for (int way = 0; way < 2 && !told; way++) /* those that did not get ours through; if all did, those whose answer does not come */
+        for (uint32_t q = 0; c->rdma && q < c->rdma->n_qps; q++) {
+            const struct link_qp *lq = &c->rdma->qp[q];
+            if (!lq->qp || lq->probed || told & 1u << lq->rail || (way == 0 && lq->tail == lq->head)) continue;
+            rail_erred(x, lq->rail);
+            told |= 1u << lq->rail;
+        }
+}
+
 /* The link and the index of a completion's queue pair; NULL: it is gone. */
 static struct xfer_rdma_link *find_qp(struct xfer_rdma *r, uint32_t rail, uint32_t qp_num, uint32_t *ret_q)
 {
@@ -942,7 +961,7 @@ static void on_completion(struct td_xfer *x, uint32_t rail_at, const struct td_v
     uint32_t q = 0;
     struct xfer_rdma_link *l = find_qp(r, rail_at, wc->qp_num, &q);
     bool is_recv = wc->id == RECV_ID || (wc->status == TD_VB_WC_SUCCESS && wc->op == TD_VB_RECV_IMM);
-    if (is_recv && rail->srq && wc->status == TD_VB_WC_SUCCESS && (!l || !l->qp[q].recv_posted) && ++rail->srq_spent >= 64) {
+    if (is_recv && rail->srq && wc->status == TD_VB_WC_SUCCESS && (!l || !l->qp[q].recv_posted) && ++rail->srq_spent >= (rail->srq_depth < 128 ? (rail->srq_depth + 1) / 2 : 64)) {
         if (r->vb->srq_post(rail->srq, RECV_ID, rail->srq_spent) == 0) rail->srq_spent = 0;
     }
     if (!l) return;

@@ -29,7 +29,8 @@ static bool length_fits(const struct td_xfer_frame *f)
     case TD_XFER_REF: return f->length >= 8 && f->length <= 4 + 4 * TD_XFER_REF_MAX && f->length % 4 == 0;
     case TD_XFER_FINAL: return f->length <= TD_XFER_NOTE_MAX;
     case TD_XFER_ABORT:
-    case TD_XFER_FAIL: return f->length <= TD_XFER_REASON_MAX;
+    case TD_XFER_FAIL:
+    case TD_XFER_BYE: return f->length <= TD_XFER_REASON_MAX;
     case TD_XFER_DONE:
     case TD_XFER_PING: return f->length == 0;
     case TD_XFER_RDMA_OFFER:

@@ -43,6 +43,7 @@ enum td_xfer_frame_type {
     TD_XFER_RDMA_ACCEPT,/* rdma, acceptor: payload td_xfer_rdma_setup with its keys */
     TD_XFER_TARGETS,    /* rdma, receiver after OPEN: offset = first grant block, payload td_xfer_run[]: where these grant blocks are */
     TD_XFER_DIGEST,     /* sender, before FINAL: payload td_xfer_digest[] */
+    TD_XFER_BYE,        /* both, last: this side ends the connection; payload is the reason. status AGAIN: it may open another for the same grants */
     TD_XFER_N_TYPES
 };
 
@@ -53,7 +54,7 @@ struct td_xfer_frame {
     uint32_t slot, generation;
     uint32_t op;          /* the sender's op number; also the index of its control word (shm) */
     uint16_t attempt;
-    int16_t status;       /* a td_status: ABORT, FAIL, HELLO_ACK */
+    int16_t status;       /* a td_status: ABORT, FAIL, BYE, HELLO_ACK */
     uint64_t handle;      /* random per attempt, bound to the key by OPEN */
     uint64_t offset;
     uint32_t length;      /* payload bytes */
