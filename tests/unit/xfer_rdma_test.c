@@ -1,0 +1,1191 @@
+/* xfer_rdma_test.c - the RDMA path under every fault, on the provider in memory. Both ends live in this process, so that a test can stand
+ * between the engine and its device: it counts and spoils what is posted, hides events, and holds requests in the network.
+ *
+ * After every fault the same is asked: the bytes are right or the slot was never ready; what lies outside the grant still holds the poison; each
+ * slot and op had one end; nothing is left in the statistics; and the next transfer of the same pair works. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/base/clock.h"
+#include "common/base/doorbell.h"
+#include "common/base/hash.h"
+#include "common/xfer/xfer_wire.h"
+#include "tests/unit/xfer_node.h"
+
+#define N_BLOCKS 48
+#define BLOCK_BYTES 24576
+#define TIMEOUT_MS 8000        /* peer_timeout, an eighth of which a slot waits for another attempt; every wait below is bounded by WAIT_MS */
+#define WAIT_MS 15000
+#define POISON 0xdeadull
+#define MAX_QPS 1024
+#define IB_TIMEOUT 10          /* a quarantine is 4 x 4.2 ms then */
+
+/* --- ends ----------------------------------------------------------------------------------------------------------------------- */
+
+struct qp_seen {
+    struct td_vb_qp *qp;       /* NULL: destroyed */
+    struct td_vb_cq *cq;
+    uint32_t num, device;
+    bool shared;               /* receives come from an SRQ */
+};
+
+struct end {
+    struct td_verbs vb;        /* the fake's, with some calls passing by here first */
+    const struct td_verbs *real;
+    struct td_fake_fabric *f;
+    bool own_fabric;
+    struct td_xfer *x;
+    struct td_arena arena;
+    struct td_doorbell *bell;
+    struct td_xfer_event path; /* the last PATH_CHOSEN that was no success, else the last */
+    uint32_t n_chosen, n_not_had;
+    pthread_mutex_t lock;      /* of what follows */
+    struct td_vb_device *device[TD_FAKE_DEVICES_MAX];
+    struct qp_seen qp[MAX_QPS];
+    uint32_t n_qps, n_reg;
+    uint32_t fail_data_posts;  /* so many calls with data are refused by the device */
+    uint32_t wrong_data;       /* so many requests with data carry other bytes than they should */
+    uint64_t wrong_addr;       /* these */
+    uint32_t n_data, n_words;
+    uint64_t data_bytes[TD_FAKE_DEVICES_MAX]; /* posted */
+    bool hide_events;
+};
+
+#define MAX_ENDS 160
+static struct end *ends[MAX_ENDS];
+static pthread_mutex_t ends_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static struct end *end_of(const struct td_vb_device *d, uint32_t *ret_device)
+{
+    struct end *found = NULL;
+    pthread_mutex_lock(&ends_lock);
+    for (int i = 0; i < MAX_ENDS && !found; i++)
+        for (uint32_t k = 0; ends[i] && k < TD_FAKE_DEVICES_MAX && !found; k++)
+            if (ends[i]->device[k] == d) found = ends[i], *ret_device = k;
+    pthread_mutex_unlock(&ends_lock);
+    TD_ASSERT(found);
+    return found;
+}
+
+static uint32_t spy_max_reg;   /* so many registrations succeed; 0: all */
+
+static int spy_open(const struct td_verbs *vb, const char *name, struct td_vb_device **ret_device)
+{
+    struct end *e = (struct end *)(uintptr_t)vb; /* its first member */
+    int error = e->real->open(vb, name, ret_device);
+    uint32_t i = (uint32_t)strtoul(name + 4, NULL, 10); /* "fake7" */
+    pthread_mutex_lock(&ends_lock);
+    if (!error) e->device[i] = *ret_device;
+    pthread_mutex_unlock(&ends_lock);
+    return error;
+}
+
+static int spy_reg(struct td_vb_device *d, void *addr, uint64_t bytes, unsigned access, struct td_vb_mr **ret_mr)
+{
+    uint32_t i;
+    struct end *e = end_of(d, &i);
+    if (spy_max_reg && e->n_reg == spy_max_reg) return ENOMEM;
+    e->n_reg++;
+    return e->real->reg(d, addr, bytes, access, ret_mr);
+}
+
+static int spy_qp_create(struct td_vb_device *d, struct td_vb_cq *cq, struct td_vb_qp_caps *caps, struct td_vb_qp **ret_qp)
+{
+    uint32_t i;
+    struct end *e = end_of(d, &i);
+    bool shared = caps->srq;
+    int error = e->real->qp_create(d, cq, caps, ret_qp);
+    pthread_mutex_lock(&e->lock);
+    TD_ASSERT(e->n_qps < MAX_QPS);
+    if (!error) e->qp[e->n_qps++] = (struct qp_seen){.qp = *ret_qp, .cq = cq, .num = (*ret_qp)->num, .device = i, .shared = shared};
+    pthread_mutex_unlock(&e->lock);
+    return error;
+}
+
+static void spy_qp_destroy(struct td_vb_qp *qp)
+{
+    uint32_t i;
+    if (!qp) return;
+    struct end *e = end_of(qp->device, &i);
+    pthread_mutex_lock(&e->lock);
+    for (uint32_t k = 0; k < e->n_qps; k++)
+        if (e->qp[k].qp == qp) e->qp[k].qp = NULL;
+    pthread_mutex_unlock(&e->lock);
+    e->real->qp_destroy(qp);
+}
+
+static int spy_post_send(struct td_vb_qp *qp, struct td_vb_send *wrs, uint32_t n, uint32_t *ret_n_posted)
+{
+    uint32_t d;
+    struct end *e = end_of(qp->device, &d);
+    bool refuse = false;
+    pthread_mutex_lock(&e->lock);
+    for (uint32_t i = 0; i < n; i++) {
+        bool data = wrs[i].op == TD_VB_WRITE && wrs[i].sge[0].bytes > 64; /* no probe */
+        if (wrs[i].op == TD_VB_WRITE_IMM && (wrs[i].imm & 0xf) == TD_XFER_IMM_FINAL) e->n_words++;
+        if (!data) continue;
+        e->n_data++;
+        for (uint32_t k = 0; k < wrs[i].n_sge; k++) e->data_bytes[d] += wrs[i].sge[k].bytes;
+        if (e->fail_data_posts) refuse = true;
+        if (e->wrong_data) {
+            e->wrong_data--;
+            wrs[i].sge[0].addr = e->wrong_addr; /* of the same registration */
+        }
+    }
+    if (refuse) e->fail_data_posts--;
+    pthread_mutex_unlock(&e->lock);
+    if (!refuse) return e->real->post_send(qp, wrs, n, ret_n_posted);
+    *ret_n_posted = 0;
+    return EIO;
+}
+
+static bool spy_async_get(struct td_vb_device *d, struct td_vb_async *ret_event)
+{
+    uint32_t i;
+    struct end *e = end_of(d, &i);
+    for (;;) {
+        if (!e->real->async_get(d, ret_event)) return false;
+        pthread_mutex_lock(&e->lock);
+        bool hide = e->hide_events;
+        pthread_mutex_unlock(&e->lock);
+        if (!hide) return true;
+    }
+}
+
+struct side {
+    const char *fake;          /* more options of the fabric */
+    enum td_xfer_path path;
+    const char *devices;
+    bool shareable;
+};
+
+struct setup {
+    struct side side[2];       /* sender, receiver */
+    uint32_t timeout_ms, digest_every, srq_peers, max_slots;
+    uint8_t qps, ib_timeout;
+    bool rnr_waits, expect_failure;
+    uint64_t block_bytes, bytes_in_flight;
+    int32_t n_blocks;
+};
+
+struct transfer;
+static char fabric_path[64];   /* of each test anew */
+#define MAX_TRANSFERS 64
+static struct transfer *by_user[MAX_TRANSFERS]; /* those that are under way */
+
+static void ring(void *ctx)
+{
+    td_doorbell_ring(ctx);
+}
+
+static td_status end_open(struct end *e, const struct setup *s, const struct side *side, struct td_fake_fabric *f, struct td_doorbell *bell,
+                          struct td_err *err)
+{
+    struct td_fake_options o;
+    char text[256], path[256];
+    memset(e, 0, sizeof *e);
+    e->bell = bell;
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_mutex_lock(&ends_lock);
+    int at = 0;
+    while (ends[at]) at++;
+    ends[at] = e;
+    pthread_mutex_unlock(&ends_lock);
+    snprintf(text, sizeof text, "path=%s,retry_ms=20%s%s", fabric_path, side->fake ? "," : "", side->fake ? side->fake : "");
+    td_status status = td_fake_options_parse(text, &o, path, err);
+    if (!status && !f) {
+        o.path = path;
+        e->own_fabric = true;
+        status = td_fake_fabric_open(&o, &e->f, err);
+    } else {
+        e->f = f;
+    }
+    if (status) return status;
+    e->real = td_fake_verbs(e->f);
+    e->vb = *e->real;
+    e->vb.open = spy_open;
+    e->vb.reg = spy_reg;
+    e->vb.qp_create = spy_qp_create;
+    e->vb.qp_destroy = spy_qp_destroy;
+    e->vb.post_send = spy_post_send;
+    e->vb.async_get = spy_async_get;
+    struct td_xfer_rdma_config rdma = {.verbs = &e->vb, .gid_index = -1, .timeout = s->ib_timeout ? s->ib_timeout : IB_TIMEOUT, .retry = 3,
+                                       .rnr_retry = s->rnr_waits ? 0 : 1, .qps_per_rail = s->qps, .srq_peers = s->srq_peers, .devices = side->devices,
+                                       .bytes_in_flight = s->bytes_in_flight};
+    struct td_xfer_config config = {
+        .instance = s->side == side ? "sender" : "receiver", .incarnation = td_random_u64(), .layout_hash = 0x1a70, .listen_host = "127.0.0.1", .path = side->path,
+        .max_slots = s->max_slots ? s->max_slots : 16, .max_ops = s->max_slots ? s->max_slots : 16,
+        .peer_timeout_ms = s->timeout_ms ? s->timeout_ms : TIMEOUT_MS, .digest_every = s->digest_every, .rdma = &rdma,
+        .hooks = {.wake = ring, .ctx = bell},
+    };
+    status = td_arena_create(s->block_bytes * (uint64_t)s->n_blocks, side->shareable, "xfer-rdma-test", &e->arena, err);
+    if (!status) status = td_xfer_open(&config, &e->x, err);
+    if (!status) status = td_xfer_mem_add(e->x, &e->arena, s->block_bytes, s->n_blocks, err);
+    return status;
+}
+
+static void end_close(struct end *e)
+{
+    td_xfer_close(e->x);
+    e->x = NULL;
+    if (e->arena.base) td_arena_destroy(&e->arena);
+    e->arena.base = NULL;
+    if (e->own_fabric) td_fake_fabric_close(e->f);
+    e->f = NULL;
+    pthread_mutex_lock(&ends_lock);
+    for (int i = 0; i < MAX_ENDS; i++)
+        if (ends[i] == e) ends[i] = NULL;
+    pthread_mutex_unlock(&ends_lock);
+}
+
+struct pair {
+    struct setup s;
+    struct end p, d;
+    struct td_doorbell bell;
+    uint64_t seed;
+};
+
+static uint8_t *block(const struct pair *t, const struct end *e, int32_t i)
+{
+    return (uint8_t *)e->arena.base + (uint64_t)i * t->s.block_bytes;
+}
+
+static void poison(struct pair *t, int32_t i)
+{
+    node_fill_bytes(block(t, &t->d, i), t->s.block_bytes, POISON + (uint64_t)i);
+}
+
+static int n_fabrics;
+
+static void fabric_new(void)
+{
+    snprintf(fabric_path, sizeof fabric_path, "/dev/shm/tandem-xfer-rdma-%d-%d", (int)getpid(), n_fabrics++);
+}
+
+static void setup_complete(struct setup *s)
+{
+    if (!s->block_bytes) s->block_bytes = BLOCK_BYTES;
+    if (!s->n_blocks) s->n_blocks = N_BLOCKS;
+    for (int i = 0; i < 2; i++)
+        if (!s->side[i].path) s->side[i].path = TD_XFER_PATH_RDMA;
+}
+
+static const struct setup plain = {0};
+static const enum td_xfer_path AUTO = TD_XFER_N_PATHS; /* in a setup: 0 is rdma there */
+
+/* On the heap, because a test that fails leaves its threads behind. */
+static struct pair *pair_open(const struct setup *setup)
+{
+    struct td_err err = {0};
+    struct pair *t = calloc(1, sizeof *t);
+    assert_non_null(t);
+    memset(by_user, 0, sizeof by_user);
+    t->s = *setup;
+    setup_complete(&t->s);
+    for (int i = 0; i < 2; i++)
+        if (t->s.side[i].path == AUTO) t->s.side[i].path = TD_XFER_PATH_AUTO;
+    t->seed = 77;
+    fabric_new();
+    assert_int_equal(td_doorbell_open(&t->bell, &err), TD_OK);
+    if (end_open(&t->d, &t->s, &t->s.side[1], NULL, &t->bell, &err)) fail_msg("receiver: %s", err.msg);
+    if (end_open(&t->p, &t->s, &t->s.side[0], NULL, &t->bell, &err)) fail_msg("sender: %s", err.msg);
+    for (int32_t i = 0; i < t->s.n_blocks; i++) poison(t, i);
+    return t;
+}
+
+static void pair_close(struct pair *t)
+{
+    end_close(&t->p);
+    end_close(&t->d);
+    td_doorbell_close(&t->bell);
+    unlink(fabric_path);
+    free(t);
+}
+
+static struct td_xfer_stats stats(const struct end *e)
+{
+    struct td_xfer_stats s;
+    td_xfer_stats(e->x, &s);
+    return s;
+}
+
+static struct td_fake_counters counters(const struct end *e)
+{
+    struct td_fake_counters c;
+    td_fake_counters_get(e->f, td_fake_node(e->f), &c);
+    return c;
+}
+
+#define WAIT_FOR(what)                                                                                                                               \
+    do {                                                                                                                                             \
+        uint64_t until_ = td_deadline_after_ms(td_now_ns(), WAIT_MS);                                                                                \
+        while (!(what)) {                                                                                                                            \
+            if (td_now_ns() > until_) fail_msg("%s:%d: not within %d ms: %s", __FILE__, __LINE__, WAIT_MS, #what);                                   \
+            poll(NULL, 0, 1);                                                                                                                        \
+        }                                                                                                                                            \
+    } while (0)
+
+/* --- transfers ------------------------------------------------------------------------------------------------------------------ */
+
+struct transfer {
+    int32_t n;
+    int32_t src[N_BLOCKS], dst[N_BLOCKS];
+    uint64_t seed;
+    uint32_t slot, op;
+    uint8_t blob[512];
+    size_t blob_bytes;
+    /* what was told */
+    bool ready, slot_failed, slot_free, done, op_failed;
+    struct td_xfer_event slot_end, op_end; /* READY or FAILED; DONE or FAILED */
+    uint64_t free_ns;
+};
+
+/* A grant of m->dst. */
+static void grant_blocks(struct pair *t, struct transfer *m, int32_t n, uint64_t ms)
+{
+    struct td_err err = {0};
+    static uint8_t blob[TD_XFER_BLOB_MAX];
+    uint32_t user = 0;
+    m->n = n;
+    m->seed = t->seed += 1000;
+    while (by_user[user]) user++;
+    by_user[user] = m;
+    if (td_xfer_grant(t->d.x, m->dst, n, td_deadline_after_ms(td_now_ns(), ms), user, &m->slot, blob, &m->blob_bytes, &err)) fail_msg("grant: %s", err.msg);
+    memcpy(m->blob, blob, m->blob_bytes);
+}
+
+/* n blocks: 5, 12, 19, ... mod n_blocks, so that neighbours in the grant are none in the pool. */
+static void grant(struct pair *t, struct transfer *m, int32_t n, uint64_t ms)
+{
+    memset(m, 0, sizeof *m);
+    for (int32_t i = 0; i < n; i++) {
+        m->dst[i] = (5 + 7 * i) % t->s.n_blocks;
+        m->src[i] = (11 + 13 * i) % t->s.n_blocks;
+    }
+    grant_blocks(t, m, n, ms);
+}
+
+/* Neighbours on both sides, from block `first` on. */
+static void grant_run(struct pair *t, struct transfer *m, int32_t first, int32_t n, uint64_t ms)
+{
+    memset(m, 0, sizeof *m);
+    for (int32_t i = 0; i < n; i++) m->dst[i] = m->src[i] = first + i;
+    grant_blocks(t, m, n, ms);
+}
+
+static void fill_source(struct pair *t, const struct transfer *m)
+{
+    for (int32_t i = 0; i < m->n; i++) node_fill_bytes(block(t, &t->p, m->src[i]), t->s.block_bytes, m->seed + (uint64_t)i);
+}
+
+static td_status try_op(struct pair *t, struct transfer *m, uint64_t ms, struct td_err *err)
+{
+    int32_t n;
+    uint32_t user = 0;
+    while (by_user[user] != m) user++;
+    fill_source(t, m);
+    td_status status = td_xfer_op_start(t->p.x, m->blob, m->blob_bytes, td_deadline_after_ms(td_now_ns(), ms), user, &m->op, &n, err);
+    if (!status) assert_int_equal(n, m->n);
+    return status;
+}
+
+static void op(struct pair *t, struct transfer *m, uint64_t ms)
+{
+    struct td_err err = {0};
+    if (try_op(t, m, ms, &err)) fail_msg("op: %s", err.msg);
+}
+
+static td_status submit(struct pair *t, struct transfer *m, int32_t first, int32_t n, bool final)
+{
+    return td_xfer_submit(t->p.x, m->op, first, m->src + first, n, final, final ? &m->seed : NULL, final ? sizeof m->seed : 0);
+}
+
+static bool next_event(struct end *e, struct td_xfer_event *ret_event)
+{
+    while (td_xfer_poll(e->x, ret_event, 1)) {
+        if (ret_event->kind != TD_XFER_PATH_CHOSEN) return true;
+        if (ret_event->status || !e->n_not_had) e->path = *ret_event;
+        if (ret_event->status) e->n_not_had++;
+        else e->n_chosen++;
+    }
+    return false;
+}
+
+static void check_content(struct pair *t, const struct transfer *m)
+{
+    for (int32_t i = 0; i < m->n; i++)
+        if (!node_check_bytes(block(t, &t->d, m->dst[i]), t->s.block_bytes, m->seed + (uint64_t)i)) fail_msg("ready, and grant block %d is wrong", i);
+}
+
+/* All blocks that no transfer on `by_user` still owns hold the poison. */
+static void check_poison(struct pair *t)
+{
+    for (int32_t i = 0; i < t->s.n_blocks; i++) {
+        bool owned = false;
+        for (int k = 0; k < MAX_TRANSFERS; k++)
+            for (int32_t j = 0; by_user[k] && j < by_user[k]->n; j++)
+                if (by_user[k]->dst[j] == i && !by_user[k]->slot_free) owned = true;
+        if (!owned && !node_check_bytes(block(t, &t->d, i), t->s.block_bytes, POISON + (uint64_t)i)) fail_msg("block %d was written and is nobody's", i);
+    }
+}
+
+/* Takes what is there. READY is compared; SLOT_FREE gives its blocks to the poison. `keep`: revoke nothing. */
+static bool take_events(struct pair *t, bool keep)
+{
+    struct td_xfer_event e;
+    bool any = false;
+    while (t->d.x && next_event(&t->d, &e)) {
+        struct transfer *m = by_user[e.user];
+        any = true;
+        assert_non_null(m);
+        assert_int_equal(e.id, m->slot);
+        assert_false(m->slot_free);
+        switch (e.kind) {
+        case TD_XFER_SLOT_READY:
+            assert_false(m->ready || m->slot_failed);
+            m->ready = true;
+            m->slot_end = e;
+            assert_int_equal(e.bytes, (uint64_t)m->n * t->s.block_bytes);
+            assert_int_equal(e.note_bytes, sizeof m->seed);
+            assert_memory_equal(e.note, &m->seed, sizeof m->seed);
+            check_content(t, m);
+            if (!keep) td_xfer_revoke(t->d.x, m->slot, "given back by the test");
+            break;
+        case TD_XFER_SLOT_FAILED:
+            assert_false(m->ready || m->slot_failed);
+            m->slot_failed = true;
+            m->slot_end = e;
+            assert_true(e.status < 0 && e.reason[0]);
+            if (!keep) td_xfer_revoke(t->d.x, m->slot, "given back by the test");
+            break;
+        case TD_XFER_SLOT_FREE:
+            m->slot_free = true;
+            m->free_ns = td_now_ns();
+            for (int32_t i = 0; i < m->n; i++) poison(t, m->dst[i]); /* somebody else's from now on */
+            break;
+        default: fail_msg("event %d at the receiver", (int)e.kind);
+        }
+    }
+    while (t->p.x && next_event(&t->p, &e)) {
+        struct transfer *m = by_user[e.user];
+        any = true;
+        assert_non_null(m);
+        assert_int_equal(e.id, m->op);
+        assert_false(m->done || m->op_failed);
+        m->op_end = e;
+        if (e.kind == TD_XFER_OP_DONE) m->done = true;
+        else if (e.kind == TD_XFER_OP_FAILED) m->op_failed = true;
+        else fail_msg("event %d at the sender", (int)e.kind);
+        assert_true(m->done || (e.status < 0 && e.reason[0]));
+        for (int32_t i = 0; i < m->n; i++) memset(block(t, &t->p, m->src[i]), 0xee, t->s.block_bytes); /* reused at once */
+    }
+    return any;
+}
+
+/* Until `what` holds, with events taken as they come. */
+#define TAKE_UNTIL(t, keep, what)                                                                                                                    \
+    do {                                                                                                                                             \
+        uint64_t until_ = td_deadline_after_ms(td_now_ns(), WAIT_MS);                                                                                \
+        take_events(t, keep);                                                                                                                        \
+        while (!(what)) {                                                                                                                            \
+            if (td_now_ns() > until_) fail_msg("%s:%d: not within %d ms: %s", __FILE__, __LINE__, WAIT_MS, #what);                                   \
+            td_doorbell_wait(&(t)->bell, td_deadline_after_ms(td_now_ns(), 2));                                                                      \
+            take_events(t, keep);                                                                                                                    \
+        }                                                                                                                                            \
+    } while (0)
+
+static void forget(struct transfer *m)
+{
+    for (int i = 0; i < MAX_TRANSFERS; i++)
+        if (by_user[i] == m) by_user[i] = NULL;
+}
+
+/* Both ends of it, the pool, and nothing left. `op_live` false: there was no op. */
+static void finish(struct pair *t, struct transfer *m, bool op_live)
+{
+    TAKE_UNTIL(t, false, m->slot_free && (!op_live || m->done || m->op_failed));
+    forget(m);
+    check_poison(t);
+    assert_int_equal(stats(&t->d).n_slots_used, 0);
+    if (t->p.x) assert_int_equal(stats(&t->p).n_ops_used, 0);
+}
+
+/* One transfer that goes well. */
+static void whole(struct pair *t, int32_t n)
+{
+    struct transfer m;
+    grant(t, &m, n, WAIT_MS);
+    op(t, &m, WAIT_MS);
+    assert_int_equal(submit(t, &m, 0, n / 2, false), TD_OK);
+    assert_int_equal(submit(t, &m, n / 2, n - n / 2, true), TD_OK);
+    finish(t, &m, true);
+    if (!m.ready) fail_msg("slot: status %d: %s", (int)m.slot_end.status, m.slot_end.reason);
+    if (!m.done) fail_msg("op: status %d: %s", (int)m.op_end.status, m.op_end.reason);
+    assert_int_equal(m.slot_end.path, TD_XFER_PATH_RDMA);
+}
+
+static void rule(struct end *e, enum td_fake_fault fault, uint64_t nth, enum td_vb_wc_status status, int error)
+{
+    struct td_fake_rule r = {.fault = fault, .device = TD_FAKE_ALL, .nth = nth, .status = status, .error = error};
+    assert_true(td_fake_rule_add(e->f, &r));
+}
+
+/* Queue pairs that stand, newest first. */
+static struct qp_seen live_qp(struct end *e, uint32_t device, uint32_t nth)
+{
+    struct qp_seen found = {0};
+    pthread_mutex_lock(&e->lock);
+    for (uint32_t i = e->n_qps; i-- > 0;)
+        if (e->qp[i].qp && e->qp[i].device == device && nth-- == 0) {
+            found = e->qp[i];
+            break;
+        }
+    pthread_mutex_unlock(&e->lock);
+    assert_non_null(found.qp);
+    return found;
+}
+
+static void fail_posts(struct end *e, uint32_t n)
+{
+    pthread_mutex_lock(&e->lock);
+    e->fail_data_posts = n;
+    pthread_mutex_unlock(&e->lock);
+}
+
+static void hide_events(struct end *e, bool hide)
+{
+    pthread_mutex_lock(&e->lock);
+    e->hide_events = hide;
+    pthread_mutex_unlock(&e->lock);
+}
+
+#define expect_text(text, part)                                                                                                                      \
+    do {                                                                                                                                             \
+        if (!strstr(text, part)) fail_msg("%s:%d: \"%s\" is not in \"%s\"", __FILE__, __LINE__, part, text);                                         \
+    } while (0)
+
+/* --- 1: completions that fail --------------------------------------------------------------------------------------------------- */
+
+#define N_DATA 12              /* blocks of a transfer, each its own request, on one queue pair */
+static const struct setup one_qp = {.qps = 1};
+
+static bool fails_for_good(enum td_vb_wc_status s)
+{
+    return s == TD_VB_WC_LOC_LEN || s == TD_VB_WC_LOC_QP_OP || s == TD_VB_WC_LOC_PROT || s == TD_VB_WC_MW_BIND || s == TD_VB_WC_BAD_RESP ||
+           s == TD_VB_WC_LOC_ACCESS || s == TD_VB_WC_REM_INV_REQ || s == TD_VB_WC_REM_ACCESS || s == TD_VB_WC_REM_OP;
+}
+
+/* The nth request of a transfer of N_DATA blocks fails: 1 .. N_DATA are data, N_DATA + 1 the final word. */
+static void one_failure(struct pair *t, enum td_fake_fault fault, uint64_t nth, enum td_vb_wc_status status)
+{
+    struct transfer m;
+    bool retryable = !fails_for_good(status);
+    uint32_t conns = stats(&t->p).conns_by_path[TD_XFER_PATH_RDMA];
+    assert_int_equal(conns, 1); /* so that requests are counted from the transfer's first */
+    grant(t, &m, N_DATA, WAIT_MS);
+    rule(&t->p, fault, nth, status, 0);
+    op(t, &m, WAIT_MS);
+    assert_int_equal(submit(t, &m, 0, N_DATA, true), TD_OK);
+    finish(t, &m, true);
+    if (retryable) {
+        if (!m.ready || !m.done)
+            fail_msg("%s at %u: slot %s, op %s", td_vb_wc_status_name(status), (unsigned)nth, m.slot_end.reason, m.op_end.reason);
+    } else if (fault == TD_FAKE_FAIL_AFTER) {
+        assert_true(m.ready || m.op_failed); /* everything may have come before the sender knew */
+    } else {
+        if (!m.op_failed || !m.slot_failed) fail_msg("%s at %u: it went on", td_vb_wc_status_name(status), (unsigned)nth);
+        assert_int_equal(m.op_end.status, TD_ERR_PEER);
+        if (!strstr(m.op_end.reason, "fake0") || !strstr(m.op_end.reason, td_vb_wc_status_name(status)))
+            fail_msg("%s: the reason is \"%s\"", td_vb_wc_status_name(status), m.op_end.reason);
+    }
+    td_fake_rules_clear(t->p.f);
+    whole(t, 5);
+}
+
+static void every_status_at_every_position(void **state)
+{
+    static const uint64_t nths[] = {1, N_DATA / 2, N_DATA, N_DATA + 1};
+    (void)state;
+    struct pair *t = pair_open(&one_qp);
+    whole(t, 3);
+    for (enum td_vb_wc_status s = TD_VB_WC_SUCCESS + 1; s < TD_VB_WC_N_STATUSES; s++)
+        for (size_t i = 0; i < sizeof nths / sizeof nths[0]; i++) {
+            one_failure(t, TD_FAKE_FAIL_BEFORE, nths[i], s);
+            if (s == TD_VB_WC_RETRY_EXC || (i == 1 && s == TD_VB_WC_REM_OP)) one_failure(t, TD_FAKE_FAIL_AFTER, nths[i], s); /* the other end has it, and this one does not know */
+        }
+    pair_close(t);
+}
+
+/* The receiver sees flushes, the connection breaks, and a third break is one too many. */
+static void attempts_are_bounded(void **state)
+{
+    struct transfer m;
+    (void)state;
+    struct pair *t = pair_open(&one_qp);
+    whole(t, 3);
+    for (uint32_t n = 1; n <= 3; n++) {
+        grant(t, &m, N_DATA, WAIT_MS);
+        fail_posts(&t->p, n);
+        op(t, &m, WAIT_MS);
+        assert_int_equal(submit(t, &m, 0, N_DATA, true), TD_OK);
+        finish(t, &m, true);
+        if (n < 3) {
+            if (!m.ready || !m.done) fail_msg("%u breaks: %s, %s", n, m.slot_end.reason, m.op_end.reason);
+        } else {
+            assert_true(m.slot_failed && m.op_failed);
+            expect_text(m.op_end.reason, "fake0");
+            expect_text(m.op_end.reason, strerror(EIO));
+        }
+        whole(t, 5);
+    }
+    pair_close(t);
+}
+
+static void a_partial_post_is_another_attempt(void **state)
+{
+    (void)state;
+    struct pair *t = pair_open(&one_qp);
+    whole(t, 3);
+    for (uint64_t nth = 1; nth <= N_DATA + 1; nth += 4) { /* 1, 5, 9, 13: the word */
+        struct transfer m;
+        grant(t, &m, N_DATA, WAIT_MS);
+        rule(&t->p, TD_FAKE_POST_PARTIAL, nth, 0, nth == 5 ? ENOMEM : EINVAL);
+        op(t, &m, WAIT_MS);
+        assert_int_equal(submit(t, &m, 0, N_DATA, true), TD_OK);
+        finish(t, &m, true);
+        if (!m.ready || !m.done) fail_msg("at %u: %s, %s", (unsigned)nth, m.slot_end.reason, m.op_end.reason);
+        td_fake_rules_clear(t->p.f);
+        whole(t, 5);
+    }
+    pair_close(t);
+}
+
+/* Half of the blocks are at the receiver, and the rest is not submitted yet. */
+static void go_half(struct pair *t, struct transfer *m, int32_t n, uint64_t ms)
+{
+    uint64_t sent = stats(&t->p).bytes_sent;
+    grant(t, m, n, ms);
+    op(t, m, ms);
+    assert_int_equal(submit(t, m, 0, n / 2, false), TD_OK);
+    WAIT_FOR(stats(&t->p).bytes_sent == sent + (uint64_t)(n / 2) * t->s.block_bytes);
+}
+
+static void the_rest(struct pair *t, struct transfer *m)
+{
+    td_status status = submit(t, m, m->n / 2, m->n - m->n / 2, true);
+    if (status && status != TD_ERR_PEER && status != TD_ERR_DEADLINE && status != TD_ERR_UNSUPPORTED) fail_msg("submit: %d", (int)status);
+}
+
+static void a_queue_pair_breaks_on_one_side(void **state)
+{
+    struct transfer m;
+    (void)state;
+    struct pair *t = pair_open(&plain);
+    whole(t, 3);
+    for (int round = 0; round < 8; round++) { /* which side; with an event or without; before or after the rest is submitted */
+        struct end *e = round & 1 ? &t->d : &t->p;
+        go_half(t, &m, N_DATA, WAIT_MS);
+        uint32_t num = live_qp(e, 0, (uint32_t)round / 2 % 2).num;
+        if (round & 4) the_rest(t, &m);
+        assert_true(td_fake_qp_break(e->f, num, round & 2) || round & 4); /* in the second case it may be over */
+        if (!(round & 4)) the_rest(t, &m);
+        finish(t, &m, true);
+        if (!m.ready || !m.done) fail_msg("round %d: %s, %s", round, m.slot_end.reason, m.op_end.reason);
+        whole(t, 5);
+    }
+    assert_true(stats(&t->p).n_async_events > 0 && stats(&t->d).n_async_events > 0);
+    pair_close(t);
+}
+
+/* The completion queue or the device of one rail of two dies, with word of it. The other rail does it all from then on. */
+static void a_dead_rail_is_left(void **state)
+{
+    static const struct setup two = {.side = {{.fake = "devices=2"}, {.fake = "devices=2"}}};
+    (void)state;
+    for (int round = 0; round < 4; round++) {
+        struct transfer m;
+        struct pair *t = pair_open(&two);
+        whole(t, 9);
+        struct end *e = round & 1 ? &t->d : &t->p;
+        go_half(t, &m, N_DATA, WAIT_MS);
+        if (round & 2) td_fake_cq_break(e->f, live_qp(e, 0, 0).cq);
+        else td_fake_async(e->f, 0, &(struct td_vb_async){.kind = TD_VB_ASYNC_DEVICE_FATAL});
+        the_rest(t, &m);
+        finish(t, &m, true);
+        if (!m.ready || !m.done) fail_msg("round %d: %s, %s", round, m.slot_end.reason, m.op_end.reason);
+        whole(t, 9);
+        pthread_mutex_lock(&e->lock);
+        for (uint32_t i = 0; i < e->n_qps; i++) assert_false(e->qp[i].qp && e->qp[i].device == 0);
+        pthread_mutex_unlock(&e->lock);
+        pair_close(t);
+    }
+}
+
+/* The only device dies: what is under way ends with the reason, and what comes later is refused with it. */
+static void the_last_rail_dies(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 4; round++) {
+        struct transfer m;
+        struct td_err err = {0};
+        struct pair *t = pair_open(&plain);
+        whole(t, 9);
+        struct end *e = round & 1 ? &t->d : &t->p;
+        go_half(t, &m, N_DATA, WAIT_MS);
+        if (round & 2) td_fake_cq_break(e->f, live_qp(e, 0, 0).cq);
+        else td_fake_async(e->f, 0, &(struct td_vb_async){.kind = TD_VB_ASYNC_DEVICE_FATAL});
+        the_rest(t, &m);
+        finish(t, &m, true);
+        assert_true(m.slot_failed && m.op_failed);
+        assert_int_equal(m.op_end.status, e == &t->p ? TD_ERR_PEER : TD_ERR_UNSUPPORTED);
+        expect_text(m.op_end.reason, "no usable RDMA device");
+        grant(t, &m, 3, WAIT_MS);
+        td_status status = try_op(t, &m, WAIT_MS, &err);
+        if (e == &t->d) {
+            assert_int_equal(status, TD_ERR_UNSUPPORTED);
+            expect_text(err.msg, "it has no usable RDMA device");
+        } else {
+            TAKE_UNTIL(t, false, m.op_failed);
+            expect_text(m.op_end.reason, "this side has no usable RDMA device");
+        }
+        td_xfer_revoke(t->d.x, m.slot, "never used");
+        finish(t, &m, false);
+        pair_close(t);
+    }
+}
+
+/* The completion queue dies and nobody is told: no completion, no event. Deadlines end the transfer, and then its blocks come back all the same. */
+static void silent_death_is_bounded(void **state)
+{
+    static const struct setup impatient = {.timeout_ms = 600};
+    (void)state;
+    for (int round = 0; round < 2; round++) {
+        struct transfer m;
+        struct pair *t = pair_open(&impatient);
+        whole(t, 9);
+        struct end *e = round & 1 ? &t->d : &t->p;
+        hide_events(e, true);
+        uint64_t began = td_now_ns();
+        go_half(t, &m, N_DATA, 300);
+        td_fake_cq_break(e->f, live_qp(e, 0, 0).cq);
+        the_rest(t, &m);
+        finish(t, &m, true);
+        assert_true(m.slot_failed && m.op_failed);
+        assert_true(m.free_ns - began < 5 * TD_NS_PER_S);
+        pair_close(t);
+    }
+}
+
+static void ports_go_down_and_up(void **state)
+{
+    struct transfer m;
+    struct td_err err = {0};
+    (void)state;
+    struct pair *t = pair_open(&plain);
+    whole(t, 3);
+    for (int round = 0; round < 2; round++) {
+        struct end *e = round ? &t->d : &t->p;
+        go_half(t, &m, N_DATA, WAIT_MS);
+        assert_true(td_fake_port_set(e->f, td_fake_node(e->f), 0, 1, false));
+        the_rest(t, &m);
+        finish(t, &m, true);
+        assert_true(m.slot_failed && m.op_failed);
+        expect_text(m.op_end.reason, "no usable RDMA device");
+        if (round) {
+            grant(t, &m, 3, WAIT_MS);
+            assert_int_equal(try_op(t, &m, WAIT_MS, &err), TD_ERR_UNSUPPORTED);
+            td_xfer_revoke(t->d.x, m.slot, "never used");
+            finish(t, &m, false);
+        }
+        uint64_t n = stats(e).n_async_events;
+        assert_true(td_fake_port_set(e->f, td_fake_node(e->f), 0, 1, true));
+        WAIT_FOR(stats(e).n_async_events > n);
+        whole(t, 9);
+    }
+    pair_close(t);
+}
+
+/* Another address becomes the best one: links on the old one end, and the transfer goes on over new ones. */
+static void an_address_changes(void **state)
+{
+    struct transfer m;
+    (void)state;
+    struct pair *t = pair_open(&plain);
+    whole(t, 3);
+    for (int round = 0; round < 4; round++) {
+        struct end *e = round & 1 ? &t->d : &t->p;
+        go_half(t, &m, N_DATA, WAIT_MS);
+        assert_true(td_fake_gid_set(e->f, 0, 1, 5, round & 2 ? TD_FAKE_GID_EMPTY : TD_FAKE_GID_V4, TD_VB_GID_ROCE_V2, true));
+        the_rest(t, &m);
+        finish(t, &m, true);
+        if (!m.ready || !m.done) fail_msg("round %d: %s, %s", round, m.slot_end.reason, m.op_end.reason);
+        whole(t, 5);
+    }
+    pair_close(t);
+}
+
+/* --- 2: bytes that land late ---------------------------------------------------------------------------------------------------- */
+
+static uint32_t n_live_qps(struct end *e)
+{
+    uint32_t n = 0;
+    pthread_mutex_lock(&e->lock);
+    for (uint32_t i = 0; i < e->n_qps; i++) n += e->qp[i].qp != NULL;
+    pthread_mutex_unlock(&e->lock);
+    return n;
+}
+
+/* No event comes for a while. That is no proof, but a broken engine answers within microseconds. */
+static void expect_silence(struct pair *t, uint64_t ms)
+{
+    for (uint64_t until = td_deadline_after_ms(td_now_ns(), ms); td_now_ns() < until;) {
+        if (take_events(t, false)) fail_msg("an event before the writer was retired or fenced");
+        poll(NULL, 0, 1);
+    }
+}
+
+/* All requests of a transfer are in the network, none of them at the receiver. */
+static void go_held(struct pair *t, struct transfer *m)
+{
+    grant(t, m, N_DATA, WAIT_MS);
+    op(t, m, WAIT_MS);
+    td_fake_hold(t->p.f, TD_FAKE_ALL);
+    assert_int_equal(submit(t, m, 0, N_DATA, true), TD_OK);
+    WAIT_FOR(counters(&t->d).held == N_DATA + 1);
+}
+
+/* Releases what is held; none of it may land. */
+static void release_late(struct pair *t)
+{
+    struct td_fake_counters before = counters(&t->d);
+    td_fake_hold(t->d.f, 0);
+    WAIT_FOR(counters(&t->d).held == 0);
+    struct td_fake_counters after = counters(&t->d);
+    assert_int_equal(after.writes_dropped_late - before.writes_dropped_late, before.held);
+    assert_int_equal(after.bytes_landed, before.bytes_landed);
+    check_poison(t);
+}
+
+static void a_dead_writers_bytes_land_nowhere(void **state)
+{
+    struct transfer m;
+    struct td_err err = {0};
+    (void)state;
+    struct pair *t = pair_open(&one_qp);
+    for (int round = 0; round < 2; round++) { /* the slot is revoked before its writer dies, or after */
+        whole(t, 3);
+        go_held(t, &m);
+        if (round) {
+            td_xfer_revoke(t->d.x, m.slot, "changed its mind");
+            expect_silence(t, 30);
+        }
+        uint64_t n_fenced = stats(&t->d).n_fenced, died = td_now_ns();
+        end_close(&t->p);
+        TAKE_UNTIL(t, false, m.slot_free);
+        assert_true(m.free_ns - died >= 4 * (UINT64_C(4096) << IB_TIMEOUT)); /* the quarantine */
+        assert_true(m.free_ns - died < 5 * TD_NS_PER_S);
+        assert_int_equal(n_live_qps(&t->d), 0);
+        assert_int_equal(stats(&t->d).n_fenced, n_fenced + 1);
+        assert_int_equal(stats(&t->d).n_slots_used, 0);
+        forget(&m);
+        /* the next owner has the blocks */
+        struct transfer next;
+        grant(t, &next, N_DATA, WAIT_MS);
+        release_late(t);
+        td_xfer_revoke(t->d.x, next.slot, "");
+        finish(t, &next, false);
+        if (end_open(&t->p, &t->s, &t->s.side[0], NULL, &t->bell, &err)) fail_msg("sender: %s", err.msg);
+    }
+    whole(t, 12);
+    pair_close(t);
+}
+
+/* The sender lives and its requests do not move: no event until they have ended, one way or the other. */
+static void a_stuck_writer_is_waited_for_or_fenced(void **state)
+{
+    static const struct setup impatient = {.qps = 1, .timeout_ms = 1000};
+    struct transfer m;
+    (void)state;
+    for (int round = 0; round < 6; round++) { /* who ends it; the network moves again, or never; or the queue pair itself is stuck */
+        struct pair *t = pair_open(&impatient);
+        bool cancel = round & 1, moves = round < 2, stalls = round >= 4;
+        whole(t, 3);
+        if (stalls) {
+            rule(&t->p, TD_FAKE_STALL, N_DATA / 2, 0, 0);
+            grant(t, &m, N_DATA, WAIT_MS);
+            op(t, &m, WAIT_MS);
+            uint64_t landed = counters(&t->d).writes_landed;
+            assert_int_equal(submit(t, &m, 0, N_DATA, true), TD_OK);
+            WAIT_FOR(counters(&t->d).writes_landed == landed + N_DATA / 2 - 1);
+        } else {
+            go_held(t, &m);
+        }
+        uint64_t ended = td_now_ns(), n_fenced = stats(&t->d).n_fenced;
+        if (cancel) td_xfer_cancel(t->p.x, m.op, "not wanted any more");
+        else td_xfer_revoke(t->d.x, m.slot, "given to another");
+        expect_silence(t, 100);
+        assert_int_equal(n_live_qps(&t->d), 1);
+        if (moves) {
+            td_fake_hold(t->d.f, 0);
+            finish(t, &m, true);
+            assert_int_equal(stats(&t->d).n_fenced, n_fenced); /* the writer retired by itself */
+            assert_int_equal(stats(&t->p).conns_by_path[TD_XFER_PATH_RDMA], 1);
+        } else {
+            TAKE_UNTIL(t, false, m.slot_free && m.op_failed);
+            assert_int_equal(n_live_qps(&t->d), 0);
+            assert_int_equal(stats(&t->d).n_fenced, n_fenced + 1);
+            assert_true(m.free_ns - ended >= TD_NS_PER_S && m.free_ns - ended < 8 * TD_NS_PER_S);
+            finish(t, &m, true);
+            release_late(t);
+        }
+        assert_true(m.op_failed);
+        expect_text(m.op_end.reason, cancel ? "not wanted any more" : "given to another");
+        if (cancel && !moves) assert_true(m.slot_failed); /* else all of it may come after the cancel, and be right */
+        whole(t, 12);
+        pair_close(t);
+    }
+}
+
+/* A writer that was fenced is in its quarantine although a later attempt has filled the slot: it is not free before that is over. */
+static void a_quarantine_outlives_the_next_attempt(void **state)
+{
+    static const struct setup slow = {.qps = 1, .ib_timeout = 15}; /* 4 x 134 ms */
+    struct transfer m;
+    (void)state;
+    struct pair *t = pair_open(&slow);
+    whole(t, 3);
+    go_half(t, &m, N_DATA, WAIT_MS);
+    uint64_t broke = td_now_ns();
+    assert_true(td_fake_qp_break(t->p.f, live_qp(&t->p, 0, 0).num, true));
+    the_rest(t, &m);
+    finish(t, &m, true);
+    assert_true(m.ready && m.done);
+    assert_true(m.free_ns - broke >= 4 * (UINT64_C(4096) << 15));
+    whole(t, 3);
+    pair_close(t);
+}
+
+/* --- 3: what devices allow ------------------------------------------------------------------------------------------------------ */
+
+/* Small transfers, `depth` of them under way at any time. */
+static void many(struct pair *t, int n_total, int depth)
+{
+    struct transfer *m = calloc((size_t)depth, sizeof *m);
+    bool live[MAX_TRANSFERS] = {0};
+    int n_started = 0, n_ended = 0;
+    uint64_t until = td_deadline_after_ms(td_now_ns(), 8 * WAIT_MS);
+    assert_non_null(m);
+    while (n_ended < n_total) {
+        if (td_now_ns() > until) fail_msg("%d of %d ended", n_ended, n_total);
+        for (int i = 0; i < depth && n_started < n_total; i++) {
+            if (live[i]) continue;
+            grant_run(t, &m[i], i, 1, 8 * WAIT_MS);
+            op(t, &m[i], 8 * WAIT_MS);
+            assert_int_equal(submit(t, &m[i], 0, 1, true), TD_OK);
+            live[i] = true;
+            n_started++;
+        }
+        if (!take_events(t, false)) td_doorbell_wait(&t->bell, td_deadline_after_ms(td_now_ns(), 2));
+        for (int i = 0; i < depth; i++) {
+            if (!live[i] || !m[i].slot_free || !(m[i].done || m[i].op_failed)) continue;
+            if (!m[i].ready || !m[i].done) fail_msg("%d: %s, %s", n_ended, m[i].slot_end.reason, m[i].op_end.reason);
+            forget(&m[i]);
+            live[i] = false;
+            n_ended++;
+        }
+    }
+    free(m);
+    check_poison(t);
+    assert_int_equal(stats(&t->d).n_slots_used, 0);
+    assert_int_equal(stats(&t->p).n_ops_used, 0);
+}
+
+/* RNR is an error here (rnr_retry 0): a word that found no receive would break the connection. */
+static void small_transfers_at_full_depth(void **state)
+{
+    static const struct setup setups[] = {
+        {.max_slots = 40, .block_bytes = 512, .rnr_waits = false},
+        {.max_slots = 40, .block_bytes = 512, .srq_peers = 1},
+        {.max_slots = 40, .block_bytes = 512, .side = {{.fake = "tiny=1"}, {.fake = "tiny=1,unordered=1"}}},
+        {.max_slots = 40, .block_bytes = 512, .side = {{.fake = "max_qp_wr=16"}, {.fake = "max_srq_wr=8"}}, .srq_peers = 1, .rnr_waits = true},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof setups / sizeof setups[0]; i++) {
+        struct pair *t = pair_open(&setups[i]);
+        many(t, i == 0 ? 2000 : 400, 40);
+        if (!setups[i].rnr_waits) assert_int_equal(counters(&t->d).rnr, 0);
+        assert_int_equal(counters(&t->d).cq_overruns + counters(&t->p).cq_overruns, 0);
+        assert_int_equal(stats(&t->p).n_rail_errors + stats(&t->d).n_rail_errors, 0);
+        for (uint32_t k = 0; k < t->d.n_qps; k++) assert_int_equal(t->d.qp[k].shared, setups[i].srq_peers == 1);
+        pair_close(t);
+    }
+}
+
+static void tiny_devices_carry_large_transfers(void **state)
+{
+    static const struct setup setups[] = {
+        {.side = {{.fake = "tiny=1"}, {.fake = "tiny=1"}}, .qps = 4},
+        {.side = {{.fake = "tiny=1,unordered=1"}, {.fake = "unordered=1,relaxed=1"}}},
+        {.side = {{.fake = "relaxed=1"}, {.fake = "tiny=1,unordered=1,relaxed=1"}}, .digest_every = 1},
+        {.side = {{.fake = "infiniband=1"}, {.fake = "infiniband=1"}}, .qps = 3},
+        {.side = {{.fake = "mtu=256,max_sge=3"}, {.fake = "mtu=1024,max_qp_wr=8"}}, .bytes_in_flight = 1},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof setups / sizeof setups[0]; i++) {
+        struct pair *t = pair_open(&setups[i]);
+        struct transfer m;
+        for (int k = 0; k < 5; k++) whole(t, 1 + 9 * k);
+        grant_run(t, &m, 3, 40, WAIT_MS); /* one run over the border of two registrations */
+        op(t, &m, WAIT_MS);
+        assert_int_equal(submit(t, &m, 0, 40, true), TD_OK);
+        finish(t, &m, true);
+        assert_true(m.ready && m.done);
+        assert_int_equal(stats(&t->p).n_rail_errors + stats(&t->d).n_rail_errors, 0);
+        pair_close(t);
+    }
+}
+
+/* What a device cannot do is refused when the endpoint is opened, with the numbers. */
+static void limits_are_refused_by_name(void **state)
+{
+    static const struct {
+        struct setup s;
+        uint32_t max_reg;
+        td_status status;
+        const char *text[3];
+    } cases[] = {
+        {{.side[0].fake = "tiny=1", .block_bytes = 2u << 20}, 0, TD_ERR_UNSUPPORTED, {"a block has 2097152 bytes", "at most 1048576", ""}},
+        {{.side[0].fake = "max_mr_bytes=524288,devices=8", .block_bytes = 512u << 10, .n_blocks = 97}, 0, TD_ERR_UNSUPPORTED,
+         {"needs 97 registrations", "8 devices", "more than 768"}},
+        {{.side[0].fake = "max_mr_bytes=524288", .block_bytes = 256u << 10, .n_blocks = 20}, 7, TD_ERR_DEVICE,
+         {"device fake0", "Cannot allocate memory", "locked-memory limit"}},
+        {{.side[0].fake = "max_cqe=100"}, 0, TD_ERR_UNSUPPORTED, {"device fake0", "100 completions", "too few"}},
+        {{.side[0].fake = "max_qp_wr=1"}, 0, TD_ERR_UNSUPPORTED, {"device fake0", "allows 1 work requests", "too few"}},
+        {{.side[0].devices = "fake0,mlx5_9"}, 0, TD_ERR_DEVICE, {"device mlx5_9", "No such device", ""}},
+        {{.side[0].devices = ",fake0"}, 0, TD_ERR_INVALID, {"separated by commas", "", ""}},
+        {{.qps = 5}, 0, TD_ERR_INVALID, {"qps_per_rail 5", "", ""}},
+    };
+    struct td_doorbell bell;
+    (void)state;
+    assert_int_equal(td_doorbell_open(&bell, NULL), TD_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct end *e = calloc(1, sizeof *e);
+        struct td_err err = {0};
+        struct setup s = cases[i].s;
+        assert_non_null(e);
+        setup_complete(&s);
+        fabric_new();
+        spy_max_reg = cases[i].max_reg;
+        td_status status = end_open(e, &s, &s.side[0], NULL, &bell, &err);
+        spy_max_reg = 0;
+        if (status != cases[i].status) fail_msg("case %zu: status %d: %s", i, (int)status, err.msg);
+        for (int k = 0; k < 3; k++) expect_text(err.msg, cases[i].text[k]);
+        end_close(e);
+        free(e);
+        unlink(fabric_path);
+    }
+    td_doorbell_close(&bell);
+}
+
+/* The completion queue has room for one queue pair, and two are wanted: that link is refused, with the number, and no other harm is done. */
+static void a_full_completion_queue_refuses_links(void **state)
+{
+    static const struct setup small = {.side = {{.fake = "max_cqe=400"}}};
+    struct transfer m;
+    (void)state;
+    struct pair *t = pair_open(&small);
+    for (int i = 0; i < 3; i++) {
+        grant(t, &m, 3, WAIT_MS);
+        op(t, &m, WAIT_MS);
+        TAKE_UNTIL(t, false, m.op_failed);
+        expect_text(m.op_end.reason, "its completion queue of 400 holds no more");
+        assert_int_equal(n_live_qps(&t->p), 0);
+        td_xfer_revoke(t->d.x, m.slot, "");
+        finish(t, &m, true);
+    }
+    pair_close(t);
+}
+
+/* More peers than SRQ mode starts at. All of them are senders on one node of the fabric. */
+static void seventy_peers(void **state)
+{
+    enum { N = 70 };
+    static const struct setup crowd = {.srq_peers = 3, .max_slots = 4, .block_bytes = 4096, .n_blocks = N, .timeout_ms = 10000};
+    static struct end extra[N];
+    (void)state;
+    struct pair *t = pair_open(&crowd);
+    struct td_err err = {0};
+    struct end first = {0};
+    for (int round = 0; round < 2; round++)
+        for (int i = 0; i < N; i++) {
+            if (!round && end_open(&extra[i], &t->s, &t->s.side[0], t->p.f, &t->bell, &err)) fail_msg("sender %d: %s", i, err.msg);
+            struct transfer m;
+            memset(&m, 0, sizeof m);
+            m.dst[0] = (i + round) % N;
+            grant_blocks(t, &m, 1, WAIT_MS);
+            first = t->p; /* the helpers drive the pair's sender */
+            t->p.x = extra[i].x;
+            t->p.arena = extra[i].arena;
+            op(t, &m, WAIT_MS);
+            assert_int_equal(submit(t, &m, 0, 1, true), TD_OK);
+            finish(t, &m, true);
+            t->p.x = first.x;
+            t->p.arena = first.arena;
+            if (!m.ready || !m.done) fail_msg("sender %d: %s, %s", i, m.slot_end.reason, m.op_end.reason);
+        }
+    struct td_xfer_stats s = stats(&t->d);
+    assert_int_equal(s.conns_by_path[TD_XFER_PATH_RDMA], N);
+    uint32_t n_shared = 0;
+    for (uint32_t i = 0; i < t->d.n_qps; i++) n_shared += t->d.qp[i].shared;
+    assert_int_equal(n_shared, 2 * (N - 2));
+    for (int i = 0; i < N; i++) end_close(&extra[i]);
+    pair_close(t);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 2) cmocka_set_test_filter(argv[1]);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_status_at_every_position),
+        cmocka_unit_test(attempts_are_bounded),
+        cmocka_unit_test(a_partial_post_is_another_attempt),
+        cmocka_unit_test(a_queue_pair_breaks_on_one_side),
+        cmocka_unit_test(a_dead_rail_is_left),
+        cmocka_unit_test(the_last_rail_dies),
+        cmocka_unit_test(silent_death_is_bounded),
+        cmocka_unit_test(ports_go_down_and_up),
+        cmocka_unit_test(an_address_changes),
+        cmocka_unit_test(a_dead_writers_bytes_land_nowhere),
+        cmocka_unit_test(a_stuck_writer_is_waited_for_or_fenced),
+        cmocka_unit_test(a_quarantine_outlives_the_next_attempt),
+        cmocka_unit_test(small_transfers_at_full_depth),
+        cmocka_unit_test(tiny_devices_carry_large_transfers),
+        cmocka_unit_test(limits_are_refused_by_name),
+        cmocka_unit_test(a_full_completion_queue_refuses_links),
+        cmocka_unit_test(seventy_peers),
+    };
+    int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
+    while (n_fabrics) { /* of tests that failed */
+        n_fabrics--;
+        fabric_new();
+        unlink(fabric_path);
+        n_fabrics--;
+    }
+    return n_failed;
+}
