@@ -15,6 +15,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -81,7 +82,7 @@ static struct node_reply ask(struct node *n, const struct node_command *c)
 
 #ifdef TD_HAVE_OPENSSL
 static const bool have_tls = true;
-static const char *const tls_names[] = {"ca", "other", "prefill", "decode", "stranger", "foreign"};
+static const char *const tls_names[] = {"ca", "other", "prefill", "decode", "stranger", "foreign", "live"};
 
 static int make_certificates(void **state)
 {
@@ -89,7 +90,7 @@ static int make_certificates(void **state)
     tls_files_open();
     struct tls_files_id ca = tls_files_make(NULL, &(struct tls_files_make){.name = "ca", .ca = true});
     struct tls_files_id other = tls_files_make(NULL, &(struct tls_files_make){.name = "other", .ca = true});
-    for (size_t i = 2; i < sizeof tls_names / sizeof tls_names[0]; i++) {
+    for (size_t i = 2; i + 1 < sizeof tls_names / sizeof tls_names[0]; i++) { /* "live" is a copy */
         struct tls_files_id id = tls_files_make(strcmp(tls_names[i], "foreign") == 0 ? &other : &ca, &(struct tls_files_make){.name = tls_names[i]});
         tls_files_free(&id);
     }
@@ -1478,6 +1479,387 @@ static void lying_senders_on_this_host_are_refused(void **state)
     pair_close(&t);
 }
 
+/* --- TLS: strangers, the wire, who is configured how ---------------------------------------------------------------------------------- */
+
+/* Somebody on the way: forwards every connection and keeps what passes. */
+#define WIRE_CONNS 16
+struct wire {
+    pthread_t thread;
+    int listen_fd;
+    uint16_t port, to;
+    atomic_bool stop;
+    uint32_t n;
+    struct wire_conn {
+        int fd[2];             /* sender's, receiver's; -1: closed */
+        uint8_t *bytes[2];     /* heard from each; wire_end may look, after the thread ended */
+        size_t n[2], room[2];
+    } conn[WIRE_CONNS];
+};
+
+static void wire_pass(struct wire_conn *c, int from)
+{
+    uint8_t piece[65536];
+    ssize_t k = recv(c->fd[from], piece, sizeof piece, 0);
+    if (k <= 0) {
+        close(c->fd[0]);
+        close(c->fd[1]);
+        c->fd[0] = c->fd[1] = -1;
+        return;
+    }
+    if (c->n[from] + (size_t)k > c->room[from]) {
+        c->room[from] = 2 * (c->n[from] + (size_t)k);
+        c->bytes[from] = realloc(c->bytes[from], c->room[from]);
+        TD_ASSERT(c->bytes[from]);
+    }
+    memcpy(c->bytes[from] + c->n[from], piece, (size_t)k);
+    c->n[from] += (size_t)k;
+    for (ssize_t at = 0, sent; at < k; at += sent)
+        if ((sent = send(c->fd[!from], piece + at, (size_t)(k - at), MSG_NOSIGNAL)) <= 0) return; /* its end is read next */
+}
+
+static void *wire_main(void *ctx)
+{
+    struct wire *w = ctx;
+    while (!atomic_load(&w->stop)) {
+        struct pollfd fds[1 + 2 * WIRE_CONNS] = {{.fd = w->listen_fd, .events = w->n < WIRE_CONNS ? POLLIN : 0}};
+        uint32_t n = w->n;
+        for (uint32_t i = 0; i < 2 * n; i++) fds[1 + i] = (struct pollfd){.fd = w->conn[i / 2].fd[i % 2], .events = POLLIN};
+        if (poll(fds, 1 + 2 * n, 20) <= 0) continue;
+        for (uint32_t i = 0; i < 2 * n; i++)
+            if (fds[1 + i].revents && w->conn[i / 2].fd[i % 2] >= 0) wire_pass(&w->conn[i / 2], (int)i % 2);
+        if (!fds[0].revents) continue;
+        struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(w->to), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+        struct wire_conn *c = &w->conn[w->n++];
+        *c = (struct wire_conn){.fd = {accept(w->listen_fd, NULL, NULL), socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)}};
+        TD_ASSERT(connect(c->fd[1], (struct sockaddr *)&a, sizeof a) == 0);
+    }
+    return NULL;
+}
+
+static void wire_start(struct wire *w, uint16_t to)
+{
+    *w = (struct wire){.to = to, .listen_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t n = sizeof a;
+    assert_int_equal(bind(w->listen_fd, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(listen(w->listen_fd, 16), 0);
+    assert_int_equal(getsockname(w->listen_fd, (struct sockaddr *)&a, &n), 0);
+    w->port = ntohs(a.sin_port);
+    assert_int_equal(pthread_create(&w->thread, NULL, wire_main, w), 0);
+}
+
+/* The wire is cut; what passed stays to be looked at. */
+static void wire_stop(struct wire *w)
+{
+    atomic_store(&w->stop, true);
+    pthread_join(w->thread, NULL);
+    close(w->listen_fd);
+    for (uint32_t i = 0; i < 2 * w->n; i++)
+        if (w->conn[i / 2].fd[i % 2] >= 0) close(w->conn[i / 2].fd[i % 2]);
+}
+
+static void wire_free(struct wire *w)
+{
+    for (uint32_t i = 0; i < 2 * w->n; i++) free(w->conn[i / 2].bytes[i % 2]);
+}
+
+static int wire_count(const struct wire *w, const void *what, size_t n)
+{
+    int n_found = 0;
+    for (uint32_t i = 0; i < 2 * w->n; i++)
+        n_found += w->conn[i / 2].n[i % 2] && memmem(w->conn[i / 2].bytes[i % 2], w->conn[i / 2].n[i % 2], what, n) != NULL;
+    return n_found;
+}
+
+/* The grant says another port than it did. */
+static void divert(struct transfer *m, uint16_t port)
+{
+    struct td_xfer_grant_blob g;
+    assert_int_equal(td_xfer_grant_decode(m->grant.blob, m->grant.blob_bytes, &g, NULL), TD_OK);
+    g.port = port;
+    td_xfer_grant_encode(&g, m->grant.blob);
+}
+
+static void finish(struct pair *t, struct transfer *m)
+{
+    op(t, m, WAIT_MS);
+    assert_int_equal(submit(t, m, 0, m->n, true), TD_OK);
+    expect(t->d, TD_XFER_SLOT_READY, TD_OK);
+    check_pool(t, m, true);
+    expect(t->p, TD_XFER_OP_DONE, TD_OK);
+    give_back(t, m->slot);
+    expect(t->d, TD_XFER_SLOT_FREE, TD_OK);
+    poison_all(t);
+}
+
+/* One transfer through the wire: how many of its blocks' pieces can be read there, and whether the key can. */
+static int overheard(const struct variant *v, bool *ret_key)
+{
+    struct pair t;
+    struct wire w;
+    struct transfer m;
+    struct td_xfer_grant_blob g;
+    int n_read = 0;
+    pair_open(&t, v, BLOCK_BYTES);
+    wire_start(&w, t.port);
+    grant(&t, &m, 10, WAIT_MS);
+    assert_int_equal(td_xfer_grant_decode(m.grant.blob, m.grant.blob_bytes, &g, NULL), TD_OK);
+    divert(&m, w.port);
+    finish(&t, &m);
+    wire_stop(&w);
+    uint64_t n_seen = 0;
+    for (uint32_t i = 0; i < w.n; i++) n_seen += w.conn[i].n[0];
+    assert_true(n_seen > (v->path == TD_XFER_PATH_TCP ? 10 * BLOCK_BYTES : 500)); /* it did pass there */
+    *ret_key = wire_count(&w, g.key, sizeof g.key) > 0;
+    uint8_t block[BLOCK_BYTES];
+    for (uint64_t i = 0; i < 10; i++) { /* 16 bytes: no accident */
+        node_fill_bytes(block, sizeof block, m.seed + i);
+        n_read += wire_count(&w, block, 16) + wire_count(&w, block + 8192, 16) + wire_count(&w, block + sizeof block - 16, 16);
+    }
+    n_read += wire_count(&w, "first=1234", 10) + wire_count(&w, "TDX1", 4);
+
+    /* Played again, byte for byte, to a receiver that waits for the same kind of thing. */
+    grant(&t, &m, 10, WAIT_MS);
+    for (uint32_t i = 0; i < w.n; i++) {
+        int fd = dial(t.port);
+        send(fd, w.conn[i].bytes[0], w.conn[i].n[0], MSG_NOSIGNAL);
+        assert_true(is_closed(fd));
+        close(fd);
+    }
+    struct transfer none = {.n = 0};
+    check_pool(&t, &none, false);
+    finish(&t, &m);
+    wire_free(&w);
+    pair_close(&t);
+    return n_read;
+}
+
+static void pains_18_the_wire_tells_nothing(void **state)
+{
+    struct variant clear = *(const struct variant *)*state;
+    bool key;
+    assert_int_equal(overheard(*state, &key), 0);
+    assert_false(key);
+    clear.tls = false; /* and without TLS it does: whoever looks can see */
+    int n_read = overheard(&clear, &key);
+    assert_true(key);
+    assert_true(clear.path == TD_XFER_PATH_TCP ? n_read >= 30 : n_read > 0);
+}
+
+/* A node of this process with this identity (NULL: in the clear), as sender or receiver against the pair's other one. */
+static struct node *another(const struct pair *t, const char *name, const char *ca)
+{
+    struct node *n = node_local();
+    struct node_command c = open_command(t, 0, false);
+    c.tls[0] = 0;
+    if (name) as_identity(&c, name, ca);
+    struct node_reply r = ask(n, &c);
+    if (r.status) fail_msg("%s", r.msg);
+    return n;
+}
+
+/* A peer may know of its refusal before it has been counted. */
+static void wait_refused(struct node *n, uint64_t want)
+{
+    uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS);
+    while (stats(n).n_refused_peers < want && td_now_ns() < until) poll(NULL, 0, 1);
+    assert_int_equal(stats(n).n_refused_peers, want);
+}
+
+static void pains_18_a_stranger_can_neither_read_nor_write_kv(void **state)
+{
+    struct pair t;
+    struct transfer m, none = {.n = 0};
+    struct td_xfer_grant_blob g;
+    uint8_t noise[256], heard[4096];
+    memset(noise, 0xa5, sizeof noise);
+    pair_open(&t, *state, BLOCK_BYTES);
+    whole(&t, 3);
+    grant(&t, &m, 4, 4 * WAIT_MS);
+    assert_int_equal(td_xfer_grant_decode(m.grant.blob, m.grant.blob_bytes, &g, NULL), TD_OK);
+    struct td_xfer_frame open_frame = {.type = TD_XFER_OPEN, .slot = g.slot, .generation = g.generation, .attempt = 1, .handle = 9, .length = 16, .conn = 42};
+    struct td_xfer_frame data_frame = open_frame;
+    data_frame.type = TD_XFER_DATA;
+    data_frame.length = sizeof noise;
+
+    /* Even with the key in hand: in the clear, without a certificate, with one of another CA. Not one frame is answered. */
+    for (int who = 0; who < 3; who++) {
+        uint64_t n_refused = stats(t.d).n_refused_peers;
+        int fd = dial(t.port);
+        if (who == 1) encrypt(fd, NULL, "ca");
+        if (who == 2) encrypt(fd, "foreign", "ca");
+        struct td_xfer_hello hello = {.incarnation = 1, .layout_hash = g.layout_hash, .block_bytes = g.block_bytes, .nonce = 42, .instance = "stranger"};
+        send_frame(fd, (struct td_xfer_frame){.type = TD_XFER_HELLO, .length = sizeof hello, .slot = t.v.path}, &hello);
+        send_frame(fd, open_frame, g.key);
+        send_frame(fd, data_frame, noise);
+        ssize_t k, n = 0;
+        while ((k = hear(fd, heard, sizeof heard)) > 0) n += k;
+        assert_true(k == 0 || errno == ECONNRESET || errno == EPROTO);
+        assert_true(who ? n == 0 : n < 64); /* in the clear: an alert */
+        hang_up(fd);
+        wait_refused(t.d, n_refused + 1);
+        check_pool(&t, &none, false);
+    }
+
+    /* A worker of this cluster to whom nothing was granted: it may say hello and then wait a little, and that is all. */
+    uint64_t n_bad = stats(t.d).n_bad_frames;
+    if (t.v.path == TD_XFER_PATH_TCP) {
+        int fd = dial_peer(&t);
+        uint64_t tag = shake(fd, &g);
+        data_frame.conn = tag;
+        send_frame(fd, data_frame, noise); /* without OPEN: read, and dropped */
+        uint8_t key[TD_XFER_KEY_BYTES];
+        memcpy(key, g.key, sizeof key);
+        key[0] ^= 1;
+        open_frame.conn = tag;
+        send_frame(fd, open_frame, key);
+        assert_true(is_closed(fd));
+        hang_up(fd);
+        assert_int_equal(stats(t.d).n_bad_frames, n_bad + 1);
+
+        fd = dial_peer(&t); /* OPEN as it was overheard on another connection, by somebody who can break TLS */
+        shake(fd, &g);
+        open_frame.conn = tag;
+        send_frame(fd, open_frame, g.key);
+        assert_true(is_closed(fd));
+        hang_up(fd);
+        assert_int_equal(stats(t.d).n_bad_frames, n_bad + 2);
+        check_pool(&t, &none, false);
+    }
+    int fds[80];
+    uint64_t n_refused = stats(t.d).n_refused_peers;
+    for (int i = 0; i < 80; i++) fds[i] = dial_peer(&t);
+    assert_true(stats(t.d).n_conns + stats(t.d).n_lanes <= 64 + 8);
+    for (int i = 0; i < 80; i++) {
+        size_t n = 0;
+        for (ssize_t k; (k = hear(fds[i], heard, sizeof heard)) > 0;) n += (size_t)k;
+        assert_int_equal(n, 0);
+        hang_up(fds[i]);
+    }
+    wait_refused(t.d, n_refused + 80);
+    check_pool(&t, &none, false);
+    finish(&t, &m); /* the grant is as good as it was */
+
+    /* The other way round: whoever takes the receiver's place gets neither key nor bytes. */
+    struct node *imposter = another(&t, "foreign", "other");
+    grant(&t, &m, 4, WAIT_MS);
+    struct transfer diverted = m;
+    divert(&diverted, td_xfer_port(node_xfer(imposter)));
+    op(&t, &diverted, WAIT_MS);
+    struct td_xfer_event e = event(t.p);
+    assert_int_equal(e.kind, TD_XFER_OP_FAILED);
+    assert_int_equal(e.status, TD_ERR_PEER);
+    if (!strstr(e.reason, "certificate is refused")) fail_msg("%s", e.reason);
+    assert_int_equal(stats(imposter).n_bad_frames + stats(imposter).n_stale_frames + stats(imposter).bytes_received, 0);
+    wait_refused(imposter, 1);
+    finish(&t, &m);
+    node_free(imposter);
+
+    /* A sender with another CA's certificate learns why it gets nowhere. */
+    struct node *foreign = another(&t, "foreign", "ca");
+    grant(&t, &m, 4, WAIT_MS);
+    struct pair wrong = t;
+    wrong.p = foreign;
+    op(&wrong, &m, WAIT_MS);
+    e = event(foreign);
+    assert_int_equal(e.kind, TD_XFER_OP_FAILED);
+    if (!strstr(e.reason, "the peer refuses: alert unknown ca")) fail_msg("%s", e.reason);
+    finish(&t, &m);
+    node_free(foreign);
+    check_idle(&t);
+    pair_close(&t);
+}
+
+static void a_side_without_tls_is_told_what_to_configure(void **state)
+{
+    struct pair t;
+    struct transfer m;
+    pair_open(&t, *state, BLOCK_BYTES);
+    struct node *clear = another(&t, NULL, NULL);
+    grant(&t, &m, 4, WAIT_MS);
+    struct node_command c = {.verb = NODE_OP, .blob_bytes = m.grant.blob_bytes};
+    memcpy(c.blob, m.grant.blob, c.blob_bytes);
+    struct node_reply r = ask(clear, &c);
+    assert_int_equal(r.status, TD_ERR_UNSUPPORTED);
+    assert_non_null(strstr(r.msg, "speaks TLS and this side does not: give this side tls_cert, tls_key and tls_ca"));
+    struct node_command g = {.verb = NODE_GRANT, .n = 1};
+    r = ask(clear, &g);
+    assert_int_equal(r.status, TD_OK);
+    memcpy(c.blob, r.blob, r.blob_bytes);
+    r = ask(t.p, &c);
+    assert_int_equal(r.status, TD_ERR_UNSUPPORTED);
+    assert_non_null(strstr(r.msg, "in the clear and this side speaks TLS: give node tls_cert, tls_key and tls_ca"));
+    finish(&t, &m);
+    node_free(clear);
+
+    /* A grant whose flag lies: the handshake finds it out, and the op ends instead of hanging. */
+    clear = another(&t, NULL, NULL);
+    grant(&t, &m, 4, WAIT_MS);
+    divert(&m, td_xfer_port(node_xfer(clear)));
+    op(&t, &m, WAIT_MS);
+    expect(t.p, TD_XFER_OP_FAILED, TD_ERR_PEER);
+    give_back(&t, m.slot);
+    expect(t.d, TD_XFER_SLOT_FREE, TD_ERR_CANCELLED);
+    node_free(clear);
+    pair_close(&t);
+}
+
+static void copy_file(const char *from, const char *to)
+{
+    char text[16384], temporary[160];
+    FILE *f = fopen(tls_files_in(from), "re");
+    assert_non_null(f);
+    size_t n = fread(text, 1, sizeof text, f);
+    fclose(f);
+    snprintf(temporary, sizeof temporary, "%s.new", tls_files_in(to));
+    f = fopen(temporary, "we");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text, 1, n, f), n);
+    fclose(f);
+    assert_int_equal(rename(temporary, tls_files_in(to)), 0);
+}
+
+/* Rotation: the files change under a running endpoint, and connections that stand are not touched. */
+static void a_new_certificate_is_for_new_connections(void **state)
+{
+    struct variant v = *(const struct variant *)*state;
+    struct pair t;
+    struct transfer m;
+    struct td_err err;
+    bool loaded;
+    v.where = BOTH_HERE;
+    copy_file("decode.crt", "live.crt");
+    copy_file("decode.key", "live.key");
+    pair_open(&t, &v, BLOCK_BYTES);
+    node_free(t.d);
+    t.d = another(&t, "live", "ca");
+    t.port = td_xfer_port(node_xfer(t.d));
+    poison_all(&t);
+    whole(&t, 4);
+    assert_int_equal(td_xfer_tls_reload_files(node_xfer(t.d), &loaded, &err), TD_OK);
+    assert_false(loaded);
+    copy_file("foreign.crt", "live.crt");
+    assert_int_equal(td_xfer_tls_reload_files(node_xfer(t.d), &loaded, &err), TD_ERR_INVALID); /* between the two writes */
+    copy_file("foreign.key", "live.key");
+    assert_int_equal(td_xfer_tls_reload_files(node_xfer(t.d), &loaded, &err), TD_OK);
+    assert_true(loaded);
+    whole(&t, 4); /* over the old connection */
+    struct node *fresh = another(&t, "prefill", "ca");
+    struct pair late = t;
+    late.p = fresh;
+    grant(&t, &m, 4, WAIT_MS);
+    op(&late, &m, WAIT_MS);
+    struct td_xfer_event e = event(fresh);
+    if (!strstr(e.reason, "certificate is refused")) fail_msg("%s", e.reason);
+    copy_file("decode.crt", "live.crt");
+    copy_file("decode.key", "live.key");
+    assert_int_equal(td_xfer_tls_reload_files(node_xfer(t.d), &loaded, &err), TD_OK);
+    assert_true(loaded);
+    finish(&late, &m);
+    node_free(fresh);
+    pair_close(&t);
+}
+
 /* ------------------------------------------------------------------------------------------------------------------------------- */
 
 static struct variant variants[] = {
@@ -1512,28 +1894,32 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         CMUnitTestFunction function;
-        bool needs_child, tcp_only, receiver_child_only, shm_only;
+        bool needs_child, tcp_only, receiver_child_only, shm_only, tls_only;
     } suite[] = {
-        {"transfers_arrive_whole", transfers_arrive_whole, false, false, false, false},
-        {"blocks_larger_than_a_frame_arrive_whole", blocks_larger_than_a_frame_arrive_whole, false, false, false, false},
-        {"any_order_and_late_final", any_order_and_late_final, false, false, false, false},
-        {"cancel_at_every_point", cancel_at_every_point, false, false, false, false},
-        {"revoke_at_every_point", revoke_at_every_point, false, false, false, false},
-        {"deadlines_end_both_sides", deadlines_end_both_sides, false, false, false, false},
-        {"an_old_grant_opens_nothing", an_old_grant_opens_nothing, false, false, false, false},
-        {"bad_grants_are_refused_by_name", bad_grants_are_refused_by_name, false, false, false, false},
-        {"a_small_transfer_does_not_wait_for_a_large_one", a_small_transfer_does_not_wait_for_a_large_one, false, false, false, false},
-        {"random_transfers_with_faults", random_transfers_with_faults, false, false, false, false},
-        {"kill_at_every_point", kill_at_every_point, true, false, false, false},
-        {"stop_at_every_point", stop_at_every_point, true, false, false, false},
-        {"stop_in_the_middle_of_bytes", stop_in_the_middle_of_bytes, true, false, false, false},
-        {"a_restarted_receiver_refuses_old_grants", a_restarted_receiver_refuses_old_grants, true, false, true, false},
-        {"strangers_are_refused", strangers_are_refused, false, true, false, false},
-        {"silent_connections_are_bounded", silent_connections_are_bounded, false, true, false, false},
-        {"a_cut_connection_is_another_attempt", a_cut_connection_is_another_attempt, true, false, true, false},
-        {"a_cancel_inside_a_frame_keeps_the_connection", a_cancel_inside_a_frame_keeps_the_connection, true, true, true, false},
-        {"withdrawn_blocks_are_never_ready", withdrawn_blocks_are_never_ready, true, false, true, true},
-        {"lying_senders_on_this_host_are_refused", lying_senders_on_this_host_are_refused, true, false, true, true},
+        {"transfers_arrive_whole", transfers_arrive_whole, false, false, false, false, false},
+        {"blocks_larger_than_a_frame_arrive_whole", blocks_larger_than_a_frame_arrive_whole, false, false, false, false, false},
+        {"any_order_and_late_final", any_order_and_late_final, false, false, false, false, false},
+        {"cancel_at_every_point", cancel_at_every_point, false, false, false, false, false},
+        {"revoke_at_every_point", revoke_at_every_point, false, false, false, false, false},
+        {"deadlines_end_both_sides", deadlines_end_both_sides, false, false, false, false, false},
+        {"an_old_grant_opens_nothing", an_old_grant_opens_nothing, false, false, false, false, false},
+        {"bad_grants_are_refused_by_name", bad_grants_are_refused_by_name, false, false, false, false, false},
+        {"a_small_transfer_does_not_wait_for_a_large_one", a_small_transfer_does_not_wait_for_a_large_one, false, false, false, false, false},
+        {"random_transfers_with_faults", random_transfers_with_faults, false, false, false, false, false},
+        {"kill_at_every_point", kill_at_every_point, true, false, false, false, false},
+        {"stop_at_every_point", stop_at_every_point, true, false, false, false, false},
+        {"stop_in_the_middle_of_bytes", stop_in_the_middle_of_bytes, true, false, false, false, false},
+        {"a_restarted_receiver_refuses_old_grants", a_restarted_receiver_refuses_old_grants, true, false, true, false, false},
+        {"strangers_are_refused", strangers_are_refused, false, true, false, false, false},
+        {"silent_connections_are_bounded", silent_connections_are_bounded, false, true, false, false, false},
+        {"a_cut_connection_is_another_attempt", a_cut_connection_is_another_attempt, true, false, true, false, false},
+        {"a_cancel_inside_a_frame_keeps_the_connection", a_cancel_inside_a_frame_keeps_the_connection, true, true, true, false, false},
+        {"withdrawn_blocks_are_never_ready", withdrawn_blocks_are_never_ready, true, false, true, true, false},
+        {"lying_senders_on_this_host_are_refused", lying_senders_on_this_host_are_refused, true, false, true, true, false},
+        {"pains_18_a_stranger_can_neither_read_nor_write_kv", pains_18_a_stranger_can_neither_read_nor_write_kv, false, false, false, false, true},
+        {"pains_18_the_wire_tells_nothing", pains_18_the_wire_tells_nothing, false, false, false, false, true},
+        {"a_side_without_tls_is_told_what_to_configure", a_side_without_tls_is_told_what_to_configure, false, false, false, false, true},
+        {"a_new_certificate_is_for_new_connections", a_new_certificate_is_for_new_connections, false, true, false, false, true},
     };
     struct CMUnitTest tests[512];
     size_t n = 0;
@@ -1543,6 +1929,7 @@ int main(int argc, char **argv)
             if (strstr(variants[k].name, "tiny") && (suite[i].function == blocks_larger_than_a_frame_arrive_whole || suite[i].function == a_small_transfer_does_not_wait_for_a_large_one)) continue; /* its blocks are more than the device registers */
             if (real && (variants[k].path != TD_XFER_PATH_RDMA || variants[k].name[0])) continue;
             if (suite[i].needs_child && variants[k].where == BOTH_HERE) continue;
+            if (suite[i].tls_only && !variants[k].tls) continue;
             if (suite[i].tcp_only && variants[k].path != TD_XFER_PATH_TCP) continue;
             if (suite[i].shm_only && variants[k].path != TD_XFER_PATH_SHM) continue;
             if (suite[i].receiver_child_only && variants[k].where != RECEIVER_CHILD) continue;
