@@ -152,6 +152,7 @@ static void on_tick(void *arg)
     struct td_registry *r = arg;
     uint64_t now = td_now_ns();
     check_progress(r, now);
+    td_worker_look_at_files(r->w, now);
     if (r->stopping) {
         if (now > r->leave_ns) td_rpc_call_cancel(r->call);
         return;

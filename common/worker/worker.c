@@ -29,6 +29,7 @@
 #include "common/worker/metrics_http.h"
 #include "common/worker/registry.h"
 #include "common/xfer/verbs_fake.h"
+#include "common/xfer/xfer_tls.h"
 
 #define ADMIT_AGAIN_MS 50
 #define STOP_BOUND_MS 5000 /* after drain: calls get their status and end within this, or are cancelled */
@@ -575,6 +576,28 @@ static td_status find_verbs(const struct td_worker *w, const struct td_verbs **r
     return TD_OK;
 }
 
+/* Any certificate of tls_ca is a peer's, in both directions, whatever tls_client_auth says: blocks go to nobody whom the CA does not know. */
+static td_status choose_kv_tls(struct td_worker *w, struct td_err *err)
+{
+    const struct td_worker_config *o = &w->cfg;
+    bool has_files = o->tls_cert[0] && o->tls_ca[0];
+    if (!strcmp(o->kv_tls, "on") && !has_files)
+        return td_fail(err, TD_ERR_INVALID, "kv_tls is on, and %s is empty: it needs tls_cert, tls_key and tls_ca", o->tls_cert[0] ? "tls_ca" : "tls_cert");
+    w->use_kv_tls = has_files && strcmp(o->kv_tls, "off") != 0 && strcmp(o->transfer, "shm") != 0;
+    return TD_OK;
+}
+
+void td_worker_look_at_files(struct td_worker *w, uint64_t now_ns)
+{
+    bool loaded;
+    struct td_err err = {0};
+    char text[TD_ERR_MSG_MAX];
+    if (!w->use_kv_tls || now_ns < w->tls_look_ns) return;
+    w->tls_look_ns = td_deadline_after_ms(now_ns, 1000);
+    if (td_xfer_tls_reload_files(w->xfer, &loaded, &err)) td_warn("tls_reload_failed", "use=kv action=keep_old err=%s", td_log_quote(text, sizeof text, err.msg));
+    else if (loaded) td_info("tls_reloaded", "use=kv file=%s", w->cfg.tls_cert);
+}
+
 static td_status open_xfer(struct td_worker *w, struct td_err *err)
 {
     const char *t = w->cfg.transfer;
@@ -586,11 +609,13 @@ static td_status open_xfer(struct td_worker *w, struct td_err *err)
                                        .srq_peers = (uint32_t)o->rdma_srq_peers, .pull = o->rdma_pull};
     td_status v = parse_digest(o->kv_digest, &digest_every, err);
     if (!v) v = find_verbs(w, &rdma.verbs, err);
+    if (!v) v = choose_kv_tls(w, err);
     if (v) return v;
+    struct td_xfer_tls_config tls = {.cert_file = o->tls_cert, .key_file = o->tls_key, .ca_file = o->tls_ca};
     struct td_xfer_config c = {.instance = w->name, .incarnation = w->incarnation, .layout_hash = td_engine_layout_hash(w->engine),
                                .listen_host = w->cfg.transfer_host, .advertise_host = w->cfg.advertise[0] ? w->cfg.advertise : NULL,
                                .listen_port = (uint16_t)o->transfer_port, .tcp_lanes = (uint32_t)o->transfer_lanes, .digest_every = digest_every,
-                               .rdma = rdma.verbs ? &rdma : NULL,
+                               .rdma = rdma.verbs ? &rdma : NULL, .tls = w->use_kv_tls ? &tls : NULL,
                                .path = !strcmp(t, "tcp") ? TD_XFER_PATH_TCP : !strcmp(t, "shm") ? TD_XFER_PATH_SHM :
                                        !strcmp(t, "rdma") ? TD_XFER_PATH_RDMA : TD_XFER_PATH_AUTO,
                                .max_slots = (uint32_t)w->cfg.max_seqs, .max_ops = (uint32_t)w->cfg.max_seqs,

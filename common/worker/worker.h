@@ -31,7 +31,7 @@ struct td_worker;
 
 struct td_worker_config {
     const char *name, *model, *dtype, *ops, *cpus, *kv_memory, *listen, *advertise, *router, *transfer, *transfer_host, *log_level;
-    const char *tls_cert, *tls_key, *tls_ca, *metrics_listen, *random_weights, *rdma_devices, *kv_digest;
+    const char *tls_cert, *tls_key, *tls_ca, *metrics_listen, *random_weights, *rdma_devices, *kv_digest, *kv_tls;
     int64_t threads, block_size, max_seqs, max_batch, max_model_len, max_step_tokens;
     int64_t transfer_port, transfer_lanes, rdma_port, rdma_gid_index, rdma_qps_per_rail, rdma_timeout, rdma_traffic_class, rdma_service_level, rdma_srq_peers;
     uint64_t drain_timeout_ms, peer_timeout_ms;
@@ -78,7 +78,8 @@ struct td_worker_config {
     {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_cert), "certificate chain (PEM); with tls_key turns TLS on"},                 \
     {"tls_key", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_key), "private key (PEM)"},                                                    \
     {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_ca), "CA that peers must be signed by (mutual TLS)"},                 \
-    {"tls_client_auth", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.tls_client_auth), "with tls_ca: refuse callers without its certificate"}
+    {"tls_client_auth", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.tls_client_auth), "with tls_ca: refuse callers without its certificate"},                \
+    {"kv_tls", TD_OPT_ENUM, "auto", 0, 0, "auto|on|off", offsetof(S, M.kv_tls), "mutual TLS on the KV port; auto = if tls_cert, tls_ca are set"}
 
 enum td_req_state {
     TD_REQ_FREE,
@@ -141,7 +142,8 @@ struct td_worker {
     struct td_rpc_loop *loop;
     struct td_rpc_server *server;
     struct td_rpc_tls tls;
-    bool use_tls;
+    bool use_tls, use_kv_tls;
+    uint64_t tls_look_ns;              /* rpc loop: when the KV port's files were last looked at */
     struct td_req *reqs;               /* [max_seqs], by seq->index */
 
     struct td_doorbell bell;           /* rings the engine thread */
@@ -180,6 +182,8 @@ struct td_worker {
 /* Blocks signals, loads the model, opens pools, transfer, server; starts the threads and the registration. */
 td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role, const struct td_worker_config *config, struct td_err *err);
 void td_worker_run(struct td_worker *w);       /* until SIGTERM or SIGINT */
+/* Loop thread, from the registry's timer: certificates that changed serve the KV port's next connections. */
+void td_worker_look_at_files(struct td_worker *w, uint64_t now_ns);
 void td_worker_drain(struct td_worker *w);     /* unready, stop intake, finish or hand over */
 void td_worker_close(struct td_worker *w);     /* reverse of open; NULL fields are fine */
 

@@ -3,6 +3,7 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -507,6 +508,47 @@ def test_worker_of_another_ca_is_refused(certs):
         stranger.wait_log(r"ev=router_lost")
         assert len(c.status().workers) == 2
         assert stranger.alive()
+
+
+def tls_args(certs, name="server"):
+    return ["--tls-cert", certs / f"{name}.pem", "--tls-key", certs / f"{name}.key", "--tls-ca", certs / "ca.pem"]
+
+
+def test_kv_goes_over_tls(certs, plain_tokens):
+    """With certificates given, KV between hosts is encrypted without another option; the tokens are the same, and new certificates are taken."""
+    live = [certs / "kv.pem", certs / "kv.key"]
+    for source, copy in zip(("server.pem", "server.key"), live):
+        shutil.copy(certs / source, copy)
+    with Cluster(router_args=tls_args(certs), worker_args=[*tls_args(certs, "kv"), "--transfer", "tcp"], tls=credentials(certs, name="client")) as c:
+        r = c.generate(prompt="Once upon a time", max_tokens=16, temperature=0)
+        assert (r.code, r.tokens) == (OK, plain_tokens), r.details
+        for worker in c.workers.values():
+            worker.wait_log(r"ev=kv_path path=tcp .*over TLS")
+        for source, copy in zip(("client.pem", "client.key"), live):
+            os.replace(shutil.copy(certs / source, f"{copy}.new"), copy)
+        for worker in c.workers.values():
+            worker.wait_log(r"ev=tls_reloaded use=kv")
+        late = c.start_worker("decode")
+        c.workers["decode-0"].signal(signal.SIGTERM)
+        c.workers["decode-0"].wait_exit(30 * SLOW)
+        r = c.generate(prompt="Once upon a time", max_tokens=16, temperature=0)
+        assert (r.code, r.tokens) == (OK, plain_tokens), r.details
+        late.wait_log(r"ev=kv_path path=tcp .*over TLS")
+        c.wait_idle()
+
+
+@pytest.mark.parametrize("plain", ["prefill", "decode"])
+def test_a_worker_without_kv_tls_in_a_tls_cluster(certs, plain):
+    """KV is never sent in the clear to or by it: the request fails with a sentence that says what to configure where, and the workers live on."""
+    with Cluster(prefill=0, decode=0, router_args=tls_args(certs), worker_args=[*tls_args(certs), "--transfer", "tcp"],
+                 tls=credentials(certs, name="client")) as c:
+        workers = {role: c.start_worker(role, args=["--kv-tls", "off"] if role == plain else []) for role in ("prefill", "decode")}
+        r = c.generate(prompt="Once upon a time", max_tokens=4, temperature=0)
+        sentence = {"prefill": "its KV port speaks TLS and this side does not: give this side tls_cert, tls_key and tls_ca",
+                    "decode": "its KV port is in the clear and this side speaks TLS: give decode-0 tls_cert, tls_key and tls_ca"}[plain]
+        assert r.code == Code.UNIMPLEMENTED and sentence in r.details, (r.code, r.details)
+        assert all("ev=kv_path " not in w.log() for w in workers.values())
+        c.wait_idle()
 
 
 # ---- metrics, decision log -----------------------------------------------------------------------------------------------------------------------

@@ -1620,6 +1620,7 @@ static int overheard(const struct variant *v, bool *ret_key)
 
     /* Played again, byte for byte, to a receiver that waits for the same kind of thing. */
     grant(&t, &m, 10, WAIT_MS);
+    uint64_t n_received = stats(t.d).bytes_received;
     for (uint32_t i = 0; i < w.n; i++) {
         int fd = dial(t.port);
         send(fd, w.conn[i].bytes[0], w.conn[i].n[0], MSG_NOSIGNAL);
@@ -1628,6 +1629,7 @@ static int overheard(const struct variant *v, bool *ret_key)
     }
     struct transfer none = {.n = 0};
     check_pool(&t, &none, false);
+    assert_int_equal(stats(t.d).bytes_received, n_received);
     finish(&t, &m);
     wire_free(&w);
     pair_close(&t);
@@ -1682,6 +1684,7 @@ static void pains_18_a_stranger_can_neither_read_nor_write_kv(void **state)
     data_frame.type = TD_XFER_DATA;
     data_frame.length = sizeof noise;
 
+    uint64_t n_received = stats(t.d).bytes_received;
     /* Even with the key in hand: in the clear, without a certificate, with one of another CA. Not one frame is answered. */
     for (int who = 0; who < 3; who++) {
         uint64_t n_refused = stats(t.d).n_refused_peers;
@@ -1738,6 +1741,7 @@ static void pains_18_a_stranger_can_neither_read_nor_write_kv(void **state)
     }
     wait_refused(t.d, n_refused + 80);
     check_pool(&t, &none, false);
+    assert_int_equal(stats(t.d).bytes_received, n_received);
     finish(&t, &m); /* the grant is as good as it was */
 
     /* The other way round: whoever takes the receiver's place gets neither key nor bytes. */
