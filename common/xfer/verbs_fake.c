@@ -53,6 +53,7 @@ enum {
 #define VERSION 1u
 #define MAX_MESSAGE (1ull << 31)
 #define PSN_MASK 0xffffffu
+#define PSN_NONE UINT32_MAX /* expected after a request whose payload was gone with its sender: nothing that comes behind it is taken */
 
 /* ---- what nodes share ---- */
 
@@ -687,6 +688,7 @@ static bool write_finish(struct fake_qp *qp, uint32_t from, const struct cell *c
     }
     if (!land(f, from, c, to, payload)) {
         COUNT(f, dropped, 1);
+        qp->rx_psn = PSN_NONE;
         reply(f, from, c, sender_is_live(f, from, c) ? TD_VB_WC_LOC_PROT : REPLY_LOST); /* live, so its memory is what is gone */
         return true;
     }
@@ -732,10 +734,11 @@ static void stash_land(struct fake_qp *qp)
             continue;
         }
         if (gone[i]) {
+            qp->rx_psn = PSN_NONE;
             reply(f, s->from, &s->cell, sender_is_live(f, s->from, &s->cell) ? TD_VB_WC_LOC_PROT : REPLY_LOST);
             continue;
         }
-        if (atomic_load(&qp->state) == ERR) { /* refused just now, or the CQ overran */
+        if (atomic_load(&qp->state) == ERR || qp->rx_psn == PSN_NONE) { /* refused just now, or the CQ overran, or one before it was lost */
             reply(f, s->from, &s->cell, REPLY_LOST);
             continue;
         }
