@@ -1103,7 +1103,10 @@ td_status td_xfer_core_rx_done(struct td_xfer_core *c, uint64_t now_ns, uint64_t
         return TD_ERR_STALE;
     }
     struct td_xfer_op *op = &c->ops[f->op];
-    if (!op->final) return TD_ERR_CORRUPT; /* nobody can have every byte before FINAL was said, in this attempt or an earlier one */
+    if (!op->final) { /* nobody can have every byte before FINAL was said in some attempt of this op, so another op used its grant before */
+        op_end(c, f->op, true, TD_ERR_STALE, "the grant was used before, and its slot is complete", false);
+        return TD_OK;
+    }
     op->elapsed_ns = now_ns - op->first_ns;
     op_end(c, f->op, false, TD_OK, "", false);
     return TD_OK;
