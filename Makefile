@@ -6,7 +6,7 @@ endif
 PYTHON = /usr/bin/python3
 
 .DEFAULT_GOAL = help
-.PHONY: help install-deps build demo check check-short check-rdma-long dev tsan fuzz tidy format bench clean
+.PHONY: help install-deps build demo check check-short check-rdma-long dev tsan fuzz tidy format bench soak clean
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -54,6 +54,13 @@ format: ## clang-format over every C file (needs the package clang-format)
 bench: ## build the benches in build/release/bin and list them
 	@$(MAKE) --no-print-directory build
 	@ls build/release/bin | grep -E 'bench' || echo "no bench program in this version"
+
+SOAK_TRANSFERS ?= 1000000
+SOAK_SEED ?= $(shell date +%s)
+SOAK_CSV ?= build/xfer_soak.csv
+soak: ## SOAK_TRANSFERS=1000000 KV transfers over every path while everything goes wrong; counts go to SOAK_CSV
+	@cmake --preset release >/dev/null && cmake --build build/release -j $(JOBS) --target xfer_soak
+	@build/release/bin/xfer_soak --transfers $(SOAK_TRANSFERS) --seed $(SOAK_SEED) --csv $(SOAK_CSV) --commit $$(git rev-parse --short HEAD) --machine $$(uname -m)-$$(nproc)cpu
 
 clean: ## remove build/
 	@rm -rf build

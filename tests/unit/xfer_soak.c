@@ -1,0 +1,1102 @@
+/* xfer_soak.c - very many transfers between several endpoints while everything goes wrong now and then; what is looked at is in xfer_soak.h.
+ *
+ *   xfer_soak [--transfers N] [--path tcp|shm|rdma|all] [--processes 1|2|0] [--seed S] [--fault-ppm 1000] [--deadline-ms 4000] [--grace-ms 5000]
+ *             [--peer-timeout-ms 500] [--csv FILE --machine CLASS --commit ID] [--break WHAT] [--break-all] [--reconnects N] [--storm N]
+ *
+ * --processes 1: every endpoint is a thread here; 2: a child each, which may be killed, restarted under its name and stopped; 0: half the transfers
+ * each. N transfers are shared out over the rounds (path, processes). fault-ppm: how many of a million transfers meet each kind of fault.
+ *
+ * A lane carries one transfer at a time:
+ *
+ *   IDLE --start: blocks, plan--> GRANT --granted--> OP, SUBMIT ... --READY, DONE, FAILED, FREE in an order that is allowed--> over --> IDLE
+ *
+ * Over means: the slot is FREE and the op has ended, each once, within its deadline and the grace (time that the soak itself kept an endpoint
+ * stopped is not counted); or the endpoint was killed. Then, in one of many, the old grant is used again, which must write nothing.
+ *
+ * The seed fixes what is planned, not how threads meet: the same seed meets the same faults at other instants. A violation ends the run with
+ * exit status 1, the seed, and what happened to the transfer. */
+#include "tests/unit/xfer_soak.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "common/base/clock.h"
+#include "common/base/hash.h"
+#include "common/base/progress.h"
+
+enum { LOG_LINES = 40, LOG_BYTES = 120, MAX_CHUNKS = 10, SLACK_HEAP = 512 << 10, SLACK_RSS = 32 << 20 };
+
+/* ORPHAN: no sender comes. SHORT_*: a deadline of a few milliseconds. */
+enum fault { F_CANCEL, F_REVOKE, F_SHORT_SLOT, F_SHORT_OP, F_ORPHAN, F_REPLAY, F_CUT, F_KILL_SENDER, F_KILL_RECEIVER, F_STOP, F_PORT, F_GID, F_RULE,
+            N_FAULTS };
+static const struct { const char *name, *column; } fault_names[N_FAULTS] = {
+    {"cancel", "cancels"}, {"revoke", "revokes"}, {"slot deadline", "slot_deadlines"}, {"op deadline", "op_deadlines"}, {"no sender", "orphans"},
+    {"replayed grant", "replays"}, {"cut", "cuts"}, {"sender killed", "sender_kills"}, {"receiver killed", "receiver_kills"}, {"stop", "stops"},
+    {"port", "port_flaps"}, {"gid", "gid_changes"}, {"work request", "wr_faults"}};
+
+struct options {
+    uint64_t n_transfers, seed;
+    uint32_t fault_ppm, deadline_ms, grace_ms, timeout_ms;
+    enum td_xfer_path path;    /* AUTO: all */
+    int processes;             /* 0: both */
+    enum soak_break broken;
+    const char *csv, *machine, *commit;
+};
+
+struct counts {
+    uint64_t n, n_ready, n_done, n_killed, n_refused, n_ops, bytes, faults[N_FAULTS], failed[8];
+    uint64_t n_stale_frames, n_bad_frames, n_fenced, n_digests, n_wr;
+    double seconds;
+};
+static const struct { td_status status; const char *name; } failures[8] = {
+    {TD_ERR_CANCELLED, "cancelled"}, {TD_ERR_DEADLINE, "deadline"}, {TD_ERR_STALE, "stale"}, {TD_ERR_PEER, "peer"}, {TD_ERR_CORRUPT, "corrupt"},
+    {TD_ERR_DEVICE, "device"}, {TD_ERR_UNSUPPORTED, "unsupported"}, {TD_OK, "other"}};
+
+struct chunk { int32_t first, n; };
+
+struct lane {
+    bool busy, draining;       /* draining: waits for whole pools */
+    bool granting, slot_live, op_pending, op_live;
+    bool ready, failed, done, op_over, slot_killed, op_killed, revoked, replaying, blocks_held, src_held;
+    uint64_t id;
+    uint32_t p, d;
+    int32_t n;
+    struct chunk chunk[MAX_CHUNKS];
+    int n_chunks, at_chunk;
+    bool final_apart, orphan, slow;
+    uint64_t start_ns, next_ns, revoke_ns, cancel_ns;  /* TD_NEVER_NS: not planned */
+    uint64_t slot_limit_ns, op_limit_ns, stopped_ns;   /* stopped_ns: of both ends, when it began */
+    uint32_t faults;
+    char log[LOG_LINES][LOG_BYTES];
+    uint32_t n_log;
+};
+
+enum end_state { END_OPENING, END_UP, END_STOPPED, END_CLOSING, END_CLOSED };
+
+struct endpoint {
+    enum end_state state;
+    pid_t pid;
+    pthread_t thread;
+    int32_t free[SOAK_BLOCKS], n_free;
+    int drain_lane;            /* -1: none */
+    uint64_t stopped_ns, stop_ns, cont_ns, port_up_ns[SOAK_DEVICES], opening_ns;
+    uint32_t n_lives;
+};
+
+struct soak {
+    const struct options *o;
+    struct soak_shared *s;
+    struct lane lane[SOAK_LANES];
+    struct endpoint end[SOAK_ENDS];
+    struct counts c;
+    struct td_progress *progress;
+    uint64_t random, n_before, n_over, start_ns, id_base;
+    char fabric[64];
+    bool violated;
+};
+
+/* --- chance --------------------------------------------------------------------------------------------------------------------- */
+
+static uint32_t rnd(struct soak *k, uint32_t n)
+{
+    k->random = k->random * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t)((k->random >> 33) % n);
+}
+
+static bool strikes(struct soak *k) { return rnd(k, 1000000) < k->o->fault_ppm; }
+
+/* --- what is said --------------------------------------------------------------------------------------------------------------- */
+
+__attribute__((format(printf, 3, 4))) static void note(struct soak *k, struct lane *l, const char *fmt, ...)
+{
+    char *to = l->log[l->n_log++ % LOG_LINES];
+    int n = snprintf(to, LOG_BYTES, "%9.3f ms  ", (double)(td_now_ns() - k->start_ns) / 1e6);
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(to + n, LOG_BYTES - (size_t)n, fmt, args);
+    va_end(args);
+}
+
+/* The first is told in full; the run ends after it. */
+static void violate(struct soak *k, struct lane *l, const char *text)
+{
+    if (k->violated) return;
+    k->violated = true;
+    fflush(stdout);
+    fprintf(stderr, "\nviolation: %s\n", text);
+    fprintf(stderr, "  seed %" PRIu64 ", path %s, %s, transfer %" PRIu64 " of %" PRIu64 "\n", k->o->seed, td_xfer_path_name(k->s->path),
+            k->s->processes ? "children" : "one process", k->n_over, k->c.n);
+    if (!l) return;
+    fprintf(stderr, "  transfer %" PRIu64 ": %d blocks from sender %u to receiver %u\n", l->id, l->n, l->p, l->d);
+    for (uint32_t i = l->n_log > LOG_LINES ? l->n_log - LOG_LINES : 0; i < l->n_log; i++) fprintf(stderr, "  %s\n", l->log[i % LOG_LINES]);
+    fprintf(stderr, "  again: xfer_soak --seed %" PRIu64 " --transfers %" PRIu64 " --fault-ppm %u --path %s --processes %d\n", k->o->seed,
+            k->o->n_transfers,
+            k->o->fault_ppm, k->o->path ? td_xfer_path_name(k->o->path) : "all", k->o->processes);
+}
+
+__attribute__((format(printf, 3, 4))) static void violatef(struct soak *k, struct lane *l, const char *fmt, ...)
+{
+    char text[512];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    violate(k, l, text);
+}
+
+static struct lane *lane_of(struct soak *k, const struct soak_message *m)
+{
+    struct lane *l = &k->lane[m->lane];
+    return l->busy && l->id * SOAK_LANES + m->lane == m->user ? l : NULL;
+}
+
+static void command(struct soak *k, uint32_t end, const struct soak_message *m)
+{
+    TD_ASSERT(soak_ring_put(&k->s->end[end].commands, m)); /* a lane has a dozen at most */
+    td_doorbell_ring(&k->s->end[end].bell);
+}
+
+static void lane_command(struct soak *k, struct lane *l, uint32_t end, struct soak_message m)
+{
+    m.lane = (uint32_t)(l - k->lane);
+    m.user = l->id * SOAK_LANES + m.lane;
+    command(k, end, &m);
+}
+
+/* --- blocks --------------------------------------------------------------------------------------------------------------------- */
+
+/* ids are drawn at random; runs of neighbours come from sorting them. */
+static int by_number(const void *a, const void *b)
+{
+    int32_t x, y;
+    memcpy(&x, a, sizeof x);
+    memcpy(&y, b, sizeof y);
+    return (x > y) - (x < y);
+}
+
+static void blocks_take(struct soak *k, struct endpoint *e, int32_t *ids, int32_t n, bool sorted)
+{
+    for (int32_t i = 0; i < n; i++) {
+        int32_t at = (int32_t)rnd(k, (uint32_t)e->n_free);
+        ids[i] = e->free[at];
+        e->free[at] = e->free[--e->n_free];
+    }
+    if (sorted) qsort(ids, (size_t)n, sizeof *ids, by_number);
+}
+
+static void blocks_give(struct endpoint *e, const int32_t *ids, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) e->free[e->n_free++] = ids[i];
+}
+
+/* Every block that belongs to nobody still says so. */
+static void blocks_sweep(struct soak *k, uint32_t end, const char *when)
+{
+    const struct endpoint *e = &k->end[end];
+    for (int32_t i = 0; i < e->n_free; i++) {
+        if (soak_check(soak_block(&k->s->end[end], e->free[i]), soak_free(&k->s->end[end], e->free[i]))) continue;
+        violatef(k, NULL, "stray: block %d of endpoint %u was written while it belonged to nobody (%s)", e->free[i], end, when);
+        return;
+    }
+}
+
+static void pool_make(struct soak *k, uint32_t end)
+{
+    struct soak_end *e = &k->s->end[end];
+    struct td_err err = {0};
+    if (e->pool.base) td_arena_destroy(&e->pool);
+    if (td_arena_create((size_t)SOAK_BLOCKS * SOAK_BLOCK_BYTES, true, "xfer-soak", &e->pool, &err)) {
+        fprintf(stderr, "xfer_soak: %s\n", err.msg);
+        exit(2);
+    }
+    for (int32_t b = 0; b < SOAK_BLOCKS; b++) soak_fill(soak_block(e, b), soak_free(e, b));
+}
+
+/* --- endpoints ------------------------------------------------------------------------------------------------------------------ */
+
+struct thread_arg { struct soak_shared *s; uint32_t end; };
+
+static void *end_thread(void *arg)
+{
+    struct thread_arg a = *(struct thread_arg *)arg;
+    free(arg);
+    soak_end_run(a.s, a.end);
+    return NULL;
+}
+
+static void end_start(struct soak *k, uint32_t i)
+{
+    struct endpoint *e = &k->end[i];
+    struct soak_end *shared = &k->s->end[i];
+    e->state = END_OPENING;
+    e->opening_ns = td_now_ns();
+    e->n_lives++;
+    shared->incarnation = td_hash64(&(uint64_t[2]){k->o->seed, k->id_base + e->n_lives}, 16, i);
+    shared->n_gid_changes = 0;
+    shared->fabric[0] = 0;
+    if (k->s->path == TD_XFER_PATH_RDMA) /* a transfer has some 20 requests */
+        snprintf(shared->fabric, sizeof shared->fabric,
+                 "path=%s,devices=%d,seed=%" PRIu64 ",retry_ms=20,spin_us=1,fault_ppm=%u,unordered=%d,relaxed=%d,delay_us=%u",
+                 k->fabric, SOAK_DEVICES, shared->incarnation >> 1, k->o->fault_ppm / 20, shared->is_receiver ? 1 : (int)(i & 1),
+                 i == SOAK_SENDERS ? 1 : 0, i == SOAK_SENDERS + 1 ? 100 : 0);
+    td_doorbell_clear(&shared->bell);
+    if (!k->s->processes) {
+        struct thread_arg *a = malloc(sizeof *a);
+        TD_ASSERT(a);
+        *a = (struct thread_arg){k->s, i};
+        TD_ASSERT(pthread_create(&e->thread, NULL, end_thread, a) == 0);
+        return;
+    }
+    pid_t parent = getpid();
+    fflush(NULL);
+    e->pid = fork();
+    TD_ASSERT(e->pid >= 0);
+    if (e->pid) return;
+    signal(SIGINT, SIG_IGN);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() == parent) soak_end_run(k->s, i);
+    _exit(0);
+}
+
+static uint64_t stopped_ns(const struct soak *k, uint32_t end, uint64_t now)
+{
+    const struct endpoint *e = &k->end[end];
+    return e->stopped_ns + (e->state == END_STOPPED && now > e->stop_ns ? now - e->stop_ns : 0);
+}
+
+static void lane_op_over(struct soak *k, struct lane *l, uint64_t now);
+static void lane_check_over(struct soak *k, struct lane *l);
+static void news_take(struct soak *k, uint32_t end);
+
+static void slot_over(struct soak *k, struct lane *l)
+{
+    l->granting = l->slot_live = false;
+    l->revoke_ns = TD_NEVER_NS;
+    if (l->blocks_held) blocks_give(&k->end[l->d], k->s->lane[l - k->lane].dst, l->n);
+    l->blocks_held = false;
+}
+
+static void op_over(struct soak *k, struct lane *l)
+{
+    l->op_pending = l->op_live = false;
+    l->op_over = true;
+    l->cancel_ns = l->next_ns = TD_NEVER_NS;
+    if (l->src_held) blocks_give(&k->end[l->p], k->s->lane[l - k->lane].src, l->n);
+    l->src_held = false;
+}
+
+static void end_kill(struct soak *k, uint32_t i)
+{
+    struct endpoint *e = &k->end[i];
+    uint64_t now = td_now_ns();
+    kill(e->pid, SIGKILL);
+    waitpid(e->pid, NULL, 0);
+    if (e->state == END_STOPPED) e->stopped_ns += now > e->stop_ns ? now - e->stop_ns : 0;
+    e->state = END_OPENING;
+    news_take(k, i); /* what it had said before, it had done */
+    blocks_sweep(k, i, "its owner was killed");
+    struct soak_message m;
+    while (soak_ring_get(&k->s->end[i].commands, &m)) {}
+    memset(e->port_up_ns, 0xff, sizeof e->port_up_ns);
+    bool is_receiver = k->s->end[i].is_receiver;
+    struct lane *ended[SOAK_LANES];
+    int n_ended = 0;
+    for (uint32_t q = 0; q < SOAK_LANES; q++) {
+        struct lane *l = &k->lane[q];
+        if (!l->busy || l->draining || (is_receiver ? l->d : l->p) != i) continue;
+        if (is_receiver && (l->slot_live || l->granting)) {
+            note(k, l, "the receiver is killed");
+            l->slot_killed = true;
+            slot_over(k, l);
+        } else if (!is_receiver && (l->op_live || l->op_pending)) {
+            note(k, l, "the sender is killed");
+            l->op_killed = true;
+            op_over(k, l);
+            lane_op_over(k, l, now);
+        } else {
+            continue;
+        }
+        ended[n_ended++] = l;
+    }
+    /* A receiver on this host may still read a dead sender's memory, so nobody may write there: its successor gets a pool of its own, as a new
+     * process has. Nothing but the process itself can write into a receiver's pool. */
+    if (!is_receiver) pool_make(k, i);
+    for (int32_t b = 0; b < SOAK_BLOCKS && is_receiver; b++) soak_fill(soak_block(&k->s->end[i], b), soak_free(&k->s->end[i], b));
+    for (int q = 0; q < n_ended; q++) lane_check_over(k, ended[q]);
+    end_start(k, i);
+}
+
+static void end_stop(struct soak *k, uint32_t i, uint64_t now)
+{
+    struct endpoint *e = &k->end[i];
+    if (kill(e->pid, SIGSTOP)) return;
+    e->state = END_STOPPED;
+    e->stop_ns = now;
+    uint32_t ms = 1 + rnd(k, rnd(k, 4) ? k->o->timeout_ms / 8 : k->o->timeout_ms * 2); /* a quarter is longer than peers wait */
+    e->cont_ns = now + ms * TD_NS_PER_MS;
+}
+
+static void end_continue(struct endpoint *e, uint64_t now)
+{
+    kill(e->pid, SIGCONT);
+    e->state = END_UP;
+    e->stopped_ns += now - e->stop_ns;
+}
+
+/* --- a transfer ----------------------------------------------------------------------------------------------------------------- */
+
+static bool flip(struct soak *k, uint32_t one_in) { return rnd(k, one_in) == 0; }
+
+static void lane_plan(struct soak *k, struct lane *l, uint64_t now)
+{
+    struct soak_lane *s = &k->s->lane[l - k->lane];
+    uint32_t slot_ms = k->o->deadline_ms, op_ms = k->o->deadline_ms;
+    for (int f = 0; f < N_FAULTS; f++)
+        if (strikes(k)) l->faults |= 1u << f;
+    if (!k->s->processes) l->faults &= ~(1u << F_KILL_SENDER | 1u << F_KILL_RECEIVER | 1u << F_STOP);
+    if (k->s->path != TD_XFER_PATH_RDMA) l->faults &= ~(1u << F_PORT | 1u << F_GID | 1u << F_RULE);
+    l->revoke_ns = l->cancel_ns = TD_NEVER_NS;
+    uint64_t soon = now + rnd(k, flip(k, 2) ? 300 : 5000) * TD_NS_PER_US; /* a small one takes some hundred microseconds */
+    if (l->faults & 1u << F_CANCEL) l->cancel_ns = soon;
+    if (l->faults & 1u << F_REVOKE) l->revoke_ns = soon;
+    if (l->faults & 1u << F_SHORT_SLOT) slot_ms = rnd(k, 8);
+    if (l->faults & 1u << F_SHORT_OP) op_ms = rnd(k, 8);
+    k->c.faults[F_SHORT_SLOT] += l->faults >> F_SHORT_SLOT & 1;
+    k->c.faults[F_SHORT_OP] += l->faults >> F_SHORT_OP & 1;
+    if (l->faults & 1u << F_ORPHAN) {
+        l->orphan = true;
+        if (flip(k, 2)) slot_ms = rnd(k, 20);
+        else l->revoke_ns = soon;
+    }
+    if (k->o->broken == BREAK_VACUOUS) {
+        l->orphan = true;
+        l->revoke_ns = soon;
+    }
+    s->slot_deadline_ns = td_deadline_after_ms(now, slot_ms);
+    s->op_deadline_ns = td_deadline_after_ms(now, op_ms);
+    uint64_t grace = k->o->grace_ms * TD_NS_PER_MS;
+    l->slot_limit_ns = s->slot_deadline_ns + grace;
+    l->op_limit_ns = s->op_deadline_ns + grace;
+    l->stopped_ns = stopped_ns(k, l->p, now) + stopped_ns(k, l->d, now);
+
+    int n_chunks = l->n ? 1 + (int)rnd(k, flip(k, 4) ? MAX_CHUNKS : 3) : 1;
+    int32_t at = 0;
+    l->n_chunks = 0;
+    for (int i = 0; i < n_chunks; i++) {
+        int32_t n = i + 1 == n_chunks ? l->n - at : (int32_t)rnd(k, (uint32_t)(l->n - at) + 1);
+        l->chunk[l->n_chunks++] = (struct chunk){at, n};
+        at += n;
+    }
+    for (int i = l->n_chunks - 1; i > 0 && flip(k, 2); i--) {
+        int j = (int)rnd(k, (uint32_t)i + 1);
+        struct chunk c = l->chunk[i];
+        l->chunk[i] = l->chunk[j];
+        l->chunk[j] = c;
+    }
+    l->final_apart = flip(k, 8);
+    l->slow = flip(k, 8);
+}
+
+static int32_t random_size(struct soak *k)
+{
+    return (int32_t)rnd(k, (1u << rnd(k, 8)) + 1);
+}
+
+/* False: no room now. */
+static bool lane_start(struct soak *k, struct lane *l, uint64_t now)
+{
+    uint32_t q = (uint32_t)(l - k->lane);
+    if (!l->draining) {
+        uint32_t p = rnd(k, SOAK_SENDERS), d = SOAK_SENDERS + rnd(k, SOAK_RECEIVERS);
+        if (k->end[p].state != END_UP || k->end[d].state != END_UP) return false;
+        if (k->end[p].drain_lane >= 0 || k->end[d].drain_lane >= 0) return false;
+        memset(l, 0, offsetof(struct lane, log));
+        l->n_log = 0;
+        l->busy = true;
+        l->p = p;
+        l->d = d;
+        l->n = random_size(k);
+        l->id = ++k->id_base;
+        if (flip(k, 400)) { /* the whole of both pools */
+            l->draining = true;
+            l->n = SOAK_BLOCKS;
+            l->next_ns = now + 100 * TD_NS_PER_MS; /* or what is free by then */
+            k->end[p].drain_lane = k->end[d].drain_lane = (int)q;
+        }
+    }
+    struct endpoint *p = &k->end[l->p], *d = &k->end[l->d];
+    if (l->draining) {
+        if ((p->n_free < SOAK_BLOCKS || d->n_free < SOAK_BLOCKS) && now < l->next_ns) return false;
+        l->draining = false;
+        p->drain_lane = d->drain_lane = -1;
+    }
+    if (l->n > p->n_free) l->n = p->n_free;
+    if (l->n > d->n_free) l->n = d->n_free;
+    struct soak_lane *s = &k->s->lane[q];
+    bool sorted = flip(k, 3);
+    s->user = l->id * SOAK_LANES + q;
+    s->n = l->n;
+    blocks_take(k, p, s->src, l->n, sorted);
+    blocks_take(k, d, s->dst, l->n, sorted);
+    l->blocks_held = l->src_held = true;
+    l->start_ns = now;
+    lane_plan(k, l, now);
+    l->granting = true;
+    l->next_ns = TD_NEVER_NS;
+    note(k, l, "grant %d blocks%s, deadlines in %.0f and %.0f ms", l->n, sorted ? ", sorted" : "", ((double)s->slot_deadline_ns - (double)now) / 1e6,
+         ((double)s->op_deadline_ns - (double)now) / 1e6);
+    lane_command(k, l, l->d, (struct soak_message){.verb = SOAK_GRANT});
+    return true;
+}
+
+static void lane_revoke(struct soak *k, struct lane *l, const char *why)
+{
+    l->revoke_ns = TD_NEVER_NS;
+    if (!l->slot_live || l->revoked) return;
+    note(k, l, "revoke: %s", why);
+    l->revoked = true;
+    lane_command(k, l, l->d, (struct soak_message){.verb = SOAK_REVOKE});
+}
+
+/* The op has ended, or died: who granted is told by somebody, mostly. */
+static void lane_op_over(struct soak *k, struct lane *l, uint64_t now)
+{
+    if (l->done || l->ready || l->failed || l->revoke_ns != TD_NEVER_NS || (!l->slot_live && !l->granting)) return;
+    if (!flip(k, 32)) l->revoke_ns = now + rnd(k, 30000) * TD_NS_PER_US;
+}
+
+static void lane_start_op(struct soak *k, struct lane *l, bool replay)
+{
+    struct soak_lane *s = &k->s->lane[l - k->lane];
+    uint64_t now = td_now_ns();
+    if (replay) {
+        s->op_deadline_ns = td_deadline_after_ms(now, k->o->deadline_ms);
+        l->op_limit_ns = s->op_deadline_ns + k->o->grace_ms * TD_NS_PER_MS;
+        l->stopped_ns = stopped_ns(k, l->p, now) + stopped_ns(k, l->d, now);
+    }
+    l->op_pending = true;
+    l->op_over = false;
+    lane_command(k, l, l->p, (struct soak_message){.verb = SOAK_OP, .replay = replay, .deadline_ns = s->op_deadline_ns});
+    l->at_chunk = 0;
+    l->next_ns = 0; /* at once, and in order behind it */
+}
+
+/* The next piece of the plan. */
+static void lane_submit(struct soak *k, struct lane *l, uint64_t now)
+{
+    do {
+        bool is_last = l->at_chunk + 1 == l->n_chunks;
+        struct soak_message m = {.verb = SOAK_SUBMIT};
+        if (l->at_chunk == l->n_chunks) {
+            m.first = l->n;
+            m.final = true;
+        } else {
+            m.first = l->chunk[l->at_chunk].first;
+            m.n = l->chunk[l->at_chunk].n;
+            m.final = is_last && !l->final_apart;
+        }
+        note(k, l, "submit %d..%d%s", m.first, m.first + m.n, m.final ? ", final" : "");
+        lane_command(k, l, l->p, m);
+        l->at_chunk++;
+        if (m.final) {
+            l->next_ns = TD_NEVER_NS;
+            return;
+        }
+        l->next_ns = now + rnd(k, 3000) * TD_NS_PER_US;
+    } while (!l->slow);
+}
+
+static void lane_check_over(struct soak *k, struct lane *l)
+{
+    if (!l->busy || l->draining || l->granting || l->slot_live || l->op_pending || l->op_live) return;
+    if (l->done && !l->ready && !l->slot_killed) violate(k, l, "lost ready: the op is DONE and its slot never was READY");
+    bool replay = (l->faults & 1u << F_REPLAY) && !l->replaying && !l->op_killed && !l->slot_killed && !l->orphan && l->op_over;
+    struct endpoint *p = &k->end[l->p];
+    if (replay && p->state == END_UP && p->n_free >= l->n && p->drain_lane < 0) {
+        l->replaying = true;
+        l->done = false;
+        blocks_take(k, p, k->s->lane[l - k->lane].src, l->n, false);
+        l->src_held = true;
+        note(k, l, "the grant is used again");
+        k->c.faults[F_REPLAY]++;
+        lane_start_op(k, l, true);
+        return;
+    }
+    if (l->src_held) op_over(k, l); /* the receiver was killed before it granted */
+    k->c.n_ready += l->ready;
+    k->c.n_killed += l->op_killed || l->slot_killed;
+    l->busy = false;
+    k->n_over++;
+}
+
+/* Ends both sides of a transfer that never got under way. */
+static void on_granted(struct soak *k, struct lane *l, const struct soak_message *m)
+{
+    if (!l->granting) return;
+    if (m->status) {
+        violatef(k, l, "slot leak: the grant was refused with status %d (%s)", (int)m->status, m->text);
+        return;
+    }
+    l->granting = false;
+    l->slot_live = true;
+    k->s->lane[m->lane].slot = m->id;
+    note(k, l, "granted: slot %u", m->id);
+    k->c.bytes += (uint64_t)l->n * SOAK_BLOCK_BYTES;
+    if (l->orphan || l->op_killed) {
+        op_over(k, l);
+        if (l->orphan) k->c.faults[F_ORPHAN]++;
+        return;
+    }
+    lane_start_op(k, l, false);
+}
+
+static void on_started(struct soak *k, struct lane *l, const struct soak_message *m)
+{
+    if (!l->op_pending) return;
+    if (m->status) {
+        /* Only a grant whose author had no port up at that moment may be refused. */
+        if (m->status != TD_ERR_UNSUPPORTED || k->s->path != TD_XFER_PATH_RDMA)
+            violatef(k, l, "op leak: the op was refused with status %d (%s)", (int)m->status, m->text);
+        note(k, l, "op refused: %.80s", m->text);
+        k->c.n_refused++;
+        op_over(k, l);
+        lane_op_over(k, l, td_now_ns());
+        if (!l->replaying) lane_revoke(k, l, "no op");
+        lane_check_over(k, l);
+        return;
+    }
+    l->op_pending = false;
+    l->op_live = true;
+    k->c.n_ops++;
+    k->s->lane[m->lane].op = m->id;
+    note(k, l, "started: op %u", m->id);
+}
+
+static const char *event_name(enum td_xfer_event_kind kind)
+{
+    static const char *const name[] = {"none", "SLOT_READY", "SLOT_FAILED", "SLOT_FREE", "OP_DONE", "OP_FAILED", "PATH_CHOSEN"};
+    return name[kind <= TD_XFER_PATH_CHOSEN ? kind : 0];
+}
+
+static void on_event(struct soak *k, struct lane *l, const struct soak_message *m)
+{
+    uint64_t now = td_now_ns();
+    bool of_op = m->kind == TD_XFER_OP_DONE || m->kind == TD_XFER_OP_FAILED;
+    note(k, l, "%s %d %.70s", event_name(m->kind), (int)m->status, m->text);
+    if (of_op ? !l->op_live : !l->slot_live) {
+        violatef(k, l, "twice: %s of what has ended", event_name(m->kind));
+        return;
+    }
+    switch (m->kind) {
+    case TD_XFER_SLOT_READY:
+        if (l->ready || l->failed) violate(k, l, "twice: SLOT_READY of a slot that was READY or FAILED");
+        l->ready = true;
+        if (flip(k, 4)) l->revoke_ns = now + rnd(k, 5000) * TD_NS_PER_US;
+        else lane_revoke(k, l, "it is READY");
+        break;
+    case TD_XFER_SLOT_FAILED:
+        if (l->ready || l->failed) violate(k, l, "twice: SLOT_FAILED of a slot that was READY or FAILED");
+        l->failed = true;
+        if (m->status == TD_ERR_CORRUPT) violate(k, l, "corrupt: a digest differed");
+        if (flip(k, 8)) l->revoke_ns = now + rnd(k, 5000) * TD_NS_PER_US;
+        else lane_revoke(k, l, "it has FAILED");
+        break;
+    case TD_XFER_SLOT_FREE: slot_over(k, l); break;
+    case TD_XFER_OP_DONE:
+        if (l->replaying && !l->ready) violate(k, l, "lost ready: a replayed grant was DONE, and it never was READY");
+        if (!l->replaying) k->c.n_done++;
+        l->done = true;
+        op_over(k, l);
+        break;
+    case TD_XFER_OP_FAILED: {
+        int f = 0;
+        while (f < 7 && failures[f].status != m->status) f++;
+        if (!l->replaying) k->c.failed[f]++;
+        op_over(k, l);
+        lane_op_over(k, l, now);
+        break;
+    }
+    case TD_XFER_PATH_CHOSEN: break;
+    }
+    lane_check_over(k, l);
+}
+
+static void news_take(struct soak *k, uint32_t end)
+{
+    struct soak_message m;
+    struct endpoint *e = &k->end[end];
+    while (soak_ring_get(&k->s->end[end].news, &m)) {
+        struct lane *l = lane_of(k, &m);
+        switch (m.verb) {
+        case SOAK_OPENED:
+            if (m.status) violatef(k, NULL, "open: endpoint %u, life %u: %s", end, e->n_lives, m.text);
+            k->s->end[end].port = (uint16_t)m.n;
+            if (e->state == END_OPENING) e->state = END_UP;
+            break;
+        case SOAK_GRANTED:
+            if (l) on_granted(k, l, &m);
+            break;
+        case SOAK_STARTED:
+            if (l) on_started(k, l, &m);
+            break;
+        case SOAK_EVENT:
+            if (l) on_event(k, l, &m);
+            else violatef(k, &k->lane[m.lane], "twice: %s of a transfer that is over", event_name(m.kind));
+            break;
+        case SOAK_CLOSED: e->state = END_CLOSED; break;
+        case SOAK_VIOLATION: violate(k, l, m.text); break;
+        default: TD_ASSERT(!"news that are none");
+        }
+    }
+}
+
+/* --- faults that meet endpoints ------------------------------------------------------------------------------------------------- */
+
+static void strike_ends(struct soak *k, struct lane *l, uint64_t now)
+{
+    uint32_t f = l->faults, any = rnd(k, SOAK_ENDS);
+    if (f & 1u << F_CUT) {
+        command(k, any, &(struct soak_message){.verb = SOAK_CUT, .n = flip(k, 2) ? -1 : (int32_t)(1 + rnd(k, 0x7fffffff))});
+        note(k, l, "connections of endpoint %u are cut", any);
+        k->c.faults[F_CUT]++;
+    }
+    if (f & 1u << F_PORT) {
+        uint32_t device = rnd(k, SOAK_DEVICES);
+        if (k->end[any].port_up_ns[device] == TD_NEVER_NS) {
+            command(k, any, &(struct soak_message){.verb = SOAK_PORT, .id = device, .final = false});
+            k->end[any].port_up_ns[device] = now + (1 + rnd(k, 100)) * TD_NS_PER_MS;
+            note(k, l, "port of device %u of endpoint %u goes down", device, any);
+            k->c.faults[F_PORT]++;
+        }
+    }
+    if (f & 1u << F_GID) {
+        command(k, any, &(struct soak_message){.verb = SOAK_GID, .id = rnd(k, SOAK_DEVICES)});
+        note(k, l, "the GID of endpoint %u changes", any);
+        k->c.faults[F_GID]++;
+    }
+    if (f & 1u << F_RULE) {
+        command(k, any, &(struct soak_message){.verb = SOAK_RULE, .first = (int32_t)rnd(k, 60), .n = (int32_t)rnd(k, 15)});
+        note(k, l, "a work request of endpoint %u will fail", any);
+        k->c.faults[F_RULE]++;
+    }
+    if ((f & 1u << F_STOP) && k->end[any].state == END_UP) {
+        end_stop(k, any, now);
+        note(k, l, "endpoint %u is stopped", any);
+        k->c.faults[F_STOP]++;
+    }
+    for (int side = 0; side < 2; side++) {
+        enum fault kill_fault = side ? F_KILL_RECEIVER : F_KILL_SENDER;
+        uint32_t victim = side ? SOAK_SENDERS + rnd(k, SOAK_RECEIVERS) : rnd(k, SOAK_SENDERS);
+        if (!(f & 1u << kill_fault) || (k->end[victim].state != END_UP && k->end[victim].state != END_STOPPED)) continue;
+        l->faults &= ~(1u << kill_fault);
+        note(k, l, "endpoint %u is killed", victim);
+        k->c.faults[kill_fault]++;
+        end_kill(k, victim);
+    }
+}
+
+/* --- the round ------------------------------------------------------------------------------------------------------------------ */
+
+static void check_limits(struct soak *k, uint64_t now)
+{
+    for (uint32_t q = 0; q < SOAK_LANES; q++) {
+        struct lane *l = &k->lane[q];
+        if (!l->busy || l->draining) continue;
+        uint64_t extra = stopped_ns(k, l->p, now) + stopped_ns(k, l->d, now) - l->stopped_ns;
+        if ((l->slot_live || l->granting) && now > l->slot_limit_ns + extra)
+            violatef(k, l, "hung slot: no SLOT_FREE %.1f s after it was asked for", (double)(now - l->start_ns) / 1e9);
+        if ((l->op_live || l->op_pending) && now > l->op_limit_ns + extra)
+            violatef(k, l, "hung op: no end %.1f s after the transfer began", (double)(now - l->start_ns) / 1e9);
+    }
+    for (uint32_t i = 0; i < SOAK_ENDS; i++) {
+        struct endpoint *e = &k->end[i];
+        int status;
+        if (e->state == END_OPENING && now > e->opening_ns + 30 * TD_NS_PER_S) violatef(k, NULL, "open: endpoint %u takes too long", i);
+        if (k->s->processes && e->pid && e->state != END_CLOSED && waitpid(e->pid, &status, WNOHANG) == e->pid) {
+            news_take(k, i);
+            if (e->state != END_CLOSED)
+                violatef(k, NULL, "died: endpoint %u, %s %d", i, WIFSIGNALED(status) ? "signal" : "exit",
+                         WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+            e->pid = 0;
+        }
+    }
+}
+
+static uint64_t earlier(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+static void lanes_turn(struct soak *k, uint64_t now, uint64_t *due)
+{
+    for (uint32_t q = 0; q < SOAK_LANES && !k->violated; q++) {
+        struct lane *l = &k->lane[q];
+        if (l->busy && l->draining && k->end[l->p].state == END_UP && k->end[l->d].state == END_UP && lane_start(k, l, now)) strike_ends(k, l, now);
+        if (!l->busy && k->c.n < k->n_before) {
+            if (!lane_start(k, l, now)) {
+                if (l->draining) k->c.n++;
+                continue;
+            }
+            k->c.n++;
+            strike_ends(k, l, now);
+        }
+        if (!l->busy || l->draining) continue;
+        if (l->op_pending || l->op_live) {
+            if (now >= l->next_ns) lane_submit(k, l, now);
+            if (now >= l->cancel_ns) {
+                l->cancel_ns = TD_NEVER_NS;
+                note(k, l, "cancel");
+                k->c.faults[F_CANCEL]++;
+                lane_command(k, l, l->p, (struct soak_message){.verb = SOAK_CANCEL});
+            }
+        }
+        if (l->slot_live && now >= l->revoke_ns) {
+            if ((l->faults & 1u << F_REVOKE) && !l->revoked && !l->ready) k->c.faults[F_REVOKE]++;
+            lane_revoke(k, l, "it is time");
+        }
+        *due = earlier(*due, earlier(l->next_ns, earlier(l->cancel_ns, l->revoke_ns)));
+    }
+}
+
+static void ends_turn(struct soak *k, uint64_t now, uint64_t *due)
+{
+    for (uint32_t i = 0; i < SOAK_ENDS; i++) {
+        struct endpoint *e = &k->end[i];
+        if (e->state == END_STOPPED) {
+            if (now >= e->cont_ns) end_continue(e, now);
+            else *due = earlier(*due, e->cont_ns);
+        }
+        for (uint32_t d = 0; d < SOAK_DEVICES; d++) {
+            if (now < e->port_up_ns[d]) {
+                *due = earlier(*due, e->port_up_ns[d]);
+                continue;
+            }
+            e->port_up_ns[d] = TD_NEVER_NS;
+            command(k, i, &(struct soak_message){.verb = SOAK_PORT, .id = d, .final = true});
+        }
+        news_take(k, i);
+    }
+}
+
+static void run_transfers(struct soak *k, uint64_t shown_before)
+{
+    uint64_t next_check = 0;
+    while (!k->violated && k->n_over < k->n_before) {
+        uint64_t now = td_now_ns(), due = now + 20 * TD_NS_PER_MS;
+        ends_turn(k, now, &due);
+        lanes_turn(k, now, &due);
+        if (now >= next_check) {
+            check_limits(k, now);
+            next_check = now + 100 * TD_NS_PER_MS;
+            td_progress_update(k->progress, shown_before + k->n_over);
+        }
+        td_doorbell_wait(&k->s->bell, due);
+    }
+}
+
+static void close_ends(struct soak *k)
+{
+    uint64_t until = td_now_ns() + 60 * TD_NS_PER_S;
+    for (uint32_t i = 0; i < SOAK_ENDS; i++) {
+        struct endpoint *e = &k->end[i];
+        if (e->state == END_STOPPED) end_continue(e, td_now_ns());
+        if (k->violated && k->s->processes) {
+            if (e->pid) {
+                kill(e->pid, SIGKILL);
+                waitpid(e->pid, NULL, 0);
+            }
+            e->state = END_CLOSED;
+            continue;
+        }
+        command(k, i, &(struct soak_message){.verb = SOAK_CLOSE});
+    }
+    for (uint32_t i = 0; i < SOAK_ENDS; i++) {
+        struct endpoint *e = &k->end[i];
+        while (e->state != END_CLOSED && td_now_ns() < until) {
+            news_take(k, i);
+            if (e->state != END_CLOSED) td_doorbell_wait(&k->s->bell, td_now_ns() + 20 * TD_NS_PER_MS);
+        }
+        if (e->state != END_CLOSED) {
+            violatef(k, NULL, "hung close: endpoint %u", i);
+            fflush(NULL);
+            _exit(1);
+        }
+        if (!k->s->processes) pthread_join(e->thread, NULL);
+        else if (e->pid) waitpid(e->pid, NULL, 0);
+        e->pid = 0;
+    }
+}
+
+static void check_leaks(struct soak *k, int fds_before, int64_t heap_before)
+{
+    for (uint32_t i = 0; i < SOAK_ENDS; i++) {
+        const struct soak_leaks *l = &k->s->end[i].leaks;
+        const struct td_xfer_stats *st = &k->s->end[i].stats;
+        k->c.n_stale_frames += st->n_stale_frames;
+        k->c.n_bad_frames += st->n_bad_frames;
+        k->c.n_fenced += st->n_fenced;
+        k->c.n_digests += st->n_digests;
+        k->c.n_wr += st->n_work_requests;
+        if (l->n_slots) violatef(k, NULL, "slot leak: endpoint %u ends with %u slots in use", i, l->n_slots);
+        if (l->n_ops) violatef(k, NULL, "op leak: endpoint %u ends with %u ops in use", i, l->n_ops);
+        if (st->n_digest_mismatches) violatef(k, NULL, "corrupt: endpoint %u saw %" PRIu64 " digests that differ", i, st->n_digest_mismatches);
+        /* A lane of tcp that says hello after its connection was cut is refused, and counted. */
+        if (st->n_bad_frames && (k->s->path != TD_XFER_PATH_TCP || !(k->c.faults[F_CUT] + k->c.faults[F_STOP])))
+            violatef(k, NULL, "bad frames: endpoint %u refused %" PRIu64 " frames of honest peers", i, st->n_bad_frames);
+        if (l->rss_growth_bytes > SLACK_RSS)
+            violatef(k, NULL, "heap leak: endpoint %u grew by %" PRId64 " KiB while it ran", i, l->rss_growth_bytes >> 10);
+        if (!k->s->processes) continue;
+        if (l->fds) violatef(k, NULL, "fd leak: endpoint %u closes with %d descriptors more than it had", i, l->fds);
+        if (l->heap_bytes > SLACK_HEAP)
+            violatef(k, NULL, "heap leak: endpoint %u closes with %" PRId64 " KiB more than it had", i, l->heap_bytes >> 10);
+    }
+    int fds = soak_count_fds() - fds_before;
+    int64_t heap = soak_heap_bytes() - heap_before;
+    if (fds) violatef(k, NULL, "fd leak: %d descriptors more than before", fds);
+    if (heap > SLACK_HEAP) violatef(k, NULL, "heap leak: %" PRId64 " KiB more than before", heap >> 10);
+}
+
+static void csv_row(const struct options *o, const struct soak *k)
+{
+    FILE *f = o->csv ? fopen(o->csv, "ae") : NULL;
+    const struct counts *c = &k->c;
+    if (!f) return;
+    if (ftell(f) == 0) {
+        fprintf(f, "commit,machine,seed,fault_ppm,path,processes,transfers,seconds,transfers_per_s,granted_mib,ready,op_done,killed,refused");
+        for (int i = 0; i < 8; i++) fprintf(f, ",op_%s", failures[i].name);
+        for (int i = 0; i < N_FAULTS; i++) fprintf(f, ",%s", fault_names[i].column);
+        fprintf(f, ",fenced,digests,corrupt,stale_or_stray,hung,leaked\n");
+    }
+    fprintf(f, "%s,%s,%" PRIu64 ",%u,%s,%d,%" PRIu64 ",%.1f,%.0f,%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64, o->commit, o->machine,
+            o->seed, o->fault_ppm, td_xfer_path_name(k->s->path), k->s->processes ? 2 : 1, c->n, c->seconds, (double)c->n / c->seconds,
+            c->bytes >> 20, c->n_ready,
+            c->n_done, c->n_killed,
+            c->n_refused);
+    for (int i = 0; i < 8; i++) fprintf(f, ",%" PRIu64, c->failed[i]);
+    for (int i = 0; i < N_FAULTS; i++) fprintf(f, ",%" PRIu64, c->faults[i]);
+    fprintf(f, ",%" PRIu64 ",%" PRIu64 ",0,0,0,0\n", c->n_fenced, c->n_digests); /* a round with any of these has ended the run */
+    fclose(f);
+}
+
+/* False: violated. */
+static bool run_round(const struct options *o, enum td_xfer_path path, bool processes, uint64_t n, struct td_progress *progress,
+                      uint64_t shown_before, struct counts *total)
+{
+    static uint32_t n_rounds;
+    static struct soak k;
+    int fds = soak_count_fds();
+    int64_t heap = soak_heap_bytes();
+    struct td_err err = {0};
+    struct soak_shared *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    TD_ASSERT(s != MAP_FAILED);
+    memset(&k, 0, sizeof k);
+    k.o = o;
+    k.s = s;
+    k.progress = progress;
+    k.start_ns = td_now_ns();
+    k.n_before = n;
+    k.id_base = (uint64_t)++n_rounds << 40;
+    k.random = o->seed ^ k.id_base;
+    *s = (struct soak_shared){.path = path, .processes = processes, .broken = o->broken, .timeout_ms = o->timeout_ms};
+    snprintf(k.fabric, sizeof k.fabric, "/dev/shm/tandem-soak-%d-%u", (int)getpid(), n_rounds);
+    TD_ASSERT(td_doorbell_open(&s->bell, &err) == TD_OK);
+    for (uint32_t i = 0; i < SOAK_ENDS; i++) {
+        s->end[i].index = i;
+        s->end[i].is_receiver = i >= SOAK_SENDERS;
+        TD_ASSERT(td_doorbell_open(&s->end[i].bell, &err) == TD_OK);
+        pool_make(&k, i);
+        k.end[i].drain_lane = -1;
+        memset(k.end[i].port_up_ns, 0xff, sizeof k.end[i].port_up_ns);
+        for (int32_t b = 0; b < SOAK_BLOCKS; b++) k.end[i].free[k.end[i].n_free++] = b;
+    }
+    for (uint32_t i = 0; i < SOAK_ENDS; i++) end_start(&k, i);
+    run_transfers(&k, shown_before);
+    close_ends(&k);
+    k.c.seconds = (double)(td_now_ns() - k.start_ns) / 1e9;
+    if (o->broken == BREAK_STRAY_END) soak_block(&s->end[SOAK_SENDERS], 3)[SOAK_BLOCK_BYTES / 2] ^= 4;
+    for (uint32_t i = 0; i < SOAK_ENDS && !k.violated; i++) {
+        if (k.end[i].n_free != SOAK_BLOCKS) violatef(&k, NULL, "block leak: endpoint %u has %d of %d", i, k.end[i].n_free, SOAK_BLOCKS);
+        blocks_sweep(&k, i, "at the end");
+    }
+    for (uint32_t i = 0; i < SOAK_ENDS; i++) {
+        td_arena_destroy(&s->end[i].pool);
+        td_doorbell_close(&s->end[i].bell);
+    }
+    td_doorbell_close(&s->bell);
+    unlink(k.fabric);
+    if (!k.violated) check_leaks(&k, fds, heap);
+    if (!k.violated && k.c.n_ready * 2 < n) violatef(&k, NULL, "vacuous: only %" PRIu64 " of %" PRIu64 " were READY", k.c.n_ready, n);
+    if (!k.violated) csv_row(o, &k);
+    total->n += k.c.n;
+    total->n_ready += k.c.n_ready;
+    total->n_done += k.c.n_done;
+    total->n_killed += k.c.n_killed;
+    total->n_refused += k.c.n_refused;
+    total->bytes += k.c.bytes;
+    total->n_fenced += k.c.n_fenced;
+    total->n_digests += k.c.n_digests;
+    for (int i = 0; i < N_FAULTS; i++) total->faults[i] += k.c.faults[i];
+    for (int i = 0; i < 8; i++) total->failed[i] += k.c.failed[i];
+    fprintf(stderr,
+            "%s%s, %s: %" PRIu64 " transfers in %.1f s (%.0f/s), %" PRIu64 " READY, %" PRIu64 " DONE, %" PRIu64 " killed, %" PRIu64 " fenced\n",
+            progress->is_tty ? "\r\033[K" : "", td_xfer_path_name(path), processes ? "children" : "one process", k.n_over, k.c.seconds,
+            (double)k.n_over / k.c.seconds,
+            k.c.n_ready, k.c.n_done, k.c.n_killed, k.c.n_fenced);
+    munmap(s, sizeof *s);
+    return !k.violated;
+}
+
+static int run(const struct options *o)
+{
+    static const enum td_xfer_path paths[] = {TD_XFER_PATH_TCP, TD_XFER_PATH_SHM, TD_XFER_PATH_RDMA};
+    struct { enum td_xfer_path path; bool processes; } round[6];
+    struct counts c = {0};
+    struct td_progress progress;
+    int n_rounds = 0;
+    uint64_t shown = 0;
+    for (int i = 0; i < 3; i++)
+        for (int p = 2; p >= 1; p--)
+            if ((!o->path || o->path == paths[i]) && (!o->processes || o->processes == p)) {
+                round[n_rounds].path = paths[i];
+                round[n_rounds++].processes = p == 2;
+            }
+    fprintf(stderr, "soak: seed %" PRIu64 ", %" PRIu64 " transfers, each kind of fault for %u of a million\n", o->seed, o->n_transfers, o->fault_ppm);
+    td_progress_start(&progress, "soak", "transfers", o->n_transfers);
+    for (int i = 0; i < n_rounds; i++) {
+        uint64_t n = o->n_transfers * (uint64_t)(i + 1) / (uint64_t)n_rounds - o->n_transfers * (uint64_t)i / (uint64_t)n_rounds;
+        if (!run_round(o, round[i].path, round[i].processes, n, &progress, shown, &c)) return 1;
+        shown += n;
+    }
+    progress.done = shown;
+    td_progress_end(&progress);
+    printf("soak: seed %" PRIu64 ": %" PRIu64 " transfers, %" PRIu64 " MiB granted: ", o->seed, c.n, c.bytes >> 20);
+    printf("%" PRIu64 " READY, %" PRIu64 " DONE, %" PRIu64 " killed, %" PRIu64 " refused", c.n_ready, c.n_done, c.n_killed, c.n_refused);
+    for (int i = 0; i < 8; i++) printf(", %" PRIu64 " %s", c.failed[i], failures[i].name);
+    printf("; faults:");
+    for (int i = 0; i < N_FAULTS; i++) printf("%s %" PRIu64 " %s", i ? "," : "", c.faults[i], fault_names[i].name);
+    printf("; 0 corrupt, 0 stale or stray, 0 hung, 0 leaked\n");
+    return 0;
+}
+
+/* --- the checks are checked ----------------------------------------------------------------------------------------------------- */
+
+/* Runs this program with one thing broken; true when it exits with 1 and names the violation. */
+static bool break_one(enum soak_break what, int processes)
+{
+    int pipes[2];
+    char text[16384], want[64];
+    size_t used = 0;
+    TD_ASSERT(pipe(pipes) == 0);
+    fflush(NULL);
+    pid_t pid = fork();
+    TD_ASSERT(pid >= 0);
+    if (pid == 0) {
+        char processes_text[8];
+        dup2(pipes[1], 2);
+        close(pipes[0]);
+        close(pipes[1]);
+        snprintf(processes_text, sizeof processes_text, "%d", processes);
+        execl("/proc/self/exe", "xfer_soak", "--transfers", "400", "--path", "tcp", "--processes", processes_text, "--seed", "7", "--deadline-ms",
+              "800", "--grace-ms", "700", "--fault-ppm", "0", "--break", soak_break_words[what], (char *)NULL);
+        _exit(127);
+    }
+    close(pipes[1]);
+    for (ssize_t n; used < sizeof text - 1 && (n = read(pipes[0], text + used, sizeof text - 1 - used)) > 0;) used += (size_t)n;
+    close(pipes[0]);
+    text[used] = 0;
+    int status = 0;
+    waitpid(pid, &status, 0);
+    snprintf(want, sizeof want, "violation: %s", soak_break_names[what]);
+    bool right = what == BREAK_NONE ? WIFEXITED(status) && WEXITSTATUS(status) == 0 && !strstr(text, "violation")
+                                    : WIFEXITED(status) && WEXITSTATUS(status) == 1 && strstr(text, want);
+    printf("%-12s %s: %s\n", soak_break_words[what], processes == 2 ? "children   " : "one process",
+           right ? (what ? "reported" : "silent") : "NOT AS IT SHOULD BE");
+    if (!right) printf("exit %d, wanted \"%s\"; it said:\n%s\n", status, want, text);
+    return right;
+}
+
+static int break_all(void)
+{
+    int n_wrong = 0;
+    for (int what = 0; what < N_BREAKS; what++) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+        if (what == BREAK_HEAP_LEAK) continue; /* the sanitizer's own check */
+#endif
+        for (int processes = 1; processes <= 2; processes++) n_wrong += !break_one((enum soak_break)what, processes);
+    }
+    return n_wrong ? 1 : 0;
+}
+
+/* --- the command line ----------------------------------------------------------------------------------------------------------- */
+
+static uint64_t number(const char *name, const char *text, uint64_t max)
+{
+    char *end;
+    errno = 0;
+    unsigned long long v = text ? strtoull(text, &end, 0) : 0;
+    if (!text || errno || end == text || *end || v > max) {
+        fprintf(stderr, "xfer_soak: %s is \"%s\", must be 0..%" PRIu64 "\n", name, text ? text : "", max);
+        exit(2);
+    }
+    return v;
+}
+
+int main(int argc, char **argv)
+{
+    struct options o = {.n_transfers = 10000, .fault_ppm = 1000, .deadline_ms = 4000, .grace_ms = 5000, .timeout_ms = 500, .machine = "",
+                        .commit = "",
+                        .seed = td_random_u64() >> 32};
+    int n_reconnects = 0, n_peers = 0;
+    if (getenv("SEED")) o.seed = number("SEED", getenv("SEED"), UINT64_MAX);
+    for (int i = 1; i < argc; i += 2) {
+        const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
+        if (!strcmp(name, "--break-all")) return break_all();
+        if (!strcmp(name, "--transfers")) o.n_transfers = number(name, value, 1ull << 32);
+        else if (!strcmp(name, "--seed")) o.seed = number(name, value, UINT64_MAX);
+        else if (!strcmp(name, "--fault-ppm")) o.fault_ppm = (uint32_t)number(name, value, 1000000);
+        else if (!strcmp(name, "--deadline-ms")) o.deadline_ms = (uint32_t)number(name, value, 600000);
+        else if (!strcmp(name, "--grace-ms")) o.grace_ms = (uint32_t)number(name, value, 600000);
+        else if (!strcmp(name, "--peer-timeout-ms")) o.timeout_ms = (uint32_t)number(name, value, 600000);
+        else if (!strcmp(name, "--processes")) o.processes = (int)number(name, value, 2);
+        else if (!strcmp(name, "--reconnects")) n_reconnects = (int)number(name, value, 1000000);
+        else if (!strcmp(name, "--storm")) n_peers = (int)number(name, value, 256);
+        else if (!strcmp(name, "--csv") && value) o.csv = value;
+        else if (!strcmp(name, "--machine") && value) o.machine = value;
+        else if (!strcmp(name, "--commit") && value) o.commit = value;
+        else if (!strcmp(name, "--path") && value) {
+            int p = 0;
+            while (p < TD_XFER_N_PATHS && strcmp(value, p ? td_xfer_path_name((enum td_xfer_path)p) : "all") != 0) p++;
+            if (p == TD_XFER_N_PATHS) return fprintf(stderr, "xfer_soak: --path is \"%s\", must be tcp, shm, rdma or all\n", value), 2;
+            o.path = (enum td_xfer_path)p;
+        } else if (!strcmp(name, "--break") && value) {
+            int b = 0;
+            while (b < N_BREAKS && strcmp(value, soak_break_words[b]) != 0) b++;
+            if (b == N_BREAKS) return fprintf(stderr, "xfer_soak: --break is \"%s\", and there is no such check\n", value), 2;
+            o.broken = (enum soak_break)b;
+        } else {
+            return fprintf(stderr, "xfer_soak: \"%s\" is no option, or lacks its value\n", name), 2;
+        }
+    }
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0) { /* a storm has some thousand */
+        files.rlim_cur = files.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &files);
+    }
+    int failed = 0;
+    for (int p = TD_XFER_PATH_TCP; p < TD_XFER_N_PATHS && (n_reconnects || n_peers); p++) {
+        if (o.path && (int)o.path != p) continue;
+        if (n_reconnects) failed |= soak_reconnects((enum td_xfer_path)p, n_reconnects);
+        if (n_peers) failed |= soak_storm((enum td_xfer_path)p, n_peers);
+    }
+    return n_reconnects || n_peers ? failed : run(&o);
+}
