@@ -69,7 +69,7 @@ endfunction()
 # names shared/data. ONE_THREAD: it starts no thread, so ThreadSanitizer could only slow it down; such builds leave it out. THREADED: they
 # run only those of its tests whose names match; its main takes a pattern.
 function(td_test name)
-  cmake_parse_arguments(A "ONE_THREAD" "TIMEOUT;THREADED" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(A "ONE_THREAD" "TIMEOUT;THREADED" "SOURCES;DEPS;LABELS;RUNS" ${ARGN})
   if(NOT TANDEM_TESTS OR (A_ONE_THREAD AND TANDEM_SANITIZE STREQUAL "thread"))
     return()
   endif()
@@ -79,7 +79,17 @@ function(td_test name)
   if(A_THREADED AND TANDEM_SANITIZE STREQUAL "thread")
     set(only ${A_THREADED})
   endif()
-  add_test(NAME ${name} COMMAND ${name} ${only} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+  # RUNS suffix=argument ...: the program runs once for each, as a test of its own, so that they wait beside each other.
+  set(tests)
+  foreach(run ${A_RUNS})
+    string(REGEX MATCH "^([a-z_]+)=(.*)$" run "${run}")
+    add_test(NAME ${name}_${CMAKE_MATCH_1} COMMAND ${name} "${CMAKE_MATCH_2}" WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+    list(APPEND tests ${name}_${CMAKE_MATCH_1})
+  endforeach()
+  if(NOT tests)
+    add_test(NAME ${name} COMMAND ${name} ${only} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+    set(tests ${name})
+  endif()
   if(NOT A_TIMEOUT)
     set(A_TIMEOUT 120)
   endif()
@@ -90,9 +100,11 @@ function(td_test name)
   if(NOT A_LABELS)
     set(A_LABELS unit)
   endif()
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${A_TIMEOUT} LABELS "${A_LABELS}" SKIP_RETURN_CODE 77
-    COST ${cost}) # the long ones first
-  td_test_environment(${name})
+  foreach(test ${tests})
+    set_tests_properties(${test} PROPERTIES TIMEOUT ${A_TIMEOUT} LABELS "${A_LABELS}" SKIP_RETURN_CODE 77
+      COST ${cost}) # the long ones first
+    td_test_environment(${test})
+  endforeach()
 endfunction()
 
 # td_fuzzer(NAME SOURCES... DEPS...): a libFuzzer program and its ctest entry (label fuzz). Its seeds are tests/fuzz/corpus/NAME; what it

@@ -139,8 +139,9 @@ struct td_xfer_conn *xfer_conn_new(struct td_xfer *x, int fd, enum td_xfer_path 
 
 static bool may_path(const struct td_xfer *x, uint32_t op, enum td_xfer_path path);
 
-/* The connection that these ops waited for did not come to stand. Where another path is left they take that, loudly. */
-static void fail_waiting_ops(struct td_xfer *x, uint64_t id, enum td_xfer_path path, td_status status, const char *reason)
+/* The connection that these ops waited for did not come to stand. Where another path is left they take that, loudly. in_setup: the peer is there and its
+ * queue pairs were not up (a lost ARP packet is enough): with no other path that is worth another try. */
+static void fail_waiting_ops(struct td_xfer *x, uint64_t id, enum td_xfer_path path, td_status status, const char *reason, bool in_setup)
 {
     bool fell_back = false;
     for (uint32_t i = 0; i < x->core.max_ops; i++) {
@@ -150,6 +151,7 @@ static void fail_waiting_ops(struct td_xfer *x, uint64_t id, enum td_xfer_path p
         if (op->state != TD_OP_WAIT_CONN) continue;
         x->op_aux[i].tried |= 1u << path;
         if (status != TD_ERR_STALE && (may_path(x, i, TD_XFER_PATH_RDMA) || may_path(x, i, TD_XFER_PATH_TCP))) fell_back = true;
+        else if (in_setup && status == TD_ERR_PEER && ++x->op_aux[i].n_setups < TD_XFER_ATTEMPTS_MAX) x->op_aux[i].tried &= ~(1u << path);
         else td_xfer_core_op_fail(&x->core, xfer_now(x), i, status, reason);
     }
     if (fell_back) {
@@ -195,7 +197,7 @@ void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status
         return;
     }
     enum td_xfer_path path = c->path;
-    bool was_ready = c->state == XFER_CONN_READY, initiator = c->initiator;
+    bool was_ready = c->state == XFER_CONN_READY, was_setup = c->state == XFER_CONN_SETUP, initiator = c->initiator;
     if (initiator) xfer_say(text, "peer %.40s at %.40s:%u (%s): %.120s", c->peer_instance, c->host, c->port, td_xfer_path_name(path), reason);
     else xfer_say(text, "peer %.40s (%s): %.80s", c->peer_instance, td_xfer_path_name(path), reason);
     if (was_ready) say_bye(x, c, status, reason, retry);
@@ -205,7 +207,7 @@ void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status
     for (uint32_t i = x->n_conns; i-- > 0;)
         if (x->live[i]->link == id) conn_free(x, x->live[i]);
     if (was_ready) td_xfer_core_conn_lost(&x->core, xfer_now(x), id, status, text, retry);
-    if (initiator) fail_waiting_ops(x, id, path, status, text);
+    if (initiator) fail_waiting_ops(x, id, path, status, text, was_setup);
 }
 
 /* Frames that break the protocol: counted, and the connection ends. */

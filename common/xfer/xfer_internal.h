@@ -109,7 +109,7 @@ struct td_xfer {
     uint64_t n_conn_serials;
     uint32_t n_conns, n_unproven;
     /* [max_ops]: the connection it waits for; paths (bits) that were tried in vain; rdma: queue pairs (bits) of link that owe a word */
-    struct xfer_op_aux { uint64_t waits_for, link; uint32_t tried, words; } *op_aux;
+    struct xfer_op_aux { uint64_t waits_for, link; uint32_t tried, words, n_setups; } *op_aux;
     struct xfer_rdma *rdma;        /* NULL: none */
     uint32_t n_lanes, verify_cursor;
     uint64_t n_fallbacks;
