@@ -58,7 +58,7 @@ struct options {
 
 struct counts {
     uint64_t n, n_ready, n_done, n_killed, n_refused, n_ops, bytes, faults[N_FAULTS], failed[8];
-    uint64_t n_stale_frames, n_bad_frames, n_fenced, n_digests, n_wr;
+    uint64_t n_fenced, n_digests, bytes_pulled;
     double seconds;
 };
 static const struct { td_status status; const char *name; } failures[8] = {
@@ -76,7 +76,7 @@ struct lane {
     int32_t n;
     struct chunk chunk[MAX_CHUNKS];
     int n_chunks, at_chunk;
-    bool final_apart, orphan, slow;
+    bool final_apart, orphan, slow, pull; /* pull: the first chunk is a prefix hit */
     uint64_t start_ns, next_ns, revoke_ns, cancel_ns;  /* TD_NEVER_NS: not planned */
     uint64_t slot_limit_ns, op_limit_ns, stopped_ns;   /* stopped_ns: of both ends, when it began */
     uint32_t faults;
@@ -408,6 +408,7 @@ static void lane_plan(struct soak *k, struct lane *l, uint64_t now)
     }
     l->final_apart = flip(k, 8);
     l->slow = flip(k, 8);
+    l->pull = flip(k, 4);
 }
 
 static int32_t random_size(struct soak *k)
@@ -506,9 +507,10 @@ static void lane_submit(struct soak *k, struct lane *l, uint64_t now)
         } else {
             m.first = l->chunk[l->at_chunk].first;
             m.n = l->chunk[l->at_chunk].n;
-            m.final = is_last && !l->final_apart;
+            m.pull = l->pull && l->at_chunk == 0;
+            m.final = is_last && !l->final_apart && !m.pull;
         }
-        note(k, l, "submit %d..%d%s", m.first, m.first + m.n, m.final ? ", final" : "");
+        note(k, l, "submit %d..%d%s%s", m.first, m.first + m.n, m.pull ? ", to be pulled" : "", m.final ? ", final" : "");
         lane_command(k, l, l->p, m);
         l->at_chunk++;
         if (m.final) {
@@ -842,11 +844,9 @@ static void check_leaks(struct soak *k, int fds_before, int64_t heap_before)
     for (uint32_t i = 0; i < SOAK_ENDS; i++) {
         const struct soak_leaks *l = &k->s->end[i].leaks;
         const struct td_xfer_stats *st = &k->s->end[i].stats;
-        k->c.n_stale_frames += st->n_stale_frames;
-        k->c.n_bad_frames += st->n_bad_frames;
         k->c.n_fenced += st->n_fenced;
         k->c.n_digests += st->n_digests;
-        k->c.n_wr += st->n_work_requests;
+        k->c.bytes_pulled += st->bytes_pulled;
         if (l->n_slots) violatef(k, NULL, "slot leak: endpoint %u ends with %u slots in use", i, l->n_slots);
         if (l->n_ops) violatef(k, NULL, "op leak: endpoint %u ends with %u ops in use", i, l->n_ops);
         if (st->n_digest_mismatches) violatef(k, NULL, "corrupt: endpoint %u saw %" PRIu64 " digests that differ", i, st->n_digest_mismatches);
@@ -875,7 +875,7 @@ static void csv_row(const struct options *o, const struct soak *k)
         fprintf(f, "commit,machine,seed,fault_ppm,path,processes,transfers,seconds,transfers_per_s,granted_mib,ready,op_done,killed,refused");
         for (int i = 0; i < 8; i++) fprintf(f, ",op_%s", failures[i].name);
         for (int i = 0; i < N_FAULTS; i++) fprintf(f, ",%s", fault_names[i].column);
-        fprintf(f, ",fenced,digests,corrupt,stale_or_stray,hung,leaked\n");
+        fprintf(f, ",fenced,digests,pulled_mib,corrupt,stale_or_stray,hung,leaked\n");
     }
     fprintf(f, "%s,%s,%" PRIu64 ",%u,%s,%d,%" PRIu64 ",%.1f,%.0f,%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64, o->commit, o->machine,
             o->seed, o->fault_ppm, td_xfer_path_name(k->s->path), k->s->processes ? 2 : 1, c->n, c->seconds, (double)c->n / c->seconds,
@@ -884,7 +884,7 @@ static void csv_row(const struct options *o, const struct soak *k)
             c->n_refused);
     for (int i = 0; i < 8; i++) fprintf(f, ",%" PRIu64, c->failed[i]);
     for (int i = 0; i < N_FAULTS; i++) fprintf(f, ",%" PRIu64, c->faults[i]);
-    fprintf(f, ",%" PRIu64 ",%" PRIu64 ",0,0,0,0\n", c->n_fenced, c->n_digests); /* a round with any of these has ended the run */
+    fprintf(f, ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",0,0,0,0\n", c->n_fenced, c->n_digests, c->bytes_pulled >> 20); /* a round with any of these has ended the run */
     fclose(f);
 }
 

@@ -45,7 +45,7 @@ struct soak_message {
     enum td_xfer_event_kind kind;
     enum td_xfer_path path;
     int32_t first, n;
-    bool final, replay;
+    bool final, replay, pull;
     uint64_t bytes, deadline_ns;
     char text[TD_XFER_NOTE_MAX / 4];
 };

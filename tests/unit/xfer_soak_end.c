@@ -161,7 +161,7 @@ static void open_end(struct end *e)
     struct td_err err = {0};
     char name[32], path[256];
     snprintf(name, sizeof name, "soak-%s%u", me->is_receiver ? "d" : "p", me->index);
-    struct td_xfer_rdma_config rdma = {.gid_index = -1, .timeout = 10, .retry = 3, .rnr_retry = 1};
+    struct td_xfer_rdma_config rdma = {.gid_index = -1, .timeout = 10, .retry = 3, .rnr_retry = 1, .pull = true};
     struct td_xfer_config config = {.instance = name, .incarnation = me->incarnation, .layout_hash = 0x50a4, .listen_host = "127.0.0.1",
                                     .listen_port = me->port, .path = e->s->path, .max_slots = SOAK_LANES + 1, .max_ops = SOAK_LANES + 1,
                                     .peer_timeout_ms = e->s->timeout_ms, .tcp_lanes = 2, .digest_every = me->index % 2 ? 4 : 0,
@@ -228,7 +228,8 @@ static void submit(struct end *e, const struct soak_message *c)
     struct soak_lane *l = &e->s->lane[c->lane];
     struct end_lane *mine = &e->lane[c->lane];
     if (mine->op_user != c->user) return; /* its end is told already */
-    td_status status = td_xfer_submit(e->x, mine->op, c->first, l->src + c->first, c->n, c->final, &c->user, c->final ? sizeof c->user : 0);
+    td_status status = c->pull ? td_xfer_submit_pull(e->x, mine->op, c->first, l->src + c->first, c->n)
+                               : td_xfer_submit(e->x, mine->op, c->first, l->src + c->first, c->n, c->final, &c->user, c->final ? sizeof c->user : 0);
     if (status != TD_ERR_INVALID && status != TD_ERR_NOT_FOUND) return; /* others: it has failed, and the event is queued */
     violation(e, c->user, "submit", "the submit of %d blocks was refused with status %d", c->n, (int32_t)status);
 }
