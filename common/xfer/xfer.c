@@ -705,7 +705,7 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
         else on_hello(x, c);
         return;
     }
-    if (c->state == XFER_CONN_SETUP) {
+    if (c->state == XFER_CONN_SETUP && f->type != TD_XFER_BYE) {
         on_setup(x, c);
         return;
     }
@@ -769,7 +769,9 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
 static bool frame_expected(const struct td_xfer_conn *c, uint8_t type)
 {
     if (c->state == XFER_CONN_HELLO) return type == (c->initiator ? TD_XFER_HELLO_ACK : TD_XFER_HELLO);
-    if (type == TD_XFER_PING || (type == TD_XFER_BYE && c->state == XFER_CONN_READY && c->lane == 0)) return true;
+    /* An acceptor is READY before its initiator, and may end then. */
+    bool may_end = c->lane == 0 && (c->state == XFER_CONN_READY || (c->state == XFER_CONN_SETUP && c->initiator));
+    if (type == TD_XFER_PING || (type == TD_XFER_BYE && may_end)) return true;
     if (c->state == XFER_CONN_SETUP) return type == (c->initiator ? TD_XFER_RDMA_ACCEPT : TD_XFER_RDMA_OFFER);
     if (c->lane) return !c->initiator && (type == TD_XFER_DATA || type == TD_XFER_OPEN);
     if (c->initiator) return type == TD_XFER_DONE || type == TD_XFER_FAIL || (type == TD_XFER_TARGETS && c->path == TD_XFER_PATH_RDMA);
