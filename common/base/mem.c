@@ -20,23 +20,39 @@
 #define HUGE_PAGE ((size_t)2 << 20)
 #define SMALL_PAGE ((size_t)4096)
 
+#ifndef MFD_HUGE_2MB
+#define MFD_HUGE_2MB (21u << 26)
+#endif
 #ifndef MADV_POPULATE_WRITE /* Linux 5.14 */
 #define MADV_POPULATE_WRITE 23
 #endif
 
-static size_t mapped_bytes(size_t bytes) { return (bytes + SMALL_PAGE - 1) & ~(SMALL_PAGE - 1); }
+#define RESERVED_FROM ((size_t)64 << 20) /* smaller arenas leave reserved pages alone */
+
+static size_t mapped_bytes(size_t bytes, size_t page) { return (bytes + page - 1) & ~(page - 1); }
+
+/* A memfd on reserved pages, or -1: the kernel has not that many. */
+static int reserved_memfd(const char *name, size_t bytes)
+{
+    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB | MFD_HUGE_2MB);
+    if (fd < 0 || fallocate(fd, 0, 0, (off_t)mapped_bytes(bytes, HUGE_PAGE)) == 0) return fd;
+    close(fd);
+    return -1;
+}
 
 td_status td_arena_create(size_t bytes, int shareable, const char *name, struct td_arena *ret_arena, struct td_err *err)
 {
     if (bytes == 0) return td_fail(err, TD_ERR_INVALID, "arena %s: size is 0, must be > 0", name);
     uint64_t available = td_mem_available();
-    if (bytes > available) {
+    int fd = shareable && bytes >= RESERVED_FROM ? reserved_memfd(name, bytes) : -1;
+    bool reserved = fd >= 0; /* such pages are not counted as available */
+    if (!reserved && bytes > available) {
         return td_fail(err, TD_ERR_NOMEM, "arena %s: needs %zu bytes, but only %" PRIu64 " bytes of memory are available", name, bytes,
                        available);
     }
-    size_t map_bytes = mapped_bytes(bytes), reserve_bytes = map_bytes + HUGE_PAGE;
-    int fd = -1, e;
-    if (shareable) {
+    size_t map_bytes = mapped_bytes(bytes, reserved ? HUGE_PAGE : SMALL_PAGE), reserve_bytes = map_bytes + HUGE_PAGE;
+    int e;
+    if (shareable && !reserved) {
         fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING); /* whoever shares it can promise that it does not shrink */
         if (fd < 0) return td_fail(err, TD_ERR_IO, "arena %s: memfd_create: %s", name, strerror(errno));
         do e = fallocate(fd, 0, 0, (off_t)map_bytes);
@@ -74,7 +90,7 @@ td_status td_arena_create(size_t bytes, int shareable, const char *name, struct 
     if (e < 0) { /* an older kernel: touch each page */
         for (size_t at = 0; at < map_bytes; at += SMALL_PAGE) *(volatile uint8_t *)(base + at) = 0;
     }
-    *ret_arena = (struct td_arena){.base = base, .bytes = bytes, .memfd = fd};
+    *ret_arena = (struct td_arena){.base = base, .bytes = bytes, .memfd = fd, .reserved = reserved};
     return TD_OK;
 
 err_unmap:
@@ -87,7 +103,7 @@ err_close:
 void td_arena_destroy(struct td_arena *arena)
 {
     if (!arena || !arena->base) return; /* zeroed or already destroyed */
-    munmap(arena->base, mapped_bytes(arena->bytes));
+    munmap(arena->base, mapped_bytes(arena->bytes, arena->reserved ? HUGE_PAGE : SMALL_PAGE));
     if (arena->memfd >= 0) close(arena->memfd);
     *arena = (struct td_arena){.memfd = -1};
 }

@@ -708,8 +708,8 @@ td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
     w->thread_started = true;
     if ((s = td_registry_create(w, &w->registry, err))) return s;
     td_rpc_server_set_serving(w->server, true);
-    td_info("ready", "name=%s address=%s router=%s kv_blocks=%d block_size=%lld max_len=%d pid=%d", w->name, w->address, w->cfg.router, w->kv_blocks,
-            (long long)w->cfg.block_size, td_engine_max_len(w->engine), (int)getpid());
+    td_info("ready", "name=%s address=%s router=%s kv_blocks=%d kv_pages=%s block_size=%lld max_len=%d pid=%d", w->name, w->address, w->cfg.router, w->kv_blocks,
+            td_kv_pool_arena(td_engine_kv(w->engine))->reserved ? "reserved_2MiB" : "small", (long long)w->cfg.block_size, td_engine_max_len(w->engine), (int)getpid());
     return TD_OK;
 }
 

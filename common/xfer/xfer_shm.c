@@ -181,11 +181,14 @@ td_status xfer_shm_take_mem(struct td_xfer *x, struct td_xfer_conn *c, const str
     if (map == MAP_FAILED) goto out;
     c->words = map;
     c->n_words = mem->n_words;
-    map = mmap(NULL, mem->arena_bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, c->fds[0], 0);
+    /* On reserved huge pages a mapping has whole ones, and so must its end. */
+    uint64_t page = arena.st_blksize > 4096 && arena.st_blksize <= 1 << 30 ? (uint64_t)arena.st_blksize : 4096;
+    uint64_t map_bytes = (mem->arena_bytes + page - 1) / page * page;
+    map = mmap(NULL, map_bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, c->fds[0], 0);
     if (map == MAP_FAILED) goto out;
-    madvise(map, mem->arena_bytes, MADV_HUGEPAGE); /* a wish */
+    madvise(map, map_bytes, MADV_HUGEPAGE); /* a wish */
     c->source = map;
-    c->source_bytes = mem->arena_bytes;
+    c->source_bytes = map_bytes;
     c->n_source_blocks = (int32_t)mem->n_blocks;
     status = TD_OK;
 out:

@@ -129,10 +129,35 @@ static void files_are_mapped_and_read(void **state)
     assert_int_equal(rmdir(template), 0);
 }
 
+/* Reserved 2 MiB pages serve a large shared arena whole, are given back, and their want is no error. */
+static void reserved_pages_serve_large_shared_arenas(void **state)
+{
+    (void)state;
+    long n_free = 0;
+    char line[128];
+    FILE *f = fopen("/proc/meminfo", "r");
+    assert_non_null(f);
+    while (fgets(line, sizeof line, f)) sscanf(line, "HugePages_Free: %ld", &n_free);
+    fclose(f);
+    struct td_arena arena, small;
+    struct td_err err;
+    size_t bytes = ((size_t)64 << 20) + 5000; /* its last page is begun only */
+    assert_int_equal(td_arena_create(bytes, 1, "test", &arena, &err), TD_OK);
+    assert_int_equal(td_arena_create(1 << 20, 1, "test", &small, &err), TD_OK);
+    assert_false(small.reserved);
+    assert_int_equal(arena.reserved, n_free >= 33);
+    uint8_t *p = arena.base;
+    for (size_t i = 0; i < bytes; i += 4096) assert_int_equal(p[i], 0);
+    p[bytes - 1] = 7;
+    td_arena_destroy(&arena);
+    td_arena_destroy(&small);
+    if (n_free < 33) print_message("no 33 reserved pages are free here (vm.nr_hugepages): small ones were taken\n");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(arenas_are_aligned_zeroed_and_writable),
+        cmocka_unit_test(arenas_are_aligned_zeroed_and_writable), cmocka_unit_test(reserved_pages_serve_large_shared_arenas),
         cmocka_unit_test(too_much_is_refused_before_it_is_touched),
         cmocka_unit_test(files_are_mapped_and_read),
     };
