@@ -1808,6 +1808,44 @@ static void a_side_without_tls_is_told_what_to_configure(void **state)
     pair_close(&t);
 }
 
+/* Sealed bytes that the socket did not take go out when it does, though there is nothing more to send (the next PING is 15 s away). */
+static void sealed_bytes_go_out_without_more(void **state)
+{
+    struct variant v = *(const struct variant *)*state;
+    struct pair t;
+    struct transfer m;
+    ino_t inode;
+    int32_t n = 0, n_extra = 0, bytes = 8192;
+    v.lanes = 1;
+    timeout_ms = 60000;
+    pair_open(&t, &v, BLOCK_BYTES);
+    timeout_ms = normal_timeout_ms();
+    whole(&t, 1);
+    int fd = dialled_connection(&t, 0, &inode);
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes), 0);
+    uint64_t received = stats(t.d).bytes_received, sent = stats(t.p).bytes_sent;
+    grant(&t, &m, N_BLOCKS - 1, 4 * WAIT_MS);
+    op(&t, &m, 4 * WAIT_MS);
+    kill(node_pid(t.d), SIGSTOP);
+    waitpid(node_pid(t.d), NULL, WUNTRACED);
+    while (n_extra < 2 && n < m.n - 1) { /* until the socket is full, and one block more: that is in the channel */
+        assert_int_equal(submit(&t, &m, n++, 1, false), TD_OK);
+        sent += t.block_bytes;
+        for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS); stats(t.p).bytes_sent < sent && td_now_ns() < until;) poll(NULL, 0, 1);
+        assert_int_equal(stats(t.p).bytes_sent, sent);
+        n_extra += n_extra || poll(&(struct pollfd){.fd = fd, .events = POLLOUT}, 1, 0) == 0;
+    }
+    assert_int_equal(n_extra, 2);
+    kill(node_pid(t.d), SIGCONT);
+    received += (uint64_t)n * t.block_bytes;
+    for (uint64_t until = td_deadline_after_ms(td_now_ns(), 8000); stats(t.d).bytes_received < received && td_now_ns() < until;) poll(NULL, 0, 1);
+    assert_int_equal(stats(t.d).bytes_received, received);
+    assert_int_equal(submit(&t, &m, n, m.n - n, true), TD_OK);
+    expect(t.d, TD_XFER_SLOT_READY, TD_OK);
+    check_pool(&t, &m, true);
+    pair_close(&t);
+}
+
 static void copy_file(const char *from, const char *to)
 {
     char text[16384], temporary[160];
@@ -1923,6 +1961,7 @@ int main(int argc, char **argv)
         {"pains_18_a_stranger_can_neither_read_nor_write_kv", pains_18_a_stranger_can_neither_read_nor_write_kv, false, false, false, false, true},
         {"pains_18_the_wire_tells_nothing", pains_18_the_wire_tells_nothing, false, false, false, false, true},
         {"a_side_without_tls_is_told_what_to_configure", a_side_without_tls_is_told_what_to_configure, false, false, false, false, true},
+        {"sealed_bytes_go_out_without_more", sealed_bytes_go_out_without_more, true, true, true, false, true},
         {"a_new_certificate_is_for_new_connections", a_new_certificate_is_for_new_connections, false, true, false, false, true},
     };
     struct CMUnitTest tests[512];
