@@ -1,4 +1,4 @@
-/* tls_files.h - certificates made for a test, as PEM files in a folder of its own. Only with OpenSSL (TD_HAVE_OPENSSL). */
+/* tls_files.h - certificates made for a test, as PEM files in a folder of its own. Only with OpenSSL (TD_HAVE_OPENSSL), but for tls_files_in. */
 #ifndef TLS_FILES_H
 #define TLS_FILES_H
 

@@ -115,10 +115,6 @@ static int remove_certificates(void **state)
 static const bool have_tls = false;
 #define make_certificates NULL
 #define remove_certificates NULL
-static const char *tls_files_in(const char *name)
-{
-    return name;
-}
 #endif
 
 static void as_identity(struct node_command *c, const char *name, const char *ca)
