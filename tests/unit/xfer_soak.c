@@ -690,7 +690,7 @@ static void strike_ends(struct soak *k, struct lane *l, uint64_t now)
         k->c.faults[F_GID]++;
     }
     if (f & 1u << F_RULE) {
-        command(k, any, &(struct soak_message){.verb = SOAK_RULE, .first = (int32_t)rnd(k, 60), .n = (int32_t)rnd(k, 15)});
+        command(k, any, &(struct soak_message){.verb = SOAK_RULE, .first = (int32_t)rnd(k, 60), .n = (int32_t)rnd(k, 20)});
         note(k, l, "a work request of endpoint %u will fail", any);
         k->c.faults[F_RULE]++;
     }

@@ -269,10 +269,10 @@ static void rdma_fault(struct end *e, const struct soak_message *c)
     } else if (c->verb == SOAK_GID) {
         td_fake_gid_set(e->fabric, device, 1, 4, e->me->n_gid_changes++ % 2 ? TD_FAKE_GID_V4_PRIVATE : TD_FAKE_GID_V4, TD_VB_GID_ROCE_V2, true);
     } else {
-        static const enum td_fake_fault fault[] = {TD_FAKE_FAIL_BEFORE, TD_FAKE_FAIL_AFTER, TD_FAKE_POST_PARTIAL};
+        static const enum td_fake_fault fault[] = {TD_FAKE_FAIL_BEFORE, TD_FAKE_FAIL_AFTER, TD_FAKE_POST_PARTIAL, TD_FAKE_STALL};
         static const enum td_vb_wc_status status[] = {TD_VB_WC_RETRY_EXC, TD_VB_WC_RNR_RETRY_EXC, TD_VB_WC_REM_OP, TD_VB_WC_WR_FLUSH, TD_VB_WC_FATAL};
-        struct td_fake_rule rule = {.fault = fault[(uint32_t)c->n % 3], .device = TD_FAKE_ALL, .nth = 1 + (uint64_t)c->first, .error = ENOMEM,
-                                    .status = status[(uint32_t)c->n / 3 % 5]};
+        struct td_fake_rule rule = {.fault = fault[(uint32_t)c->n % 4], .device = TD_FAKE_ALL, .nth = 1 + (uint64_t)c->first, .error = ENOMEM,
+                                    .status = status[(uint32_t)c->n / 4 % 5]};
         if (rule.fault == TD_FAKE_FAIL_AFTER) rule.status = TD_VB_WC_RETRY_EXC;
         td_fake_rule_add(e->fabric, &rule);
     }
