@@ -10,13 +10,15 @@
  *
  *   IDLE --start: blocks, plan--> GRANT --granted--> OP, SUBMIT ... --READY, DONE, FAILED, FREE in an order that is allowed--> over --> IDLE
  *
- * Over means: the slot is FREE and the op has ended, each once, within its deadline and the grace (time that the soak itself kept an endpoint
- * stopped is not counted); or the endpoint was killed. Then, in one of many, the old grant is used again, which must write nothing.
+ * Over means: the slot is FREE and the op has ended, each once, within its deadline and the grace (time in which the soak kept an endpoint
+ * stopped, or the machine did not let it run, is not counted); or the endpoint was killed. Then, in one of many, the old grant is used again,
+ * which must write nothing.
  *
  * The seed fixes what is planned, not how threads meet: the same seed meets the same faults at other instants. A violation ends the run with
  * exit status 1, the seed, and what happened to the transfer. */
 #include "tests/unit/xfer_soak.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
@@ -86,6 +88,14 @@ struct lane {
 
 enum end_state { END_OPENING, END_UP, END_STOPPED, END_CLOSING, END_CLOSED };
 
+/* How long the threads of a process were ready and were not let run, as the kernel counts: that is no fault of what is tested. */
+enum { MAX_TASKS = 64 };
+struct starved {
+    struct { int tid; uint64_t ran, since_ns, credit; } task[MAX_TASKS];
+    int n;
+    uint64_t late_ns;          /* of the thread that waited most, interval by interval */
+};
+
 struct endpoint {
     enum end_state state;
     pid_t pid;
@@ -94,6 +104,7 @@ struct endpoint {
     int drain_lane;            /* -1: none */
     uint64_t stopped_ns, stop_ns, cont_ns, port_up_ns[SOAK_DEVICES], opening_ns;
     uint32_t n_lives;
+    struct starved starved;    /* of the child */
 };
 
 struct soak {
@@ -103,6 +114,7 @@ struct soak {
     struct endpoint end[SOAK_ENDS];
     struct counts c;
     struct td_progress *progress;
+    struct starved starved;    /* of this process */
     uint64_t random, n_before, n_over, start_ns, id_base;
     char fabric[64];
     bool violated;
@@ -271,10 +283,48 @@ static void end_start(struct soak *k, uint32_t i)
     _exit(0);
 }
 
+static void starved_sample(struct starved *s, pid_t pid, uint64_t now)
+{
+    char path[64], text[512];
+    struct starved old = *s;
+    uint64_t most = 0;
+    s->n = 0;
+    snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
+    DIR *d = opendir(path);
+    for (struct dirent *e = d ? readdir(d) : NULL; e && s->n < MAX_TASKS; e = readdir(d)) {
+        unsigned long long ran, late;
+        char state = 0;
+        if (e->d_name[0] == '.') continue;
+        snprintf(path, sizeof path, "/proc/%d/task/%.12s/schedstat", (int)pid, e->d_name);
+        FILE *f = fopen(path, "re");
+        if (!f) continue;
+        int n = fscanf(f, "%llu %llu", &ran, &late);
+        fclose(f);
+        snprintf(path, sizeof path, "/proc/%d/task/%.12s/stat", (int)pid, e->d_name);
+        if (n != 2 || !(f = fopen(path, "re"))) continue;
+        if (fgets(text, sizeof text, f) && strrchr(text, ')')) state = strrchr(text, ')')[2];
+        fclose(f);
+        int tid = (int)strtol(e->d_name, NULL, 10), at = 0;
+        while (at < old.n && old.task[at].tid != tid) at++;
+        bool is_new = at == old.n, waits = state == 'R' && !is_new && old.task[at].ran == ran;
+        uint64_t since = is_new || !waits ? now : old.task[at].since_ns;
+        uint64_t credit = late + (waits && now > since ? now - since : 0); /* the kernel adds a wait when it is over */
+        if (!is_new && credit < old.task[at].credit) credit = old.task[at].credit;
+        if (!is_new && credit - old.task[at].credit > most) most = credit - old.task[at].credit;
+        s->task[s->n].tid = tid;
+        s->task[s->n].ran = ran;
+        s->task[s->n].since_ns = since;
+        s->task[s->n++].credit = credit;
+    }
+    if (d) closedir(d);
+    s->late_ns += most;
+}
+
+/* Time that is not held against a transfer at this endpoint: the soak stopped it, or the machine did not let it, or the driver, run. */
 static uint64_t stopped_ns(const struct soak *k, uint32_t end, uint64_t now)
 {
     const struct endpoint *e = &k->end[end];
-    return e->stopped_ns + (e->state == END_STOPPED && now > e->stop_ns ? now - e->stop_ns : 0);
+    return e->stopped_ns + (e->state == END_STOPPED && now > e->stop_ns ? now - e->stop_ns : 0) + e->starved.late_ns + k->starved.late_ns;
 }
 
 static void lane_op_over(struct soak *k, struct lane *l, uint64_t now);
@@ -714,19 +764,24 @@ static void strike_ends(struct soak *k, struct lane *l, uint64_t now)
 
 static void check_limits(struct soak *k, uint64_t now)
 {
+    starved_sample(&k->starved, getpid(), now);
+    for (uint32_t i = 0; i < SOAK_ENDS; i++)
+        if (k->s->processes && k->end[i].pid) starved_sample(&k->end[i].starved, k->end[i].pid, now);
     for (uint32_t q = 0; q < SOAK_LANES; q++) {
         struct lane *l = &k->lane[q];
         if (!l->busy || l->draining) continue;
         uint64_t extra = stopped_ns(k, l->p, now) + stopped_ns(k, l->d, now) - l->stopped_ns;
         if ((l->slot_live || l->granting) && now > l->slot_limit_ns + extra)
-            violatef(k, l, "hung slot: no SLOT_FREE %.1f s after it was asked for", (double)(now - l->start_ns) / 1e9);
+            violatef(k, l, "hung slot: no SLOT_FREE %.1f s after the transfer began, %.1f s of them stopped or starved", (double)(now - l->start_ns) / 1e9,
+                     (double)extra / 1e9);
         if ((l->op_live || l->op_pending) && now > l->op_limit_ns + extra)
-            violatef(k, l, "hung op: no end %.1f s after the transfer began", (double)(now - l->start_ns) / 1e9);
+            violatef(k, l, "hung op: no end %.1f s after the transfer began, %.1f s of them stopped or starved", (double)(now - l->start_ns) / 1e9,
+                     (double)extra / 1e9);
     }
     for (uint32_t i = 0; i < SOAK_ENDS; i++) {
         struct endpoint *e = &k->end[i];
         int status;
-        if (e->state == END_OPENING && now > e->opening_ns + 30 * TD_NS_PER_S) violatef(k, NULL, "open: endpoint %u takes too long", i);
+        if (e->state == END_OPENING && now > e->opening_ns + 120 * TD_NS_PER_S) violatef(k, NULL, "open: endpoint %u takes too long", i);
         if (k->s->processes && e->pid && e->state != END_CLOSED && waitpid(e->pid, &status, WNOHANG) == e->pid) {
             news_take(k, i);
             if (e->state != END_CLOSED)
