@@ -962,7 +962,12 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
             }
         } else {
             struct td_xfer_tx tx;
-            if (c->state == XFER_CONN_READY && c->initiator && c->lane == 0 && send_digests(x, c)) continue;
+            if (c->state == XFER_CONN_READY && c->initiator && c->lane == 0 && send_digests(x, c)) {
+                if (!c->rdma) continue;
+                xfer_rdma_post(x, c); /* what was submitted while the lock was dropped */
+                if (!xfer_conn_by_id(x, id)) return;
+                continue;
+            }
             if (c->state != XFER_CONN_READY ||
                 !(c->initiator ? td_xfer_core_tx_next(&x->core, c->link, c->lane, &c->tx_cursor, XFER_MAX_IOV, &tx)
                                : c->path == TD_XFER_PATH_RDMA && td_xfer_core_targets_next(&x->core, c->link, &c->tx_cursor, &tx))) {

@@ -53,7 +53,7 @@ struct end {
     struct td_xfer *x;
     struct td_arena arena;
     struct td_doorbell *bell;
-    struct td_xfer_event path; /* the last PATH_CHOSEN that was no success, else the last */
+    struct td_xfer_event path; /* the last PATH_CHOSEN that was no success */
     uint32_t n_chosen, n_not_had;
     pthread_mutex_t lock;      /* of what follows */
     struct td_vb_device *device[TD_FAKE_DEVICES_MAX];
@@ -418,13 +418,19 @@ static td_status submit(struct pair *t, struct transfer *m, int32_t first, int32
 
 static bool next_event(struct end *e, struct td_xfer_event *ret_event)
 {
-    while (td_xfer_poll(e->x, ret_event, 1)) {
-        if (ret_event->kind != TD_XFER_PATH_CHOSEN) return true;
-        if (ret_event->status || !e->n_not_had) e->path = *ret_event;
-        if (ret_event->status) e->n_not_had++;
+    return td_xfer_poll(e->x, ret_event, 1) == 1;
+}
+
+/* What was told about paths since the last call. */
+static void take_path_news(struct end *e)
+{
+    struct td_xfer_event news;
+    e->n_chosen = e->n_not_had = 0;
+    while (td_xfer_poll_path(e->x, &news)) {
+        if (news.status) e->n_not_had++;
         else e->n_chosen++;
+        if (news.status) e->path = news;
     }
-    return false;
 }
 
 static void check_content(struct pair *t, const struct transfer *m)
@@ -1158,6 +1164,476 @@ static void seventy_peers(void **state)
     pair_close(t);
 }
 
+/* --- 4: rails ------------------------------------------------------------------------------------------------------------------- */
+
+static void posted(struct end *e, uint64_t ret_bytes[2])
+{
+    pthread_mutex_lock(&e->lock);
+    memcpy(ret_bytes, e->data_bytes, 2 * sizeof *ret_bytes);
+    memset(e->data_bytes, 0, sizeof e->data_bytes);
+    pthread_mutex_unlock(&e->lock);
+}
+
+static uint32_t n_live_on(struct end *e, uint32_t device)
+{
+    uint32_t n = 0;
+    pthread_mutex_lock(&e->lock);
+    for (uint32_t i = 0; i < e->n_qps; i++) n += e->qp[i].qp && e->qp[i].device == device;
+    pthread_mutex_unlock(&e->lock);
+    return n;
+}
+
+/* The link goes, so that the next transfer makes a new one. */
+static void new_link(struct pair *t)
+{
+    uint32_t device = n_live_on(&t->p, 0) ? 0 : 1;
+    uint64_t n = stats(&t->p).n_async_events;
+    assert_true(td_fake_qp_break(t->p.f, live_qp(&t->p, device, 0).num, true));
+    WAIT_FOR(stats(&t->p).n_async_events > n && stats(&t->p).n_conns == 0 && stats(&t->d).n_conns == 0);
+}
+
+#define RAIL_BYTES (128u << 10)
+
+static void both_rails_carry(struct pair *t, bool zero, bool one)
+{
+    uint64_t bytes[2];
+    posted(&t->p, bytes);
+    whole(t, 48); /* more than one chain */
+    posted(&t->p, bytes);
+    if ((bytes[0] > 0) != zero || (bytes[1] > 0) != one) fail_msg("rail 0 carried %llu bytes, rail 1 %llu", (unsigned long long)bytes[0], (unsigned long long)bytes[1]);
+    assert_int_equal(bytes[0] + bytes[1], (uint64_t)48 * t->s.block_bytes);
+}
+
+static const struct setup two_rails = {.side = {{.fake = "devices=2"}, {.fake = "devices=2"}}, .qps = 1, .block_bytes = RAIL_BYTES, .bytes_in_flight = 8 * RAIL_BYTES};
+
+static void a_bad_rail_is_avoided_for_a_while(void **state)
+{
+    struct transfer m;
+    (void)state;
+    struct pair *t = pair_open(&two_rails);
+    both_rails_carry(t, true, true);
+    /* a port goes down in the middle of a transfer: on the sender's side, then on the receiver's */
+    for (int round = 0; round < 2; round++) {
+        struct end *e = round ? &t->d : &t->p;
+        go_half(t, &m, 48, WAIT_MS);
+        assert_true(td_fake_port_set(e->f, td_fake_node(e->f), 0, 1, false));
+        the_rest(t, &m);
+        finish(t, &m, true);
+        if (!m.ready || !m.done) fail_msg("round %d: %s, %s", round, m.slot_end.reason, m.op_end.reason);
+        both_rails_carry(t, false, true);
+        uint64_t n = stats(e).n_async_events;
+        assert_true(td_fake_port_set(e->f, td_fake_node(e->f), 0, 1, true));
+        WAIT_FOR(stats(e).n_async_events > n);
+        new_link(t);
+        WAIT_FOR((whole(t, 1), n_live_on(&t->p, 0)) || (new_link(t), false)); /* whoever still avoids it does so for a second */
+        both_rails_carry(t, true, true);
+    }
+    /* completions fail on one rail */
+    grant(t, &m, 48, WAIT_MS);
+    struct td_fake_rule r = {.fault = TD_FAKE_FAIL_BEFORE, .device = 0, .nth = 3, .status = TD_VB_WC_RETRY_EXC};
+    assert_true(td_fake_rule_add(t->p.f, &r));
+    uint64_t n_errors = stats(&t->p).n_rail_errors;
+    op(t, &m, WAIT_MS);
+    assert_int_equal(submit(t, &m, 0, 48, true), TD_OK);
+    finish(t, &m, true);
+    assert_true(m.ready && m.done);
+    assert_int_equal(stats(&t->p).n_rail_errors, n_errors + 1);
+    assert_int_equal(n_live_on(&t->p, 0), 0);
+    assert_int_equal(n_live_on(&t->p, 1), 1);
+    WAIT_FOR((new_link(t), whole(t, 1), n_live_on(&t->p, 0)));
+    both_rails_carry(t, true, true);
+    pair_close(t);
+}
+
+/* One rail's packets go nowhere from the start: that set-up fails, and the next link has the other rail alone. */
+static void a_rail_without_a_route_is_left_out(void **state)
+{
+    static const struct setup impatient = {.side = {{.fake = "devices=2"}, {.fake = "devices=2"}}, .qps = 1, .timeout_ms = 600,
+                                           .block_bytes = RAIL_BYTES, .bytes_in_flight = 8 * RAIL_BYTES};
+    struct transfer m;
+    (void)state;
+    struct pair *t = pair_open(&impatient);
+    struct td_fake_rule r = {.fault = TD_FAKE_STALL, .device = 0, .nth = 1};
+    assert_true(td_fake_rule_add(t->p.f, &r));
+    grant(t, &m, 3, WAIT_MS);
+    op(t, &m, WAIT_MS);
+    assert_int_equal(submit(t, &m, 0, 3, true), TD_OK);
+    finish(t, &m, true);
+    if (!m.ready || !m.done) fail_msg("%s, %s", m.slot_end.reason, m.op_end.reason);
+    assert_int_equal(stats(&t->p).n_rail_errors, 1);
+    assert_int_equal(n_live_on(&t->p, 0), 0);
+    both_rails_carry(t, false, true);
+    pair_close(t);
+}
+
+static void sides_may_have_different_rails(void **state)
+{
+    static const struct setup setups[] = {
+        {.side = {{.fake = "devices=1"}, {.fake = "devices=2"}}, .qps = 1},
+        {.side = {{.fake = "devices=3"}, {.fake = "devices=1"}}, .qps = 2},
+        {.side = {{.fake = "devices=2", .devices = "fake1"}, {.fake = "devices=1"}}, .qps = 2},
+        {.side = {{.fake = "devices=2", .devices = "fake1,fake0"}, {.fake = "devices=4"}}, .qps = 4},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof setups / sizeof setups[0]; i++) {
+        struct pair *t = pair_open(&setups[i]);
+        for (int k = 0; k < 3; k++) whole(t, 40);
+        uint32_t want = i == 3 ? 8 : setups[i].qps;
+        assert_int_equal(n_live_qps(&t->p), want);
+        assert_int_equal(n_live_qps(&t->d), want);
+        pair_close(t);
+    }
+}
+
+/* No rail is up on one side: AUTO takes tcp and says why; a side that names rdma does not go on. pains 19. */
+static void pains_19_the_path_is_refused_or_told(void **state)
+{
+    struct setup both = {.side = {{.path = AUTO}, {.path = AUTO}}}, one = {.side = {{.path = TD_XFER_PATH_RDMA}, {.path = AUTO}}};
+    struct transfer m;
+    struct td_err err = {0};
+    (void)state;
+    for (int round = 0; round < 3; round++) { /* the sender's port is down, the receiver's, or the receiver's from after the grant on */
+        struct pair *t = pair_open(&both);
+        struct end *e = round ? &t->d : &t->p;
+        uint64_t n = stats(e).n_async_events;
+        if (round == 2) grant(t, &m, 5, WAIT_MS);
+        assert_true(td_fake_port_set(e->f, td_fake_node(e->f), 0, 1, false));
+        WAIT_FOR(stats(e).n_async_events > n);
+        if (round != 2) grant(t, &m, 5, WAIT_MS);
+        op(t, &m, WAIT_MS);
+        assert_int_equal(submit(t, &m, 0, 5, true), TD_OK);
+        finish(t, &m, true);
+        assert_true(m.ready && m.done);
+        assert_int_equal(m.slot_end.path, TD_XFER_PATH_TCP);
+        assert_int_equal(m.op_end.path, TD_XFER_PATH_TCP);
+        take_path_news(&t->p);
+        assert_int_equal(t->p.n_not_had, 1);
+        assert_int_equal(t->p.n_chosen, 1);
+        assert_int_equal(t->p.path.path, TD_XFER_PATH_RDMA);
+        assert_int_equal(t->p.path.status, TD_ERR_UNSUPPORTED);
+        expect_text(t->p.path.reason, round ? "it has no usable RDMA device" : "this side has no usable RDMA device");
+        assert_int_equal(stats(&t->p).n_fallbacks, 1);
+        n = stats(e).n_async_events;
+        assert_true(td_fake_port_set(e->f, td_fake_node(e->f), 0, 1, true)); /* and it is taken again as soon as it is there */
+        WAIT_FOR(stats(e).n_async_events > n);
+        whole(t, 5);
+        pair_close(t);
+    }
+    struct pair *t = pair_open(&one);
+    uint64_t n = stats(&t->d).n_async_events;
+    assert_true(td_fake_port_set(t->d.f, td_fake_node(t->d.f), 0, 1, false));
+    WAIT_FOR(stats(&t->d).n_async_events > n);
+    grant(t, &m, 5, WAIT_MS);
+    assert_int_equal(try_op(t, &m, WAIT_MS, &err), TD_ERR_UNSUPPORTED);
+    expect_text(err.msg, "only rdma is allowed, and it has no usable RDMA device");
+    td_xfer_revoke(t->d.x, m.slot, "");
+    finish(t, &m, false);
+    pair_close(t);
+    /* no device at all, or one whose port is down at the start: refused at once */
+    struct td_doorbell bell;
+    struct end *e = calloc(1, sizeof *e);
+    assert_non_null(e);
+    assert_int_equal(td_doorbell_open(&bell, NULL), TD_OK);
+    fabric_new();
+    struct setup s = plain;
+    setup_complete(&s);
+    s.side[0].devices = "fake3";
+    assert_int_equal(end_open(e, &s, &s.side[0], NULL, &bell, &err), TD_ERR_DEVICE);
+    expect_text(err.msg, "fake3");
+    end_close(e);
+    free(e);
+    unlink(fabric_path);
+    td_doorbell_close(&bell);
+}
+
+/* --- 6: digests ----------------------------------------------------------------------------------------------------------------- */
+
+static void wrong_data(struct end *e, uint32_t n, const void *bytes)
+{
+    pthread_mutex_lock(&e->lock);
+    e->wrong_data = n;
+    e->wrong_addr = (uint64_t)(uintptr_t)bytes;
+    pthread_mutex_unlock(&e->lock);
+}
+
+/* The device brings other bytes than the sender has read: one more attempt, and then the end, with the block's name. Without digests nobody would know. */
+static void wrong_bytes_are_never_ready(void **state)
+{
+    static const struct setup checked = {.qps = 1, .digest_every = 1};
+    struct transfer m;
+    (void)state;
+    struct pair *t = pair_open(&checked);
+    memset(block(t, &t->p, 0), 0x5a, t->s.block_bytes); /* no source of the first 12 */
+    whole(t, 3);
+    for (uint32_t n = 1; n <= 2; n++) {
+        memset(block(t, &t->p, 0), 0x5a, t->s.block_bytes);
+        grant(t, &m, N_DATA, WAIT_MS);
+        for (int32_t i = 0; i < N_DATA; i++) assert_int_not_equal(m.src[i], 0);
+        op(t, &m, WAIT_MS);
+        wrong_data(&t->p, n == 1 ? 1 : N_DATA + 1, block(t, &t->p, 0)); /* all of the first attempt, and the first of the second */
+        uint64_t n_bad = stats(&t->d).n_digest_mismatches;
+        assert_int_equal(submit(t, &m, 0, N_DATA, true), TD_OK);
+        finish(t, &m, true);
+        wrong_data(&t->p, 0, NULL);
+        assert_int_equal(stats(&t->d).n_digest_mismatches, n_bad + n);
+        if (n == 1) {
+            if (!m.ready || !m.done) fail_msg("%s, %s", m.slot_end.reason, m.op_end.reason);
+        } else {
+            assert_true(m.slot_failed && m.op_failed);
+            assert_int_equal(m.slot_end.status, TD_ERR_CORRUPT);
+            assert_int_equal(m.op_end.status, TD_ERR_CORRUPT);
+            expect_text(m.slot_end.reason, "grant block 0 is not what the sender read");
+            expect_text(m.op_end.reason, "grant block 0 is not what the sender read");
+        }
+        whole(t, 5);
+    }
+    assert_true(stats(&t->d).n_digests >= 3 + 2 * N_DATA);
+    pair_close(t);
+}
+
+/* --- 7: what users of other systems suffered, by row of that list ----------------------------------------------------------------- */
+
+static void pains_01_a_stale_grant_reads_and_writes_nothing(void **state)
+{
+    struct transfer old, now;
+    (void)state;
+    struct pair *t = pair_open(&plain);
+    whole(t, 3);
+    grant(t, &old, 6, WAIT_MS);
+    td_xfer_revoke(t->d.x, old.slot, "given to another");
+    TAKE_UNTIL(t, false, old.slot_free);
+    do { /* until the slot's number comes round: its blocks are another's now */
+        grant(t, &now, 6, WAIT_MS);
+        if (now.slot == old.slot) break;
+        td_xfer_revoke(t->d.x, now.slot, "");
+        TAKE_UNTIL(t, false, now.slot_free);
+        forget(&now);
+    } while (true);
+    op(t, &old, WAIT_MS);
+    submit(t, &old, 0, 6, true);
+    TAKE_UNTIL(t, false, old.op_failed);
+    assert_int_equal(old.op_end.status, TD_ERR_STALE);
+    forget(&old);
+    assert_true(stats(&t->d).n_stale_frames > 0);
+    for (int32_t i = 0; i < 6; i++) assert_true(node_check_bytes(block(t, &t->d, now.dst[i]), t->s.block_bytes, POISON + (uint64_t)now.dst[i]));
+    op(t, &now, WAIT_MS);
+    assert_int_equal(submit(t, &now, 0, 6, true), TD_OK);
+    finish(t, &now, true);
+    assert_true(now.ready && now.done);
+    pair_close(t);
+}
+
+static void pains_02_an_abort_during_writes_frees_nothing_early(void **state)
+{
+    struct transfer m;
+    (void)state;
+    struct pair *t = pair_open(&one_qp);
+    whole(t, 3);
+    go_held(t, &m);
+    td_xfer_revoke(t->d.x, m.slot, "the client is gone");
+    expect_silence(t, 60);
+    td_fake_hold(t->d.f, 0); /* the bytes land in blocks that are still the slot's */
+    finish(t, &m, true);
+    assert_false(m.ready);
+    assert_true(m.op_failed);
+    whole(t, 12);
+    pair_close(t);
+}
+
+static void pains_03_what_is_rejected_holds_nothing(void **state)
+{
+    struct transfer m[10];
+    (void)state;
+    struct pair *t = pair_open(&plain);
+    for (int warm = 0; warm < 2; warm++) {
+        for (int i = 0; i < 10; i++) {
+            grant_run(t, &m[i], 4 * i, 4, WAIT_MS);
+            if (i % 2) op(t, &m[i], WAIT_MS);
+            if (i % 4 == 3) submit(t, &m[i], 0, 2, false);
+        }
+        uint64_t began = td_now_ns();
+        for (int i = 0; i < 10; i++) {
+            if (i % 2 && i < 5) td_xfer_cancel(t->p.x, m[i].op, "rejected");
+            td_xfer_revoke(t->d.x, m[i].slot, "rejected");
+        }
+        for (int i = 0; i < 10; i++) TAKE_UNTIL(t, false, m[i].slot_free && (i % 2 == 0 || m[i].op_failed));
+        assert_true(td_now_ns() - began < 5 * TD_NS_PER_S);
+        for (int i = 0; i < 10; i++) forget(&m[i]);
+        check_poison(t);
+        assert_int_equal(stats(&t->d).n_slots_used, 0);
+        assert_int_equal(stats(&t->p).n_ops_used, 0);
+        whole(t, 7);
+    }
+    pair_close(t);
+}
+
+/* Whatever of a transfer had been done when its sender died, the receiver's blocks are back within seconds. */
+static void pains_04_a_dead_sender_leaks_no_blocks(void **state)
+{
+    static const struct setup impatient = {.timeout_ms = 2000};
+    struct td_err err = {0};
+    (void)state;
+    struct pair *t = pair_open(&impatient);
+    for (int point = 0; point < 4; point++) {
+        struct transfer m[3];
+        whole(t, 3);
+        uint64_t sent = stats(&t->p).bytes_sent;
+        for (int i = 0; i < 3; i++) {
+            grant_run(t, &m[i], 12 * i, 10, point ? WAIT_MS : 300);
+            if (point) op(t, &m[i], WAIT_MS);
+            if (point > 1) submit(t, &m[i], 0, 5, false);
+            if (point > 2) submit(t, &m[i], 5, 5, false);
+        }
+        if (point > 1) WAIT_FOR(stats(&t->p).bytes_sent == sent + (point - 1) * 15ull * t->s.block_bytes);
+        uint64_t died = td_now_ns();
+        end_close(&t->p);
+        for (int i = 0; i < 3; i++) TAKE_UNTIL(t, false, m[i].slot_free || (point == 1 && !m[i].slot_failed && td_now_ns() - died > TD_NS_PER_S));
+        for (int i = 0; i < 3; i++) {
+            if (!m[i].slot_free) { /* its OPEN was never said, so only the deadline, or the caller, ends it */
+                td_xfer_revoke(t->d.x, m[i].slot, "");
+                TAKE_UNTIL(t, false, m[i].slot_free);
+            }
+            forget(&m[i]);
+        }
+        assert_true(td_now_ns() - died < 5 * TD_NS_PER_S);
+        check_poison(t);
+        assert_int_equal(stats(&t->d).n_slots_used, 0);
+        if (end_open(&t->p, &t->s, &t->s.side[0], NULL, &t->bell, &err)) fail_msg("sender: %s", err.msg);
+    }
+    whole(t, 12);
+    pair_close(t);
+}
+
+static void pains_05_a_dead_peer_harms_no_other(void **state)
+{
+    struct transfer dead, alive;
+    struct td_err err = {0};
+    (void)state;
+    struct pair *t = pair_open(&one_qp);
+    struct end *second = calloc(1, sizeof *second);
+    struct td_xfer *first = t->p.x;
+    struct td_arena arena = t->p.arena;
+    assert_non_null(second);
+    if (end_open(second, &t->s, &t->s.side[0], NULL, &t->bell, &err)) fail_msg("second sender: %s", err.msg);
+    whole(t, 3);
+    /* the first sender's transfer is half way in the network when it dies; the second sender's is under way too */
+    grant_run(t, &dead, 0, 10, WAIT_MS);
+    op(t, &dead, WAIT_MS);
+    td_fake_hold(t->p.f, live_qp(&t->p, 0, 0).num);
+    assert_int_equal(submit(t, &dead, 0, 10, true), TD_OK);
+    WAIT_FOR(counters(&t->d).held == 2); /* one run, one word */
+    t->p.x = second->x; /* which the helpers drive from here on */
+    t->p.arena = second->arena;
+    grant_run(t, &alive, 20, 10, WAIT_MS);
+    op(t, &alive, WAIT_MS);
+    assert_int_equal(submit(t, &alive, 0, 5, false), TD_OK);
+    td_xfer_close(first);
+    td_arena_destroy(&arena);
+    td_fake_fabric_close(t->p.f);
+    t->p.f = NULL;
+    assert_int_equal(submit(t, &alive, 5, 5, true), TD_OK);
+    TAKE_UNTIL(t, false, alive.slot_free && alive.done);
+    assert_true(alive.ready);
+    assert_true(alive.slot_end.elapsed_ns < 10 * TD_NS_PER_S);
+    forget(&alive);
+    assert_int_equal(stats(&t->d).conns_by_path[TD_XFER_PATH_RDMA], 1);
+    TAKE_UNTIL(t, false, dead.slot_free);
+    assert_false(dead.ready);
+    forget(&dead);
+    td_fake_hold(t->d.f, 0);
+    WAIT_FOR(counters(&t->d).held == 0);
+    check_poison(t);
+    t->p.x = NULL;
+    t->p.arena.base = NULL;
+    end_close(second);
+    pair_close(t);
+    free(second);
+}
+
+/* The first cause is what both sides hear, not what followed from it. */
+static void pains_06_the_first_reason_reaches_the_other_side(void **state)
+{
+    struct transfer m;
+    (void)state;
+    struct pair *t = pair_open(&one_qp);
+    whole(t, 3);
+    go_half(t, &m, N_DATA, WAIT_MS);
+    uint64_t began = td_now_ns();
+    td_xfer_cancel(t->p.x, m.op, "out of KV blocks");
+    finish(t, &m, true);
+    expect_text(m.slot_end.reason, "out of KV blocks");
+    go_half(t, &m, N_DATA, WAIT_MS);
+    td_xfer_revoke(t->d.x, m.slot, "the client hung up");
+    finish(t, &m, true);
+    expect_text(m.op_end.reason, "the client hung up");
+    grant(t, &m, N_DATA, WAIT_MS);
+    rule(&t->p, TD_FAKE_FAIL_BEFORE, 3, TD_VB_WC_REM_ACCESS, 0);
+    op(t, &m, WAIT_MS);
+    assert_int_equal(submit(t, &m, 0, N_DATA, true), TD_OK);
+    finish(t, &m, true);
+    expect_text(m.op_end.reason, "remote access error");
+    expect_text(m.slot_end.reason, "remote access error");
+    assert_true(td_now_ns() - began < 8 * TD_NS_PER_S);
+    pair_close(t);
+}
+
+/* A long prompt whose blocks lie side by side: requests of 256 KiB and more, and few doorbells. */
+static void pains_11_few_requests_for_a_long_prompt(void **state)
+{
+    static const struct setup large = {.block_bytes = 32u << 10, .n_blocks = 1024};
+    static const uint64_t BYTES = UINT64_C(1024) * (32u << 10);
+    (void)state;
+    struct pair *t = pair_open(&large);
+    uint32_t slot, id;
+    uint8_t blob[TD_XFER_BLOB_MAX];
+    size_t n_blob;
+    int32_t n, dst[1024], src[1024];
+    struct td_xfer_event e = {0};
+    for (int scattered = 0; scattered < 2; scattered++) { /* there; here too: gathered */
+        for (int32_t i = 0; i < 1024; i++) dst[i] = i, src[i] = scattered ? (i * 7 + 3) % 1024 : i;
+        for (int32_t i = 0; i < 1024; i++) node_fill_bytes(block(t, &t->p, src[i]), t->s.block_bytes, (uint64_t)i);
+        struct td_xfer_stats before = stats(&t->p);
+        assert_int_equal(td_xfer_grant(t->d.x, dst, 1024, TD_NEVER_NS, 0, &slot, blob, &n_blob, NULL), TD_OK);
+        assert_int_equal(td_xfer_op_start(t->p.x, blob, n_blob, TD_NEVER_NS, 0, &id, &n, NULL), TD_OK);
+        assert_int_equal(td_xfer_submit(t->p.x, id, 0, src, 1024, true, NULL, 0), TD_OK);
+        WAIT_FOR(next_event(&t->p, &e));
+        assert_int_equal(e.kind, TD_XFER_OP_DONE);
+        for (int32_t i = 0; i < 1024; i++) assert_true(node_check_bytes(block(t, &t->d, i), t->s.block_bytes, (uint64_t)i));
+        struct td_xfer_stats after = stats(&t->p);
+        uint64_t n_requests = after.n_work_requests - before.n_work_requests, n_bells = after.n_doorbells - before.n_doorbells;
+        print_message("%llu requests, %llu doorbells for %llu MiB\n", (unsigned long long)n_requests, (unsigned long long)n_bells, (unsigned long long)BYTES >> 20);
+        assert_true(n_requests <= BYTES / (scattered ? 256u << 10 : 512u << 10));
+        assert_true(n_bells < n_requests);
+        td_xfer_revoke(t->d.x, slot, "");
+        do WAIT_FOR(next_event(&t->d, &e));
+        while (e.kind != TD_XFER_SLOT_FREE);
+    }
+    pair_close(t);
+}
+
+/* A small transfer that starts when a large one is under way: its bytes pass by. */
+static void pains_13_a_small_transfer_passes_a_large_one(void **state)
+{
+    static const struct setup large = {.block_bytes = 2u << 20, .n_blocks = 48, .qps = 1};
+    struct transfer big, small;
+    (void)state;
+    struct pair *t = pair_open(&large);
+    whole(t, 1);
+    grant_run(t, &big, 0, 46, WAIT_MS);
+    grant_run(t, &small, 47, 1, WAIT_MS);
+    op(t, &big, WAIT_MS);
+    op(t, &small, WAIT_MS);
+    assert_int_equal(submit(t, &big, 0, 46, true), TD_OK);
+    assert_int_equal(submit(t, &small, 0, 1, true), TD_OK);
+    TAKE_UNTIL(t, false, small.ready);
+    assert_false(big.ready);
+    TAKE_UNTIL(t, false, big.slot_free && big.done && small.slot_free && small.done);
+    assert_true(big.ready);
+    forget(&big);
+    forget(&small);
+    pair_close(t);
+}
+
 int main(int argc, char **argv)
 {
     if (argc == 2) cmocka_set_test_filter(argv[1]);
@@ -1179,6 +1655,19 @@ int main(int argc, char **argv)
         cmocka_unit_test(limits_are_refused_by_name),
         cmocka_unit_test(a_full_completion_queue_refuses_links),
         cmocka_unit_test(seventy_peers),
+        cmocka_unit_test(a_bad_rail_is_avoided_for_a_while),
+        cmocka_unit_test(a_rail_without_a_route_is_left_out),
+        cmocka_unit_test(sides_may_have_different_rails),
+        cmocka_unit_test(wrong_bytes_are_never_ready),
+        cmocka_unit_test(pains_01_a_stale_grant_reads_and_writes_nothing),
+        cmocka_unit_test(pains_02_an_abort_during_writes_frees_nothing_early),
+        cmocka_unit_test(pains_03_what_is_rejected_holds_nothing),
+        cmocka_unit_test(pains_04_a_dead_sender_leaks_no_blocks),
+        cmocka_unit_test(pains_05_a_dead_peer_harms_no_other),
+        cmocka_unit_test(pains_06_the_first_reason_reaches_the_other_side),
+        cmocka_unit_test(pains_11_few_requests_for_a_long_prompt),
+        cmocka_unit_test(pains_13_a_small_transfer_passes_a_large_one),
+        cmocka_unit_test(pains_19_the_path_is_refused_or_told),
     };
     int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
     while (n_fabrics) { /* of tests that failed */
