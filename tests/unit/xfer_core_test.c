@@ -611,6 +611,35 @@ static void a_second_op_on_a_grant_is_dropped(void **state)
     world_close(&w);
 }
 
+/* The slot is complete and says so to whoever opens it: an op that had sent nothing yet fails alone, and its connection, with all its other ops, stays. */
+static void a_grant_that_was_used_before_fails_its_op(void **state)
+{
+    struct world w;
+    struct td_xfer_event e;
+    uint32_t second;
+    (void)state;
+    world_open(&w, TD_XFER_PATH_TCP, 7);
+    w.calm = true;
+    w.fixed_n = 2;
+    start(&w, &w.t[0], 100000);
+    connect_ops(&w);
+    while (submit_some(&w, &w.t[0], 2)) {}
+    while (transmit(&w) || deliver_to_d(&w) || deliver_to_p(&w)) {}
+    poll_events(&w);
+    assert_int_equal(w.n_ready, 1);
+    assert_int_equal(w.n_done, 1);
+    assert_int_equal(td_xfer_core_op_start(&w.p, &w.t[0].grant, TD_NEVER_NS, 1, &second, NULL), TD_OK);
+    connect_ops(&w);
+    while (deliver_to_d(&w)) {}
+    assert_true(deliver_to_p(&w)); /* DONE, and it is no breach of the protocol */
+    assert_int_equal(td_xfer_core_poll(&w.p, &e, 1), 1);
+    assert_int_equal(e.kind, TD_XFER_OP_FAILED);
+    assert_int_equal(e.id, second);
+    assert_int_equal(e.status, TD_ERR_STALE);
+    settle(&w);
+    world_close(&w);
+}
+
 static void limits_are_back_pressure(void **state)
 {
     (void)state;
@@ -694,6 +723,7 @@ int main(void)
         cmocka_unit_test(frames_and_grants_survive_the_wire),
         cmocka_unit_test(limits_are_back_pressure),
         cmocka_unit_test(a_second_op_on_a_grant_is_dropped),
+        cmocka_unit_test(a_grant_that_was_used_before_fails_its_op),
         cmocka_unit_test_prestate(a_lost_verdict_is_asked_for_again, &tcp),
         cmocka_unit_test_prestate(a_lost_verdict_is_asked_for_again, &shm),
         cmocka_unit_test_prestate(attempts_are_bounded_and_old_ones_are_refused, &tcp),

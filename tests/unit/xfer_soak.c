@@ -772,8 +772,8 @@ static void check_limits(struct soak *k, uint64_t now)
         if (!l->busy || l->draining) continue;
         uint64_t extra = stopped_ns(k, l->p, now) + stopped_ns(k, l->d, now) - l->stopped_ns;
         if ((l->slot_live || l->granting) && now > l->slot_limit_ns + extra)
-            violatef(k, l, "hung slot: no SLOT_FREE %.1f s after the transfer began, %.1f s of them stopped or starved", (double)(now - l->start_ns) / 1e9,
-                     (double)extra / 1e9);
+            violatef(k, l, "hung slot: no SLOT_FREE %.1f s after the transfer began, %.1f s of them stopped or starved",
+                     (double)(now - l->start_ns) / 1e9, (double)extra / 1e9);
         if ((l->op_live || l->op_pending) && now > l->op_limit_ns + extra)
             violatef(k, l, "hung op: no end %.1f s after the transfer began, %.1f s of them stopped or starved", (double)(now - l->start_ns) / 1e9,
                      (double)extra / 1e9);
@@ -939,7 +939,8 @@ static void csv_row(const struct options *o, const struct soak *k)
             c->n_refused);
     for (int i = 0; i < 8; i++) fprintf(f, ",%" PRIu64, c->failed[i]);
     for (int i = 0; i < N_FAULTS; i++) fprintf(f, ",%" PRIu64, c->faults[i]);
-    fprintf(f, ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",0,0,0,0\n", c->n_fenced, c->n_digests, c->bytes_pulled >> 20); /* a round with any of these has ended the run */
+    /* a round with any of the last four has ended the run */
+    fprintf(f, ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",0,0,0,0\n", c->n_fenced, c->n_digests, c->bytes_pulled >> 20);
     fclose(f);
 }
 
