@@ -1346,6 +1346,209 @@ static void pains_19_the_path_is_refused_or_told(void **state)
     td_doorbell_close(&bell);
 }
 
+/* --- 5: peers made by hand, which say what no engine says ------------------------------------------------------------------------ */
+
+static void say(int fd, struct td_xfer_frame f, const void *payload)
+{
+    uint8_t bytes[64 + TD_XFER_PAYLOAD_MAX];
+    td_xfer_frame_encode(&f, bytes);
+    if (f.length) memcpy(bytes + 64, payload, f.length);
+    send(fd, bytes, 64 + f.length, MSG_NOSIGNAL);
+}
+
+/* The next frame; false when the other end closed. */
+static bool hear(int fd, struct td_xfer_frame *ret_frame, void *ret_payload)
+{
+    uint8_t header[64];
+    if (recv(fd, header, sizeof header, MSG_WAITALL) != sizeof header) return false;
+    assert_int_equal(td_xfer_frame_decode(header, ret_frame, NULL), TD_OK);
+    return !ret_frame->length || recv(fd, ret_payload, ret_frame->length, MSG_WAITALL) == (ssize_t)ret_frame->length;
+}
+
+static void limit_waits(int fd)
+{
+    struct timeval limit = {.tv_sec = WAIT_MS / 1000};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+}
+
+enum forged {
+    TRUNCATED, NO_RAILS, MORE_RAILS, MORE_QPS, WIDE_QPN, HUGE_REGION, ODD_REGION, MANY_REGIONS, STALE_TAG, TWICE, BAD_MTU, REFUSAL, OTHER_RAIL, RESERVED,
+    OUT_OF_TURN, N_FORGED
+};
+
+/* Changes a right setup of one rail; returns its length. */
+static uint32_t forge(struct td_xfer_rdma_setup *s, enum forged f, bool keys)
+{
+    uint32_t n = TD_XFER_RDMA_SETUP_BYTES + (keys ? 4 : 0);
+    switch (f) {
+    case TRUNCATED: return n - 4;
+    case NO_RAILS: s->n_rails = 0; break;
+    case MORE_RAILS:
+        s->n_rails = 2;
+        s->rail[1] = s->rail[0];
+        s->rail[1].index = 1;
+        n += keys ? 4 : 0;
+        break;
+    case MORE_QPS: s->n_qps = keys ? 3 : 5; break;
+    case WIDE_QPN: s->rail[0].qpn[0] = 1u << 24; break;
+    case HUGE_REGION: s->region_bytes = (uint64_t)BLOCK_BYTES << 32; break;
+    case ODD_REGION: s->region_bytes++; break;
+    case MANY_REGIONS: s->n_regions = 0x40000001; break; /* times 4 it is 4 again, in 32 bits */
+    case BAD_MTU: s->rail[0].mtu_bytes = 100; break;
+    case OTHER_RAIL: s->rail[0].index = 5; break;
+    case RESERVED: s->reserved = 1; break;
+    case STALE_TAG:
+    case TWICE:
+    case REFUSAL:
+    case OUT_OF_TURN:
+    case N_FORGED: break;
+    }
+    return n;
+}
+
+/* A receiver by hand. The sender's op fails with the reason, its device keeps nothing, and an honest receiver is served. */
+static void forged_answers_are_refused(void **state)
+{
+    static const char *const says[N_FORGED] = {
+        [TRUNCATED] = "does not fit type", [NO_RAILS] = "n_rails is 0", [MORE_RAILS] = "not offered", [MORE_QPS] = "not what was offered", [WIDE_QPN] = "queue pair 0",
+        [HUGE_REGION] = "rdma setup: regions of", [ODD_REGION] = "rdma setup: regions of", [MANY_REGIONS] = "regions on 1 rails", [STALE_TAG] = "another connection",
+        [TWICE] = "a second answer", [BAD_MTU] = "mtu 100", [REFUSAL] = "refused: not today", [OTHER_RAIL] = "not offered", [RESERVED] = "recv_wr",
+        [OUT_OF_TURN] = "out of turn"};
+    struct transfer m;
+    (void)state;
+    struct pair *t = pair_open(&plain);
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t n_a = sizeof a;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    limit_waits(listener);
+    assert_int_equal(bind(listener, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(listen(listener, 8), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&a, &n_a), 0);
+    uint64_t last_tag = 0;
+    for (enum forged f = 0; f < N_FORGED; f++) {
+        struct td_xfer_grant_blob g;
+        grant(t, &m, 5, WAIT_MS);
+        assert_int_equal(td_xfer_grant_decode(m.blob, m.blob_bytes, &g, NULL), TD_OK);
+        g.port = ntohs(a.sin_port);
+        td_xfer_grant_encode(&g, m.blob);
+        op(t, &m, WAIT_MS);
+        assert_int_equal(submit(t, &m, 0, 5, true), TD_OK);
+        while (!m.op_failed) { /* set-ups that fail are tried again, a few times */
+            struct pollfd p = {.fd = listener, .events = POLLIN};
+            take_events(t, false);
+            if (m.op_failed || poll(&p, 1, 5) == 0) continue;
+            int fd = accept(listener, NULL, NULL);
+            assert_true(fd >= 0);
+            limit_waits(fd);
+            struct td_xfer_frame frame;
+            uint8_t payload[TD_XFER_PAYLOAD_MAX];
+            struct td_xfer_hello hello;
+            assert_true(hear(fd, &frame, payload));
+            assert_int_equal(frame.type, TD_XFER_HELLO);
+            assert_int_equal(frame.slot, TD_XFER_PATH_RDMA);
+            memcpy(&hello, payload, sizeof hello);
+            uint64_t tag = hello.nonce ^ (42 + (uint64_t)f);
+            hello = (struct td_xfer_hello){.incarnation = g.incarnation, .layout_hash = g.layout_hash, .block_bytes = g.block_bytes, .nonce = 42 + (uint64_t)f,
+                                           .instance = "hand"};
+            say(fd, (struct td_xfer_frame){.type = TD_XFER_HELLO_ACK, .length = sizeof hello, .slot = TD_XFER_PATH_RDMA}, &hello);
+            assert_true(hear(fd, &frame, payload));
+            assert_int_equal(frame.type, TD_XFER_RDMA_OFFER);
+            struct td_xfer_rdma_setup s = {0};
+            memcpy(&s, payload, frame.length);
+            s.n_regions = 1; /* a right answer, from the offer itself */
+            s.region_bytes = (uint64_t)N_BLOCKS * BLOCK_BYTES;
+            s.base = 4096;
+            uint32_t n = forge(&s, f, true);
+            frame = (struct td_xfer_frame){.type = TD_XFER_RDMA_ACCEPT, .length = n, .conn = f == STALE_TAG ? last_tag : tag};
+            if (f == OUT_OF_TURN) frame = (struct td_xfer_frame){.type = TD_XFER_DONE, .conn = tag};
+            if (f == REFUSAL) {
+                say(fd, (struct td_xfer_frame){.type = TD_XFER_RDMA_ACCEPT, .status = TD_ERR_UNSUPPORTED, .length = 9, .conn = tag}, "not today");
+            } else if (f == TWICE) { /* in one piece, so that the second is read before anything else happens */
+                uint8_t bytes[2 * (64 + TD_XFER_RDMA_SETUP_BYTES + 4)];
+                for (int k = 0; k < 2; k++) {
+                    s.n_qps = (uint8_t)(k + 1);
+                    td_xfer_frame_encode(&frame, bytes + k * (int)(64 + n));
+                    memcpy(bytes + k * (int)(64 + n) + 64, &s, n);
+                }
+                assert_int_equal(send(fd, bytes, 2 * (64 + n), MSG_NOSIGNAL), 2 * (64 + n));
+            } else {
+                say(fd, frame, &s);
+            }
+            while (hear(fd, &frame, payload)) {} /* until the sender has closed it */
+            last_tag = tag;
+            close(fd);
+        }
+        expect_text(m.op_end.reason, says[f]);
+        if (f != REFUSAL) assert_true(stats(&t->p).n_bad_frames > 0);
+        assert_int_equal(n_live_qps(&t->p), 0);
+        td_xfer_revoke(t->d.x, m.slot, "");
+        finish(t, &m, true);
+    }
+    close(listener);
+    whole(t, 12);
+    pair_close(t);
+}
+
+/* A sender by hand: refused with the reason, the device keeps nothing, and nothing is written. */
+static void forged_offers_are_refused(void **state)
+{
+    static const char *const says[N_FORGED] = {
+        [NO_RAILS] = "n_rails is 0", [MORE_QPS] = "n_qps is 5", [WIDE_QPN] = "over 24 bits", [MANY_REGIONS] = "do not fit", [BAD_MTU] = "mtu 100",
+        [OTHER_RAIL] = "none of the 1 offered rails", [RESERVED] = "recv_wr"};
+    (void)state;
+    struct pair *t = pair_open(&plain);
+    uint64_t last_tag = 7;
+    whole(t, 3);
+    for (enum forged f = 0; f < N_FORGED; f++) {
+        if (f == MORE_RAILS || f == HUGE_REGION || f == ODD_REGION || f == REFUSAL) continue; /* lawful in an offer, or not said by a sender */
+        struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(td_xfer_port(t->d.x)), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        limit_waits(fd);
+        assert_int_equal(connect(fd, (struct sockaddr *)&a, sizeof a), 0);
+        struct td_xfer_frame frame;
+        uint8_t payload[TD_XFER_PAYLOAD_MAX] = {0};
+        struct td_xfer_hello hello = {.incarnation = 1, .layout_hash = 0x1a70, .block_bytes = BLOCK_BYTES, .nonce = 42, .instance = "hand"};
+        say(fd, (struct td_xfer_frame){.type = TD_XFER_HELLO, .length = sizeof hello, .slot = TD_XFER_PATH_RDMA}, &hello);
+        assert_true(hear(fd, &frame, payload));
+        assert_int_equal(frame.type, TD_XFER_HELLO_ACK);
+        assert_int_equal(frame.status, 0);
+        memcpy(&hello, payload, sizeof hello);
+        uint64_t tag = hello.nonce ^ 42;
+        struct td_xfer_stats before = stats(&t->d);
+        struct td_xfer_rdma_setup s = {.n_rails = 1, .n_qps = 2, .rd_atomic_in = 1, .rd_atomic_out = 1, .recv_wr = 4};
+        s.rail[0] = (struct td_xfer_rail){.ethernet = 1, .mtu_bytes = 1024, .qpn = {5, 6}};
+        struct td_vb_gid gid;
+        assert_int_equal(t->p.real->query_gid(t->p.device[0], 1, 4, &gid), 0);
+        memcpy(s.rail[0].gid, gid.raw, sizeof gid.raw);
+        frame = (struct td_xfer_frame){.type = TD_XFER_RDMA_OFFER, .length = forge(&s, f, false), .conn = f == STALE_TAG ? last_tag : tag};
+        if (f == OUT_OF_TURN) frame = (struct td_xfer_frame){.type = TD_XFER_OPEN, .length = 16, .attempt = 1, .handle = 9, .conn = tag};
+        say(fd, frame, &s);
+        bool answered = false;
+        if (f == TWICE) {
+            assert_true(hear(fd, &frame, payload));
+            assert_int_equal(frame.type, TD_XFER_RDMA_ACCEPT);
+            assert_int_equal(frame.status, 0);
+            say(fd, (struct td_xfer_frame){.type = TD_XFER_RDMA_OFFER, .length = TD_XFER_RDMA_SETUP_BYTES, .conn = tag}, &s);
+        }
+        while (hear(fd, &frame, payload)) {
+            if (frame.type != TD_XFER_RDMA_ACCEPT) continue;
+            assert_int_equal(frame.status, TD_ERR_UNSUPPORTED);
+            payload[frame.length] = 0;
+            expect_text((char *)payload, f == TWICE ? "a second offer" : says[f] ? says[f] : "?");
+            answered = true;
+        }
+        close(fd);
+        assert_int_equal(answered, f == TWICE || says[f] != NULL);
+        WAIT_FOR(stats(&t->d).n_conns == 1);
+        assert_true(stats(&t->d).n_bad_frames + stats(&t->d).n_refused_peers > before.n_bad_frames + before.n_refused_peers);
+        assert_int_equal(n_live_qps(&t->d), 2); /* the honest sender's */
+        last_tag = tag;
+    }
+    check_poison(t);
+    whole(t, 12);
+    pair_close(t);
+}
+
 /* --- 6: digests ----------------------------------------------------------------------------------------------------------------- */
 
 static void wrong_data(struct end *e, uint32_t n, const void *bytes)
@@ -1658,6 +1861,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_bad_rail_is_avoided_for_a_while),
         cmocka_unit_test(a_rail_without_a_route_is_left_out),
         cmocka_unit_test(sides_may_have_different_rails),
+        cmocka_unit_test(forged_answers_are_refused),
+        cmocka_unit_test(forged_offers_are_refused),
         cmocka_unit_test(wrong_bytes_are_never_ready),
         cmocka_unit_test(pains_01_a_stale_grant_reads_and_writes_nothing),
         cmocka_unit_test(pains_02_an_abort_during_writes_frees_nothing_early),
