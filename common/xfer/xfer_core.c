@@ -959,7 +959,7 @@ td_status td_xfer_core_rx_targets(struct td_xfer_core *c, uint64_t conn, const s
     return TD_OK;
 }
 
-bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, bool may_imm, uint32_t *cursor, const struct td_xfer_wr_limits *l,
+bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, uint32_t no_words, uint32_t *cursor, const struct td_xfer_wr_limits *l,
                           struct td_xfer_wr *wr)
 {
     for (uint32_t k = 0; k < c->max_ops; k++) {
@@ -991,7 +991,8 @@ bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, bo
                 op->off += (uint32_t)wr->n_bytes;
             }
             op->qps_used |= 1u << qp;
-        } else if (may_imm && op->final && op->at == op->n_queued && op->n_queued == op->grant.n_blocks && (op->qps_used & ~op->qps_said & 1u << qp)) {
+        } else if (op->final && op->at == op->n_queued && op->n_queued == op->grant.n_blocks && (op->qps_used & ~op->qps_said & 1u << qp) &&
+                   (op->qps_said || !(op->qps_used & no_words))) {
             wr->is_imm = true;
             wr->n_blocks = 0;
             wr->imm = td_xfer_imm(op->grant.slot, op->grant.generation, op->attempt, TD_XFER_IMM_FINAL);

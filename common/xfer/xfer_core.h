@@ -229,8 +229,8 @@ td_status td_xfer_core_rx_targets(struct td_xfer_core *core, uint64_t conn, cons
                                   int32_t n_peer_blocks);
 /* rdma: what queue pair qp of this connection may be given next; false: nothing. Data: n_blocks grant blocks that lie side by side at the receiver from
  * dst_block on (offset, n_bytes: inside the first when n_blocks is 1), whose sources are op->src[op->order[order_at + i]]; at most max_pieces of
- * them lie apart; no run crosses a multiple of src_region or dst_region blocks. is_imm: the final word for this queue pair, when may_imm. Counts it
- * in n_wr. */
+ * them lie apart; no run crosses a multiple of src_region or dst_region blocks. is_imm: the final word for this queue pair; an op begins to say them
+ * only when none of its queue pairs is in no_words (bits), so that two ops never wait for each other's. Counts it in n_wr. */
 struct td_xfer_wr {
     uint32_t op;
     uint64_t handle;
@@ -243,7 +243,7 @@ struct td_xfer_wr_limits {
     uint64_t max_bytes;
     int32_t max_pieces, src_region, dst_region;
 };
-bool td_xfer_core_wr_next(struct td_xfer_core *core, uint64_t conn, uint32_t qp, bool may_imm, uint32_t *cursor, const struct td_xfer_wr_limits *limits,
+bool td_xfer_core_wr_next(struct td_xfer_core *core, uint64_t conn, uint32_t qp, uint32_t no_words, uint32_t *cursor, const struct td_xfer_wr_limits *limits,
                           struct td_xfer_wr *ret_wr);
 /* It completed, or was flushed (ok false; conn_lost follows). */
 void td_xfer_core_wr_done(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, uint64_t n_bytes, bool ok);

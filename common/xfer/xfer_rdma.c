@@ -802,7 +802,10 @@ static bool post_chain(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
     uint64_t bytes = lq->in_flight;
     while (n < CHAIN && n < room && bytes < r->config.bytes_in_flight && l->n_keys) {
         struct td_xfer_wr wr;
-        if (!td_xfer_core_wr_next(&x->core, l->conn, q, lq->words < l->peer_recv_wr, &l->op_cursor, &limits, &wr)) break;
+        uint32_t no_words = 0;
+        for (uint32_t k = 0; k < l->n_qps; k++)
+            if (l->qp[k].words >= l->peer_recv_wr) no_words |= 1u << k;
+        if (!td_xfer_core_wr_next(&x->core, l->conn, q, no_words, &l->op_cursor, &limits, &wr)) break;
         if (wr.is_imm) {
             wrs[n].op = TD_VB_WRITE_IMM;
             wrs[n].n_sge = 0;
@@ -810,8 +813,9 @@ static bool post_chain(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
             wrs[n].remote_addr = l->base;
             wrs[n].rkey = l->rkey[l->key_at[q]];
             wrs[n].imm = wr.imm;
-            lq->words++;
-            x->op_aux[wr.op].words |= 1u << q;
+            uint32_t *words = &x->op_aux[wr.op].words;
+            for (uint32_t k = 0; k < l->n_qps && !*words; k++) l->qp[k].words += x->core.ops[wr.op].qps_used >> k & 1; /* all of them with the first */
+            *words = x->core.ops[wr.op].qps_used;
         } else {
             fill_write(x, l, q, &wr, &wrs[n]);
         }
