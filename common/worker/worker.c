@@ -383,7 +383,8 @@ static bool step(struct td_worker *w)
 static struct {
     struct td_metric *kv_usage, *running, *waiting, *preemptions, *prompt_tokens, *output_tokens, *prefix_queries, *prefix_hits, *sent, *received, *steps;
     struct td_metric *peers[TD_XFER_N_PATHS], *path_bytes[TD_XFER_N_PATHS], *fallbacks, *fenced, *digest_ok, *digest_bad, *rail_errors;
-    uint64_t seen[8], path_seen[TD_XFER_N_PATHS], kv_seen[5];
+    struct td_metric *windows, *wide, *evicted;
+    uint64_t seen[8], path_seen[TD_XFER_N_PATHS], kv_seen[8];
 } metrics;
 
 static void open_metrics(void)
@@ -408,6 +409,9 @@ static void open_metrics(void)
     metrics.fenced = td_counter("td_kv_transfer_fenced_total", "", "Grants whose writer was fenced because it could not say that it had retired");
     metrics.digest_ok = td_counter("td_kv_digest_blocks_total", "", "KV blocks whose digest was compared");
     metrics.digest_bad = td_counter("td_kv_digest_mismatches_total", "", "KV blocks that differed from what the sender read");
+    metrics.evicted = td_counter("td_kv_transfer_evicted_total", "", "Grants whose writer did not answer and lost its memory windows");
+    metrics.windows = td_counter("td_rdma_windows_total", "", "Memory windows opened for grants");
+    metrics.wide = td_counter("td_rdma_wide_windows_total", "", "Grants whose windows covered blocks of others, for want of enough windows");
     metrics.rail_errors = td_counter("td_rdma_rail_errors_total", "", "Errors of RDMA devices and their links");
 }
 
@@ -439,6 +443,11 @@ static void update_metrics(const struct td_worker *w, const struct td_kv_pool_st
     count(metrics.digest_ok, &metrics.kv_seen[2], xs->n_digests);
     count(metrics.digest_bad, &metrics.kv_seen[3], xs->n_digest_mismatches);
     count(metrics.rail_errors, &metrics.kv_seen[4], xs->n_rail_errors);
+    if (xs->n_wide_windows && !metrics.kv_seen[6])
+        td_info("rdma_windows_wide", "msg=\"a grant has more pieces than memory windows are free; td_rdma_wide_windows_total counts further ones\"");
+    count(metrics.windows, &metrics.kv_seen[5], xs->n_windows);
+    count(metrics.wide, &metrics.kv_seen[6], xs->n_wide_windows);
+    count(metrics.evicted, &metrics.kv_seen[7], xs->n_evicted);
 }
 
 static void update_snapshot(struct td_worker *w)
@@ -606,7 +615,7 @@ static td_status open_xfer(struct td_worker *w, struct td_err *err)
     struct td_xfer_rdma_config rdma = {.devices = o->rdma_devices, .gid_index = (int32_t)o->rdma_gid_index, .port = (uint8_t)o->rdma_port,
                                        .qps_per_rail = (uint8_t)o->rdma_qps_per_rail, .timeout = (uint8_t)o->rdma_timeout,
                                        .traffic_class = (int16_t)o->rdma_traffic_class, .service_level = (uint8_t)o->rdma_service_level,
-                                       .srq_peers = (uint32_t)o->rdma_srq_peers, .pull = o->rdma_pull};
+                                       .srq_peers = (uint32_t)o->rdma_srq_peers, .pull = o->rdma_pull, .windows = o->rdma_windows};
     td_status v = parse_digest(o->kv_digest, &digest_every, err);
     if (!v) v = find_verbs(w, &rdma.verbs, err);
     if (!v) v = choose_kv_tls(w, err);

@@ -35,7 +35,7 @@ struct td_worker_config {
     int64_t threads, block_size, max_seqs, max_batch, max_model_len, max_step_tokens;
     int64_t transfer_port, transfer_lanes, rdma_port, rdma_gid_index, rdma_qps_per_rail, rdma_timeout, rdma_traffic_class, rdma_service_level, rdma_srq_peers;
     uint64_t drain_timeout_ms, peer_timeout_ms;
-    bool prefix_cache, tls_client_auth, rdma_pull;
+    bool prefix_cache, tls_client_auth, rdma_pull, rdma_windows;
 };
 
 /* The rows both daemons share; end the table with {0}. */
@@ -70,6 +70,7 @@ struct td_worker_config {
     {"rdma_traffic_class", TD_OPT_I64, "0", -1, 255, NULL, offsetof(S, M.rdma_traffic_class), "0 = 106 (DSCP 26) on RoCE v2; -1 = none"},    \
     {"rdma_service_level", TD_OPT_I64, "0", 0, 15, NULL, offsetof(S, M.rdma_service_level), "service level"},                                \
     {"rdma_pull", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(S, M.rdma_pull), "prefill: decode READs prefix hits itself (its peers may then read the pool)"}, \
+    {"rdma_windows", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(S, M.rdma_windows), "peers write through memory windows, each grant's own, that end with it"}, \
     {"rdma_srq_peers", TD_OPT_I64, "64", 1, 65536, NULL, offsetof(S, M.rdma_srq_peers), "shared receive queues from so many peers on"},      \
     {"peer_timeout_ms", TD_OPT_U64, "2000", 50, 600000, NULL, offsetof(S, M.peer_timeout_ms), "a silent KV peer is dead after this"},        \
     {"drain_timeout_ms", TD_OPT_U64, "30000", 0, 3600000, NULL, offsetof(S, M.drain_timeout_ms), "SIGTERM: finish for so long, then hand over"}, \

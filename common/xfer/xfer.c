@@ -742,10 +742,9 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
         break;
     }
     case TD_XFER_TARGETS: {
-        struct td_xfer_run runs[TD_XFER_RUNS_MAX];
-        memcpy(runs, c->rx_payload, f->length);
-        if (td_xfer_core_rx_targets(&x->core, c->link, f, runs, (int32_t)(f->length / sizeof runs[0]), xfer_rdma_peer_blocks(x, c)) == TD_ERR_CORRUPT)
-            refuse(x, c, "targets outside the pool or the grant");
+        td_status status = xfer_rdma_on_targets(x, c);
+        if (status == TD_ERR_NOMEM) xfer_conn_close(x, c, status, "out of memory for keys", false);
+        else if (status == TD_ERR_CORRUPT) refuse(x, c, "targets outside the pool or the grant");
         else c->tx_ready = true;
         break;
     }
@@ -970,7 +969,7 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
             }
             if (c->state != XFER_CONN_READY ||
                 !(c->initiator ? td_xfer_core_tx_next(&x->core, c->link, c->lane, &c->tx_cursor, XFER_MAX_IOV, &tx)
-                               : c->path == TD_XFER_PATH_RDMA && td_xfer_core_targets_next(&x->core, c->link, &c->tx_cursor, &tx))) {
+                               : c->rdma && xfer_rdma_targets_next(x, c, &c->tx_cursor, &tx))) {
                 if (c->tls && td_tls_unsent(c->tls) && td_tls_flush(c->tls)) { /* sealed, and the socket does not take it yet */
                     if (errno == EAGAIN) wait_writable(x, c);
                     else conn_ended(x, c, xfer_tcp_why(c));
@@ -1098,6 +1097,7 @@ static void *progress(void *ctx)
             if (i < x->n_conns && x->live[i]->rx_more) conn_read(x, x->live[i]);
         for (uint32_t i = 0; i < x->n_conns && x->tls && !busy; i++) busy = x->live[i]->rx_more;
         if (x->attach_due || x->core.retry_due) attach_ops(x, now);
+        if (x->rdma) xfer_rdma_windows(x);
         for (uint32_t i = x->n_conns; i-- > 0;)
             if (i < x->n_conns && x->live[i]->tx_ready && x->live[i]->state != XFER_CONN_CONNECTING) conn_write(x, x->live[i]);
         for (uint32_t i = 0; i < x->n_conns && !busy; i++) busy = x->live[i]->tx_ready && x->live[i]->state != XFER_CONN_CONNECTING;

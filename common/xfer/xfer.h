@@ -77,7 +77,8 @@ struct td_xfer_rdma_config {
     uint32_t srq_peers;               /* one shared receive queue per rail from so many peers on: 64; 1 = always */
     uint64_t bytes_in_flight;         /* per queue pair, 8 MiB */
     bool pull;                        /* as sender: blocks of td_xfer_submit_pull may be READ from this side's pool (REMOTE_READ on its registration) */
-    bool windows;                     /* one memory window per run of granted blocks, invalidated when the slot ends */
+    bool windows;                     /* blocks are written through memory windows of type 2, which end with the slot (xfer_rdma.c); every device must
+                                       * have them, or open fails */
 };
 
 td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret_x, struct td_err *err);
@@ -97,7 +98,7 @@ td_status td_xfer_mem_add(struct td_xfer *x, const struct td_arena *arena, size_
 td_status td_xfer_grant(struct td_xfer *x, const int32_t *block_ids, int32_t n_blocks, uint64_t deadline_ns, uint64_t user, uint32_t *ret_slot,
                         uint8_t *blob, size_t *ret_blob_bytes, struct td_err *err);
 /* Starts retirement; idempotent; SLOT_FREE follows always, soon (it may already be queued). After SLOT_READY this is how the slot is given back:
- * then SLOT_FREE is immediate, and the blocks stay the caller's. */
+ * then SLOT_FREE is immediate (memory windows: after they have ended), and the blocks stay the caller's. */
 void td_xfer_revoke(struct td_xfer *x, uint32_t slot, const char *reason);
 
 /* --- sender --------------------------------------------------------------------------------------------------------------------- */
@@ -156,6 +157,9 @@ struct td_xfer_stats {
     uint64_t n_digests, n_digest_mismatches;      /* blocks checked here */
     uint64_t n_fenced;                            /* slots whose writer was fenced because it could not say that it had retired */
     uint64_t n_work_requests, n_doorbells, n_rail_errors, n_async_events;
+    uint64_t n_windows;                           /* memory windows opened for grants, on every queue pair of theirs */
+    uint64_t n_wide_windows;                      /* grants in so many pieces that their windows covered blocks of others, too */
+    uint64_t n_evicted;                           /* slots whose writer did not answer and lost its windows */
 };
 void td_xfer_stats(struct td_xfer *x, struct td_xfer_stats *ret_stats);
 

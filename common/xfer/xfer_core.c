@@ -25,9 +25,11 @@
  * On rdma FILLING has a live writer (td_xfer_writer) until FINAL and the last word of every queue pair are there (READY), until its ABORT, or until
  * this side's queue pairs are fenced; FAILED and REVOKING wait for the same before RETIRED. An op that ends while its NIC reads is STOPPING,
  * and its ABORT ("retired") goes out after its last completion. Between all bytes and READY lies VERIFYING when digests came along.
+ * With memory windows (td_xfer_core_windows_open) SLOT_FREE also waits until the attempt's windows have ended. They end when the writer has
+ * retired; a writer that was told FAIL and says nothing for orphan_grace_ns loses them (windows_due), and that is its retirement (windows_ended).
  *
  * Invariants, asserted: (1) a byte is counted only while slot, generation, attempt, handle and connection are the bound ones; (2) READY needs
- * n_blocks * block_bytes counted bytes and FINAL of the bound attempt; (3) no SLOT_FREE while io or with a writer, no op's end while io
+ * n_blocks * block_bytes counted bytes and FINAL of the bound attempt; (3) no SLOT_FREE while io, with a writer or with windows, no op's end while io
  * or with work requests; (4) an op's handle is
  * withdrawn before its terminal event; (5) events cannot overflow: two per slot, one per op, and numbers return to FREE by poll only. */
 #include "common/xfer/xfer_core.h"
@@ -145,7 +147,7 @@ static void slot_unbind(struct td_xfer_slot *s)
 
 static void slot_retire(struct td_xfer_core *c, uint32_t id)
 {
-    TD_ASSERT(!c->slots[id].io && !c->slots[id].n_rd && c->slots[id].writer == TD_WRITER_NONE); /* invariant 3 */
+    TD_ASSERT(!c->slots[id].io && !c->slots[id].n_rd && c->slots[id].writer == TD_WRITER_NONE && !c->slots[id].windows); /* invariant 3 */
     c->slots[id].state = TD_SLOT_RETIRED;
     emit(c, TD_XFER_SLOT_FREE, id);
 }
@@ -154,7 +156,7 @@ static void slot_retire(struct td_xfer_core *c, uint32_t id)
 static void slot_check_retired(struct td_xfer_core *c, uint32_t id)
 {
     struct td_xfer_slot *s = &c->slots[id];
-    if (s->state == TD_SLOT_REVOKING && !s->io && !s->n_rd && s->writer == TD_WRITER_NONE) slot_retire(c, id);
+    if (s->state == TD_SLOT_REVOKING && !s->io && !s->n_rd && s->writer == TD_WRITER_NONE && !s->windows) slot_retire(c, id);
 }
 
 /* The live writer has retired. One that was fenced before it may still be in its quarantine. */
@@ -170,6 +172,7 @@ static void slot_fail(struct td_xfer_core *c, uint32_t id, td_status status, con
     struct td_xfer_slot *s = &c->slots[id];
     TD_ASSERT(s->state == TD_SLOT_ARMED || s->state == TD_SLOT_FILLING || s->state == TD_SLOT_VERIFYING);
     s->state = TD_SLOT_FAILED;
+    if (s->windows) due_by(c, 1); /* the tick gives a writer that still lives its time to answer */
     s->status = status;
     set_reason(s->reason, reason);
     slot_unbind(s);
@@ -265,7 +268,7 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xf
         return TD_OK;
     }
     TD_ASSERT(!s->io && !s->n_rd);
-    if (s->writer == TD_WRITER_LIVE) { /* an earlier attempt's connection is not known to be dead yet */
+    if (s->writer == TD_WRITER_LIVE || s->windows) { /* an earlier attempt's connection is not known to be dead yet, or its windows are just ending */
         answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN, "an earlier attempt may still write");
         return TD_OK;
     }
@@ -559,30 +562,65 @@ td_status td_xfer_core_rx_digest(struct td_xfer_core *c, uint64_t conn, const st
     return TD_OK;
 }
 
+int32_t td_xfer_run_length(const int32_t *dst, int32_t n_blocks, int32_t at, int32_t region)
+{
+    int32_t n = 1;
+    while (at + n < n_blocks && dst[at + n] == dst[at] + n && (!region || dst[at + n] % region)) n++;
+    return n;
+}
+
+bool td_xfer_core_targets_of(struct td_xfer_core *c, uint32_t id, int32_t max_runs, int32_t region, struct td_xfer_tx *tx)
+{
+    struct td_xfer_slot *s = &c->slots[id];
+    if (s->state != TD_SLOT_FILLING || s->path != TD_XFER_PATH_RDMA || s->n_targets == s->n_blocks) return false;
+    struct td_xfer_run run[TD_XFER_RUNS_MAX];
+    int32_t n = 0, at = s->n_targets;
+    for (; n < max_runs && n < TD_XFER_RUNS_MAX && at < s->n_blocks; at += run[n++].n)
+        run[n] = (struct td_xfer_run){.block = s->dst[at], .n = td_xfer_run_length(s->dst, s->n_blocks, at, region)};
+    tx->frame = (struct td_xfer_frame){.type = TD_XFER_TARGETS, .slot = id, .generation = s->generation, .op = s->op, .attempt = s->attempt,
+                                       .handle = s->handle, .offset = (uint64_t)s->n_targets, .length = (uint32_t)n * (uint32_t)sizeof run[0]};
+    memcpy(tx->payload, run, tx->frame.length);
+    s->n_targets = at;
+    return true;
+}
+
 bool td_xfer_core_targets_next(struct td_xfer_core *c, uint64_t conn, uint32_t *cursor, struct td_xfer_tx *tx)
 {
     for (uint32_t k = 0; k < c->max_slots; k++) {
         uint32_t id = (*cursor + k) % c->max_slots;
-        struct td_xfer_slot *s = &c->slots[id];
-        if (s->state != TD_SLOT_FILLING || s->conn != conn || s->path != TD_XFER_PATH_RDMA || s->n_targets == s->n_blocks) continue;
-        struct td_xfer_run run[TD_XFER_RUNS_MAX];
-        int32_t n = 0, at = s->n_targets;
-        for (; at < s->n_blocks; at++) {
-            if (n && run[n - 1].block + run[n - 1].n == s->dst[at]) {
-                run[n - 1].n++;
-            } else {
-                if (n == TD_XFER_RUNS_MAX) break;
-                run[n++] = (struct td_xfer_run){.block = s->dst[at], .n = 1};
-            }
-        }
+        if (c->slots[id].conn != conn || !td_xfer_core_targets_of(c, id, TD_XFER_RUNS_MAX, 0, tx)) continue;
         *cursor = (id + 1) % c->max_slots;
-        tx->frame = (struct td_xfer_frame){.type = TD_XFER_TARGETS, .slot = id, .generation = s->generation, .op = s->op, .attempt = s->attempt,
-                                           .handle = s->handle, .offset = (uint64_t)s->n_targets, .length = (uint32_t)n * (uint32_t)sizeof run[0]};
-        memcpy(tx->payload, run, tx->frame.length);
-        s->n_targets = at;
         return true;
     }
     return false;
+}
+
+void td_xfer_core_windows_open(struct td_xfer_core *c, uint32_t id)
+{
+    struct td_xfer_slot *s = &c->slots[id];
+    TD_ASSERT(s->state == TD_SLOT_FILLING && s->writer == TD_WRITER_LIVE && !s->windows);
+    s->windows = true;
+    s->windows_conn = s->writer_conn;
+    s->evict_ns = 0;
+}
+
+bool td_xfer_core_windows_due(const struct td_xfer_core *c, uint64_t now_ns, uint32_t id)
+{
+    const struct td_xfer_slot *s = &c->slots[id];
+    return s->windows && (s->writer != TD_WRITER_LIVE || (s->evict_ns && now_ns >= s->evict_ns));
+}
+
+void td_xfer_core_windows_ended(struct td_xfer_core *c, uint32_t id)
+{
+    struct td_xfer_slot *s = &c->slots[id];
+    TD_ASSERT(s->windows);
+    s->windows = false;
+    s->evict_ns = 0;
+    if (s->writer == TD_WRITER_LIVE) { /* it did not say so, but it has */
+        slot_writer_retired(c, s);
+        c->stats.n_evicted++;
+    }
+    slot_check_retired(c, id);
 }
 
 void td_xfer_core_rx_imm(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn, uint32_t qp, uint32_t imm)
@@ -603,6 +641,9 @@ void td_xfer_core_conn_fenced(struct td_xfer_core *c, uint64_t conn, uint64_t un
 {
     for (uint32_t i = 0; i < c->max_slots; i++) {
         struct td_xfer_slot *s = &c->slots[i];
+        bool had_windows = s->windows && s->windows_conn == conn;
+        if (had_windows) s->windows = false; /* they went with their queue pairs */
+        if (had_windows) slot_check_retired(c, i);
         if (s->writer != TD_WRITER_LIVE || s->writer_conn != conn) continue;
         s->writer = TD_WRITER_FENCED;
         s->fence_ns = s->quarantine_ns = until_ns;
@@ -760,7 +801,7 @@ td_status td_xfer_core_op_start(struct td_xfer_core *c, const struct td_xfer_gra
     c->op_hint = (id + 1) % c->max_ops;
     struct td_xfer_op *op = &c->ops[id];
     struct td_xfer_op fresh = {.state = TD_OP_WAIT_CONN, .user = user, .deadline_ns = deadline_ns, .grant = *grant, .src = op->src,
-                               .order = op->order, .dst = op->dst};
+                               .order = op->order, .dst = op->dst, .run = op->run};
     *op = fresh;
     for (int32_t i = 0; i < grant->n_blocks; i++) op->src[i] = -1;
     c->n_ops_used++;
@@ -821,7 +862,7 @@ void td_xfer_core_op_attach(struct td_xfer_core *c, uint32_t id, uint64_t conn, 
     op->conn = conn;
     op->path = path;
     op->attempt++;
-    op->at = op->digest_at = op->n_targets = op->ref_at = 0;
+    op->at = op->digest_at = op->n_targets = op->n_runs = op->ref_at = 0;
     op->can_pull = can_pull && path == TD_XFER_PATH_RDMA;
     op->off = 0;
     op->qps_used = op->qps_said = op->n_frames = 0;
@@ -943,7 +984,7 @@ void td_xfer_core_tx_done(struct td_xfer_core *c, uint32_t id, uint64_t handle)
 }
 
 td_status td_xfer_core_rx_targets(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f, const struct td_xfer_run *runs, int32_t n,
-                                  int32_t n_peer_blocks)
+                                  int32_t n_peer_blocks, bool own_keys)
 {
     if (!op_is_bound(c, conn, f)) {
         c->stats.n_stale_frames++;
@@ -954,7 +995,11 @@ td_status td_xfer_core_rx_targets(struct td_xfer_core *c, uint64_t conn, const s
     for (int32_t i = 0; i < n; i++) {
         struct td_xfer_run r = runs[i];
         if (r.n < 1 || r.n > op->grant.n_blocks - op->n_targets || r.block < 0 || r.block > n_peer_blocks - r.n) return TD_ERR_CORRUPT;
-        for (int32_t k = 0; k < r.n; k++) op->dst[op->n_targets++] = r.block + k;
+        for (int32_t k = 0; k < r.n; k++) {
+            op->run[op->n_targets] = op->n_runs;
+            op->dst[op->n_targets++] = r.block + k;
+        }
+        op->n_runs += own_keys;
     }
     return TD_OK;
 }
@@ -973,13 +1018,14 @@ bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, ui
             uint64_t left = c->block_bytes - op->off;
             int32_t block = op->order[op->at], n_pieces = 1;
             wr->dst_block = op->dst[block];
+            wr->run = op->run[block];
             wr->n_bytes = left < l->max_bytes ? left : l->max_bytes;
             /* Neighbours at the receiver ride along, gathered from where they lie here. */
             for (; op->off == 0 && wr->n_bytes == (uint64_t)wr->n_blocks * c->block_bytes && op->at + wr->n_blocks < op->n_queued; wr->n_blocks++) {
                 int32_t next = op->order[op->at + wr->n_blocks], before = op->order[op->at + wr->n_blocks - 1];
                 bool apart = op->src[next] != op->src[before] + 1 || op->src[next] % l->src_region == 0;
-                if (next >= op->n_targets || op->dst[next] != op->dst[before] + 1 || op->dst[next] % l->dst_region == 0 ||
-                    n_pieces + apart > l->max_pieces || wr->n_bytes + c->block_bytes > l->max_bytes)
+                if (next >= op->n_targets || op->dst[next] != op->dst[before] + 1 || op->run[next] != op->run[before] ||
+                    op->dst[next] % l->dst_region == 0 || n_pieces + apart > l->max_pieces || wr->n_bytes + c->block_bytes > l->max_bytes)
                     break;
                 n_pieces += apart;
                 wr->n_bytes += c->block_bytes;
@@ -1185,6 +1231,10 @@ uint64_t td_xfer_core_tick(struct td_xfer_core *c, uint64_t now_ns)
             if (now_ns >= s->fence_ns) c->stuck_conn = s->writer_conn;
             else due_by(c, s->fence_ns);
         }
+        if (s->windows && s->writer == TD_WRITER_LIVE && (s->state == TD_SLOT_FAILED || s->state == TD_SLOT_REVOKING)) {
+            if (!s->evict_ns) s->evict_ns = now_ns + c->orphan_grace_ns;
+            if (now_ns < s->evict_ns) due_by(c, s->evict_ns);
+        }
         if (s->state != TD_SLOT_ARMED && s->state != TD_SLOT_FILLING && s->state != TD_SLOT_VERIFYING) continue;
         if (now_ns >= s->deadline_ns) {
             slot_answer(c, i, TD_XFER_FAIL, TD_ERR_DEADLINE, "the slot's deadline passed");
@@ -1246,7 +1296,7 @@ td_status td_xfer_core_create(struct td_xfer_core *c, uint32_t max_slots, uint32
     c->ops = calloc(max_ops, sizeof *c->ops);
     c->events = calloc(c->max_events, sizeof *c->events);
     /* The kernel backs these pages when a list is first used to its length. */
-    c->lists = calloc(((size_t)max_slots * 6 + (size_t)max_ops * 3) * TD_XFER_MAX_BLOCKS, sizeof *c->lists);
+    c->lists = calloc(((size_t)max_slots * 6 + (size_t)max_ops * 4) * TD_XFER_MAX_BLOCKS, sizeof *c->lists);
     if (!c->slots || !c->ops || !c->events || !c->lists) {
         td_xfer_core_destroy(c);
         return td_fail(err, TD_ERR_NOMEM, "xfer: out of memory for %u slots and %u ops", max_slots, max_ops);
@@ -1268,7 +1318,8 @@ td_status td_xfer_core_create(struct td_xfer_core *c, uint32_t max_slots, uint32
         c->ops[i].src = list;
         c->ops[i].order = list + TD_XFER_MAX_BLOCKS;
         c->ops[i].dst = list + 2 * TD_XFER_MAX_BLOCKS;
-        list += 3 * TD_XFER_MAX_BLOCKS;
+        c->ops[i].run = list + 3 * TD_XFER_MAX_BLOCKS;
+        list += 4 * TD_XFER_MAX_BLOCKS;
     }
     return TD_OK;
 }

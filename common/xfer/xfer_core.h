@@ -55,6 +55,8 @@ struct td_xfer_slot {
     uint64_t writer_conn, writer_handle, fence_ns; /* fence_ns, LIVE: a slot that is over expects ABORT by then (0: not set yet); FENCED: end of quarantine */
     uint64_t quarantine_ns;       /* 0, or: bytes of a writer that was fenced may come until then, whoever writes now */
     uint32_t n_rd;                /* rdma: READs that have not completed */
+    bool windows;                 /* rdma: memory windows are open on its blocks, or are being opened */
+    uint64_t windows_conn, evict_ns; /* evict_ns: when a writer that was told to stop and does not answer loses them */
     struct { uint64_t conn, handle; uint32_t op; uint16_t attempt; td_status status; } owe; /* rdma: a FAIL that waits for n_rd 0; conn 0: none */
     uint32_t qps_want, qps_got;   /* rdma: queue pairs that carried data, as FINAL says; those whose last word has come */
     int32_t n_targets;            /* rdma: grant blocks whose place was told */
@@ -101,7 +103,8 @@ struct td_xfer_op {
     uint64_t conn, handle;
     enum td_xfer_path path;
     struct td_xfer_grant_blob grant;
-    int32_t *src, *order, *dst; /* [n_blocks]: source block or -1; grant blocks in order of submission; rdma: the receiver's block */
+    int32_t *src, *order, *dst, *run; /* [n_blocks]: source block or -1; grant blocks in order of submission; rdma: the receiver's block; its run */
+    int32_t n_runs;           /* rdma: runs that TARGETS told in this attempt, when each has keys of its own; else 0 */
     int32_t n_queued, at;     /* order[at] is begun next */
     uint32_t off;             /* rdma: from this byte */
     struct { int32_t block; uint32_t off; bool open; } lane[TD_XFER_LANES_MAX]; /* tcp: the grant block that this lane is at, or -1 */
@@ -166,6 +169,17 @@ td_status td_xfer_core_rx_digest(struct td_xfer_core *core, uint64_t conn, const
 /* rdma: where granted blocks are, for the writer; false when every slot of this connection has told. The payload is td_xfer_run[]. */
 struct td_xfer_tx;
 bool td_xfer_core_targets_next(struct td_xfer_core *core, uint64_t conn, uint32_t *cursor, struct td_xfer_tx *ret_tx);
+/* The same for one slot; at most max_runs of them, none of which crosses a multiple of `region` pool blocks (0: no matter). */
+bool td_xfer_core_targets_of(struct td_xfer_core *core, uint32_t slot, int32_t max_runs, int32_t region, struct td_xfer_tx *ret_tx);
+/* Blocks of the run that begins at grant block `at`. */
+int32_t td_xfer_run_length(const int32_t *dst, int32_t n_blocks, int32_t at, int32_t region);
+
+/* rdma: windows are opened for the slot's bound attempt. From then on neither SLOT_FREE nor another attempt comes before windows_ended. */
+void td_xfer_core_windows_open(struct td_xfer_core *core, uint32_t slot);
+/* They must be ended now: the writer has retired, or was told to stop, and did not answer for the grace of an orphan. */
+bool td_xfer_core_windows_due(const struct td_xfer_core *core, uint64_t now_ns, uint32_t slot);
+/* None of them lets a byte through any more: whoever had the keys has retired. */
+void td_xfer_core_windows_ended(struct td_xfer_core *core, uint32_t slot);
 /* rdma: a WRITE_WITH_IMM (kind FINAL) completed on queue pair qp of the connection: all that it carried before is in. */
 void td_xfer_core_rx_imm(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn, uint32_t qp, uint32_t imm);
 /* rdma: what queue pair qp of the connection may READ next; false: nothing. n_blocks source blocks that lie side by side at the sender from src_block on, to
@@ -224,9 +238,10 @@ bool td_xfer_core_tx_next(struct td_xfer_core *core, uint64_t conn, uint32_t lan
 /* tcp: every byte of a DATA frame has left. */
 void td_xfer_core_tx_done(struct td_xfer_core *core, uint32_t op, uint64_t handle);
 
-/* rdma: places of grant blocks [frame->offset, ...), in order. TD_ERR_CORRUPT: the peer broke the protocol, close it. */
+/* rdma: places of grant blocks [frame->offset, ...), in order. own_keys: what lies in two runs is never one request; they are numbered from
+ * op->n_runs on. TD_ERR_CORRUPT: the peer broke the protocol, close it. */
 td_status td_xfer_core_rx_targets(struct td_xfer_core *core, uint64_t conn, const struct td_xfer_frame *frame, const struct td_xfer_run *runs, int32_t n,
-                                  int32_t n_peer_blocks);
+                                  int32_t n_peer_blocks, bool own_keys);
 /* rdma: what queue pair qp of this connection may be given next; false: nothing. Data: n_blocks grant blocks that lie side by side at the receiver from
  * dst_block on (offset, n_bytes: inside the first when n_blocks is 1), whose sources are op->src[op->order[order_at + i]]; at most max_pieces of
  * them lie apart; no run crosses a multiple of src_region or dst_region blocks. is_imm: the final word for this queue pair; an op begins to say them
@@ -236,7 +251,7 @@ struct td_xfer_wr {
     uint64_t handle;
     bool is_imm;
     uint32_t imm;
-    int32_t order_at, n_blocks, dst_block;
+    int32_t order_at, n_blocks, dst_block, run;
     uint64_t offset, n_bytes;
 };
 struct td_xfer_wr_limits {

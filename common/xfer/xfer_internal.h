@@ -160,6 +160,11 @@ bool xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[T
 bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX]);
 bool xfer_rdma_may_pull(const struct td_xfer_conn *c);
 int32_t xfer_rdma_peer_blocks(const struct td_xfer *x, const struct td_xfer_conn *c);
+/* Receiver with windows: opens, ends; may close connections. */
+void xfer_rdma_windows(struct td_xfer *x);
+/* The next TARGETS of this connection. */
+bool xfer_rdma_targets_next(struct td_xfer *x, const struct td_xfer_conn *c, uint32_t *cursor, struct td_xfer_tx *tx);
+td_status xfer_rdma_on_targets(struct td_xfer *x, struct td_xfer_conn *c);         /* CORRUPT, NOMEM: close it */
 void xfer_rdma_post(struct td_xfer *x, struct td_xfer_conn *c);                    /* as much as queue pairs and bounds allow; may close c */
 /* Takes completions and events; may close connections. True when there were any. */
 bool xfer_rdma_poll(struct td_xfer *x);

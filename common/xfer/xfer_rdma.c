@@ -23,6 +23,23 @@
  * queue pairs to ERR (from then on the NIC drops what arrives for them), takes every flushed completion, destroys them, and the slots' blocks stay
  * in quarantine for four local ACK time-outs, because DMA that the NIC had accepted before may still be on its way through the host.
  *
+ * Windows (config.windows, receiver's side). The pool is then registered for binding and for local access alone, so no key of it lets a peer write;
+ * ACCEPT carries zeros. When an attempt is bound, the runs of the granted blocks get a memory window of type 2 each, on every queue pair of the
+ * link (such a window works on the queue pair that bound it and on no other), and TARGETS goes out with their keys when all binds have completed: it
+ * travels on the socket, so no queue pair orders it behind them. A link has WINDOWS of them per queue pair, made at its set-up. A grant may take
+ * half of those that are free; one of more runs gets one window per registration, from its first block there to its last: still its queue
+ * pairs' alone and still revocable, but wide (counted: n_wide_windows). None free: its TARGETS wait for the end of another.
+ *
+ *   when they end   LOCAL_INV, on the queue pair that bound them, as soon as the writer has retired (READY, or its ABORT); or when a slot failed or
+ *                   was revoked and its writer, told FAIL, does not say ABORT within the grace of an orphan. SLOT_FREE waits for the
+ *                   completions; it does not wait for that writer any more, nor for the end of its connection and a quarantine.
+ *   why not before  RC knows no small errors: a write through a window that has ended is answered REM_ACCESS, and both queue pairs are in ERR. So a
+ *                   writer that answers keeps its window until its last completion, and the link lives. One that does not answer breaks the link
+ *                   if it does write on; an op that had ended by then is no bug, so the others on the link get another attempt (is_late).
+ *   is it a fence?  The completion of LOCAL_INV is written by the device after the data that it had accepted, and a completion passes no data on
+ *                   PCIe, relaxed ordering or not. Seen on the fake and on Soft-RoCE; on hardware it is to be tried.
+ *   with the link   A fence frees a link's windows before its queue pairs; the quarantine stands.
+ *
  * Errors. Any failed completion ends the link: fence, then the core gives its ops another attempt (RETRY_EXC, RNR, flush, fatal: the way was
  * bad) or fails them (access, protection, length: a bug, never retried). The rail that erred is avoided by new links: 1 s, then doubling to
  * 300 s while errors go on, unless every rail is. Asynchronous events end the links of their rail or queue pair, because a dead
@@ -52,6 +69,7 @@
 #define SPIN_MAX_NS 50000
 #define AVOID_NS TD_NS_PER_S
 #define AVOID_MAX_NS (300 * TD_NS_PER_S)
+#define WINDOWS 128            /* of each queue pair of an accepted link */
 
 struct rail {
     char name[TD_VB_NAME_MAX];
@@ -80,7 +98,9 @@ struct xfer_rdma {
     uint8_t *cells;            /* [2][MAX_LINKS][TD_XFER_QPS_MAX][CELL]: that peers probe, that we send */
     struct xfer_rdma_link *link[MAX_LINKS];
     uint64_t spin_ns;
-    uint64_t n_wr, n_doorbells, n_rail_errors, n_async;
+    uint64_t n_wr, n_doorbells, n_rail_errors, n_async, n_windows, n_wide;
+    struct grant_windows *grant; /* [max_slots]; NULL: config.windows is not set */
+    uint32_t **op_keys;        /* [max_ops][run * n_qps + queue pair]: keys that TARGETS brought, where the peer has windows; made when first needed */
 };
 
 struct pending {               /* a request that has not completed: of an op (WRITE) or of a slot (READ) */
@@ -100,6 +120,17 @@ struct link_qp {
     uint32_t recv_left, recv_spent, recv_posted; /* recv_left: receives that the device still has */
     bool probed;               /* by the peer */
     struct pending *ring;      /* [sq_depth] */
+    struct td_vb_mw *mw[WINDOWS]; /* acceptor with windows */
+};
+
+enum window_state { WINDOWS_NONE = 0, WINDOWS_BINDING, WINDOWS_OPEN, WINDOWS_ENDING };
+
+struct grant_windows {         /* of the slot's bound attempt; the same on every queue pair */
+    enum window_state state;
+    struct xfer_rdma_link *link;
+    uint32_t n;
+    struct { uint32_t window; int32_t block, n_blocks; } at[WINDOWS];
+    struct { uint32_t n_bound, n_posted; uint64_t until; } qp[TD_XFER_QPS_MAX]; /* n_posted of this state's requests; until: tail when they have completed */
 };
 
 struct xfer_rdma_link {
@@ -117,6 +148,8 @@ struct xfer_rdma_link {
     uint32_t rkey[TD_XFER_RKEYS_MAX]; /* [region * n_keys + rail of the peer's setup]; acceptor: to READ, initiator: to WRITE */
     uint8_t key_at[TD_XFER_QPS_MAX];  /* queue pair -> that rail */
     uint32_t n_keys;                  /* rails of the peer's setup; 0: it gave no keys */
+    bool windows;              /* the accepting side, whichever it is, has them */
+    uint32_t n_free, free_window[WINDOWS];
 };
 
 static uint8_t *cell(const struct xfer_rdma *r, int out, uint32_t link, uint32_t qp)
@@ -179,6 +212,10 @@ static td_status rail_open(struct td_xfer *x, struct xfer_rdma *r, const char *n
     if (e) return td_fail(err, TD_ERR_DEVICE, "rdma: device %s: open: %s", name, strerror(e));
     if ((e = vb->query(rail->device, &rail->limits)) || (e = vb->query_port(rail->device, r->config.port, &rail->port))) {
         td_fail(err, status, "rdma: device %s port %u: query: %s", name, r->config.port, strerror(e));
+        goto err_close;
+    }
+    if (r->config.windows && (!rail->limits.mw_type2 || !rail->limits.max_mw)) {
+        status = td_fail(err, TD_ERR_UNSUPPORTED, "rdma: device %s has no memory windows of type 2, and rdma_windows asks for them", name);
         goto err_close;
     }
     if (!rail->port.active) {
@@ -255,7 +292,9 @@ td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_rdma_config *co
                        r->config.qps_per_rail, TD_XFER_RAIL_QPS_MAX, r->config.timeout, r->config.retry, r->config.service_level);
     r->quarantine_ns = 4 * (UINT64_C(4096) << r->config.timeout);
     r->cells = aligned_alloc(4096, (size_t)2 * MAX_LINKS * TD_XFER_QPS_MAX * CELL);
-    if (!r->cells) return td_fail(err, TD_ERR_NOMEM, "rdma: out of memory");
+    r->op_keys = calloc(x->core.max_ops, sizeof(uint32_t *));
+    if (config->windows) r->grant = calloc(x->core.max_slots, sizeof *r->grant);
+    if (!r->cells || !r->op_keys || (config->windows && !r->grant)) return td_fail(err, TD_ERR_NOMEM, "rdma: out of memory");
     memset(r->cells, 0, (size_t)2 * MAX_LINKS * TD_XFER_QPS_MAX * CELL);
 
     int e = r->vb->list(r->vb, names, &n_names);
@@ -288,6 +327,9 @@ void xfer_rdma_close(struct td_xfer *x)
     if (!r) return;
     for (uint32_t i = 0; i < TD_XFER_RAILS_MAX; i++)
         if (r->rail[i].device) rail_close(r, &r->rail[i]);
+    for (uint32_t i = 0; r->op_keys && i < x->core.max_ops; i++) free(r->op_keys[i]);
+    free(r->op_keys);
+    free(r->grant);
     free(r->cells);
     free(r);
     x->rdma = NULL;
@@ -309,7 +351,8 @@ td_status xfer_rdma_mem_add(struct td_xfer *x, struct td_err *err)
     r->n_regions = (uint32_t)n_regions;
     for (uint32_t i = 0; i < r->n_rails; i++) {
         struct rail *rail = &r->rail[i];
-        unsigned access = TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE | (r->config.pull ? TD_VB_REMOTE_READ : 0) |
+        /* A window needs no right of the registration below it but that it may be bound there. */
+        unsigned access = TD_VB_LOCAL_WRITE | (r->config.windows ? TD_VB_MW_BIND : TD_VB_REMOTE_WRITE) | (r->config.pull ? TD_VB_REMOTE_READ : 0) |
                           (rail->limits.relaxed_ordering ? TD_VB_RELAXED_ORDERING : 0);
         rail->mr = calloc(n_regions, sizeof(struct td_vb_mr *));
         if (!rail->mr) return td_fail(err, TD_ERR_NOMEM, "rdma: out of memory");
@@ -364,6 +407,8 @@ static void link_free(struct xfer_rdma *r, struct xfer_rdma_link *l)
         if (!lq->qp) continue;
         struct rail *rail = &r->rail[lq->rail];
         rail->cq_used -= rail->sq_depth + lq->recv_posted;
+        for (uint32_t k = 0; k < WINDOWS; k++)
+            if (lq->mw[k]) r->vb->mw_free(lq->mw[k]); /* bound or not; while bound they hold their queue pair */
         r->vb->qp_destroy(lq->qp);
         free(lq->ring);
     }
@@ -577,6 +622,26 @@ static void probe(struct td_xfer *x, const struct td_xfer_conn *c, struct xfer_r
     }
 }
 
+/* An accepted link's windows: as many as the devices give, but at least so many that any grant can have its wide ones. */
+static bool windows_make(struct xfer_rdma *r, struct xfer_rdma_link *l, char reason[TD_XFER_REASON_MAX])
+{
+    uint32_t n = 0;
+    int e = 0;
+    for (; n < WINDOWS && !e; n += !e)
+        for (uint32_t q = 0; q < l->n_qps && !e; q++) {
+            e = r->vb->mw_alloc(r->rail[l->qp[q].rail].device, &l->qp[q].mw[n]);
+            if (e) l->qp[q].mw[n] = NULL;
+        }
+    if (n < r->n_regions) {
+        xfer_say(reason, "rdma: %u memory windows for each of %u queue pairs, and the pool has %u registrations: %s", n, l->n_qps, r->n_regions,
+                 e ? strerror(e) : "too large a pool");
+        return false;
+    }
+    for (uint32_t k = n; k-- > 0;) l->free_window[l->n_free++] = k;
+    l->windows = true;
+    return true;
+}
+
 bool xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX])
 {
     struct xfer_rdma *r = x->rdma;
@@ -609,11 +674,12 @@ bool xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[T
         xfer_say(reason, "rdma: all %d links are in use", MAX_LINKS);
         return false;
     }
-    if (!link_describe(x, l, rails, n, n_qps, &mine, reason)) return false;
+    if (!link_describe(x, l, rails, n, n_qps, &mine, reason) || (r->config.windows && !windows_make(r, l, reason))) return false;
+    mine.windows = l->windows;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < n_qps; k++)
             if (!qp_connect(r, &l->qp[i * n_qps + k], &mine, &mine.rail[i], &theirs, &theirs.rail[from[i]], k, reason)) return false;
-    link_keys(r, rails, &mine);
+    if (!l->windows) link_keys(r, rails, &mine);
     if (theirs.n_regions && theirs.region_bytes % x->block_bytes == 0) { /* it lets us READ */
         l->base = theirs.base;
         l->region_bytes = theirs.region_bytes;
@@ -679,6 +745,7 @@ bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[
         xfer_say(reason, "rdma setup: rails were accepted that were not offered");
         return false;
     }
+    l->windows = theirs.windows;
     l->may_pull = r->config.pull && theirs.rd_atomic_out && offer.rd_atomic_in;
     l->peer_recv_wr = theirs.recv_wr;
     l->n_regions = theirs.n_regions;
@@ -728,11 +795,187 @@ void xfer_rdma_fence(struct td_xfer *x, struct td_xfer_conn *c)
         }
     }
     uint64_t conn = l->conn;
+    for (uint32_t i = 0; r->grant && i < x->core.max_slots; i++)
+        if (r->grant[i].link == l) r->grant[i] = (struct grant_windows){0};
     link_free(r, l);
     c->rdma = NULL;
     for (uint32_t i = 0; i < x->core.max_ops; i++)
         if (x->op_aux[i].link == conn) x->op_aux[i].words = 0;
     td_xfer_core_conn_fenced(&x->core, conn, xfer_now(x) + r->quarantine_ns);
+}
+
+/* Ends a link that broke. The connection is gone after it. */
+static void close_broken(struct td_xfer *x, struct xfer_rdma_link *l)
+{
+    struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
+    char reason[TD_XFER_REASON_MAX];
+    TD_ASSERT(c && c->rdma == l);
+    memcpy(reason, l->reason, sizeof reason);
+    xfer_conn_close(x, c, TD_ERR_PEER, reason, l->retry);
+}
+
+/* --- memory windows -------------------------------------------------------------------------------------------------------------- */
+
+static int32_t region_blocks(const struct td_xfer *x)
+{
+    return (int32_t)(x->rdma->region_bytes / x->block_bytes);
+}
+
+/* Chooses the slot's windows. False: not enough of them are free now. */
+static bool windows_choose(struct td_xfer *x, struct xfer_rdma_link *l, const struct td_xfer_slot *s, struct grant_windows *g)
+{
+    int32_t region = region_blocks(x);
+    uint32_t most = (l->n_free + 1) / 2;
+    g->n = 0;
+    for (int32_t at = 0; at < s->n_blocks && g->n <= most; at += td_xfer_run_length(s->dst, s->n_blocks, at, region))
+        if (g->n++ < most) {
+            g->at[g->n - 1].block = s->dst[at];
+            g->at[g->n - 1].n_blocks = td_xfer_run_length(s->dst, s->n_blocks, at, region);
+        }
+    bool wide = g->n > most;
+    if (wide) { /* one in each registration, around all blocks there */
+        g->n = 0;
+        for (int32_t i = 0; i < s->n_blocks; i++) {
+            uint32_t k = 0;
+            while (k < g->n && g->at[k].block / region != s->dst[i] / region) k++;
+            if (k == l->n_free) return false;
+            int32_t end = k < g->n && g->at[k].block + g->at[k].n_blocks > s->dst[i] ? g->at[k].block + g->at[k].n_blocks : s->dst[i] + 1;
+            if (k == g->n || s->dst[i] < g->at[k].block) g->at[k].block = s->dst[i];
+            if (k == g->n) g->n++;
+            g->at[k].n_blocks = end - g->at[k].block;
+        }
+    }
+    for (uint32_t i = 0; i < g->n; i++) g->at[i].window = l->free_window[--l->n_free];
+    x->rdma->n_wide += wide;
+    x->rdma->n_windows += g->n;
+    return true;
+}
+
+/* Posts what this state still owes on one queue pair. True: all of it has completed. */
+static bool windows_post(struct td_xfer *x, struct grant_windows *g, uint32_t q)
+{
+    struct xfer_rdma *r = x->rdma;
+    struct xfer_rdma_link *l = g->link;
+    struct link_qp *lq = &l->qp[q];
+    const struct rail *rail = &r->rail[lq->rail];
+    uint32_t want = g->state == WINDOWS_BINDING ? g->n : g->qp[q].n_bound;
+    while (g->qp[q].n_posted < want && !l->broken) {
+        struct td_vb_send wrs[CHAIN] = {0};
+        struct pending what[CHAIN];
+        uint32_t n = 0, room = rail->sq_depth - (uint32_t)(lq->head - lq->tail);
+        for (; n < CHAIN && n < room && g->qp[q].n_posted < want; n++) {
+            uint32_t i = g->qp[q].n_posted++;
+            struct td_vb_mw *mw = lq->mw[g->at[i].window];
+            uint64_t at = (uint64_t)g->at[i].block * x->block_bytes;
+            if (g->state == WINDOWS_BINDING) {
+                wrs[n].op = TD_VB_BIND_MW;
+                wrs[n].mw = mw;
+                wrs[n].bind_mr = rail->mr[at / r->region_bytes];
+                wrs[n].bind_addr = (uint64_t)(uintptr_t)x->base + at;
+                wrs[n].bind_bytes = (uint64_t)g->at[i].n_blocks * x->block_bytes;
+                g->qp[q].n_bound++;
+            } else {
+                wrs[n].op = TD_VB_LOCAL_INV;
+                wrs[n].rkey = mw->rkey;
+            }
+            what[n] = (struct pending){.id = NO_ID};
+        }
+        if (!n || !qp_post(x, l, q, wrs, what, n)) return false; /* full: completions make room; broken: the fence ends it */
+        g->qp[q].until = lq->head;
+    }
+    return lq->tail >= g->qp[q].until && g->qp[q].n_posted == want;
+}
+
+/* One step of a slot's windows; true when there may be another. */
+static bool windows_step(struct td_xfer *x, uint32_t id)
+{
+    struct grant_windows *g = &x->rdma->grant[id];
+    const struct td_xfer_slot *s = &x->core.slots[id];
+    if (g->state == WINDOWS_NONE) {
+        if (s->state != TD_SLOT_FILLING || s->path != TD_XFER_PATH_RDMA || !s->n_blocks || s->n_targets) return false;
+        struct td_xfer_conn *c = xfer_conn_by_id(x, s->conn);
+        if (!c || !c->rdma || c->rdma->broken || !windows_choose(x, c->rdma, s, g)) return false;
+        g->link = c->rdma;
+        g->state = WINDOWS_BINDING;
+        td_xfer_core_windows_open(&x->core, id);
+    }
+    if (g->link->broken) return false;
+    if (g->state != WINDOWS_ENDING && td_xfer_core_windows_due(&x->core, xfer_now(x), id)) {
+        g->state = WINDOWS_ENDING; /* binds that are under way come first in the queue */
+        for (uint32_t q = 0; q < g->link->n_qps; q++) g->qp[q].n_posted = 0;
+    }
+    if (g->state == WINDOWS_OPEN) return false;
+    bool over = true;
+    for (uint32_t q = 0; q < g->link->n_qps; q++)
+        if (!windows_post(x, g, q)) over = false;
+    if (!over || g->link->broken) return g->link->broken;
+    if (g->state == WINDOWS_BINDING) {
+        struct td_xfer_conn *c = xfer_conn_by_id(x, g->link->conn);
+        g->state = WINDOWS_OPEN;
+        if (c) c->tx_ready = true; /* TARGETS are due */
+        return false;
+    }
+    for (uint32_t i = 0; i < g->n; i++) g->link->free_window[g->link->n_free++] = g->at[i].window;
+    *g = (struct grant_windows){0};
+    td_xfer_core_windows_ended(&x->core, id);
+    return true; /* another slot may have waited for them */
+}
+
+void xfer_rdma_windows(struct td_xfer *x)
+{
+    bool again = x->rdma->grant != NULL;
+    while (again) {
+        again = false;
+        for (uint32_t i = 0; i < x->core.max_slots; i++)
+            if (windows_step(x, i)) again = true;
+        for (uint32_t i = 0; i < MAX_LINKS; i++)
+            if (x->rdma->link[i] && x->rdma->link[i]->broken && !x->rdma->link[i]->quiet) close_broken(x, x->rdma->link[i]);
+    }
+}
+
+bool xfer_rdma_targets_next(struct td_xfer *x, const struct td_xfer_conn *c, uint32_t *cursor, struct td_xfer_tx *tx)
+{
+    const struct xfer_rdma_link *l = c->rdma;
+    if (!l->windows) return td_xfer_core_targets_next(&x->core, c->id, cursor, tx);
+    for (uint32_t k = 0; k < x->core.max_slots; k++) {
+        uint32_t id = (*cursor + k) % x->core.max_slots;
+        const struct grant_windows *g = &x->rdma->grant[id];
+        struct td_xfer_run runs[TD_XFER_RUNS_MAX];
+        int32_t max_runs = (int32_t)(TD_XFER_PAYLOAD_MAX / TD_XFER_RUN_BYTES(l->n_qps));
+        if (g->state != WINDOWS_OPEN || g->link != l || !td_xfer_core_targets_of(&x->core, id, max_runs, region_blocks(x), tx)) continue;
+        *cursor = (id + 1) % x->core.max_slots;
+        uint32_t n = tx->frame.length / (uint32_t)sizeof runs[0];
+        uint8_t *to = tx->payload;
+        memcpy(runs, tx->payload, tx->frame.length);
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t w = 0;
+            while (runs[i].block < g->at[w].block || runs[i].block - g->at[w].block >= g->at[w].n_blocks) w++; /* one of them covers it */
+            memcpy(to, &runs[i], sizeof runs[i]);
+            to += sizeof runs[i];
+            for (uint32_t q = 0; q < l->n_qps; q++, to += 4) memcpy(to, &l->qp[q].mw[g->at[w].window]->rkey, 4);
+        }
+        tx->frame.length = (uint32_t)(to - tx->payload);
+        return true;
+    }
+    return false;
+}
+
+td_status xfer_rdma_on_targets(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    const struct xfer_rdma_link *l = c->rdma;
+    const struct td_xfer_frame *f = &c->rx_frame;
+    struct td_xfer_run runs[TD_XFER_RUNS_MAX];
+    uint32_t keys[TD_XFER_PAYLOAD_MAX / 4], n_keys = l->windows ? l->n_qps : 0;
+    int32_t n = 0;
+    if (td_xfer_targets_decode(c->rx_payload, f->length, n_keys, runs, keys, &n)) return TD_ERR_CORRUPT;
+    int32_t before = f->op < x->core.max_ops ? x->core.ops[f->op].n_runs : 0;
+    td_status status = td_xfer_core_rx_targets(&x->core, c->link, f, runs, n, xfer_rdma_peer_blocks(x, c), l->windows);
+    if (status || !l->windows) return status;
+    uint32_t **to = &x->rdma->op_keys[f->op]; /* a run has a block, so there are at most TD_XFER_MAX_BLOCKS of them */
+    if (!*to) *to = calloc((size_t)TD_XFER_MAX_BLOCKS * TD_XFER_QPS_MAX, 4);
+    if (!*to) return TD_ERR_NOMEM;
+    memcpy(*to + (size_t)before * n_keys, keys, (size_t)n * n_keys * 4);
+    return TD_OK;
 }
 
 /* --- sending -------------------------------------------------------------------------------------------------------------------- */
@@ -763,7 +1006,7 @@ static void fill_write(const struct td_xfer *x, const struct xfer_rdma_link *l, 
         left -= n;
     }
     to->remote_addr = l->base + dst;
-    to->rkey = l->rkey[dst / l->region_bytes * l->n_keys + l->key_at[q]];
+    to->rkey = l->windows ? r->op_keys[wr->op][(uint32_t)wr->run * l->n_qps + q] : l->rkey[dst / l->region_bytes * l->n_keys + l->key_at[q]];
 }
 
 static void fill_read(const struct td_xfer *x, const struct xfer_rdma_link *l, uint32_t q, const struct td_xfer_rd *rd, struct td_vb_send *to)
@@ -832,16 +1075,6 @@ static bool post_chain(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
     return n && qp_post(x, l, q, wrs, what, n);
 }
 
-/* Ends a link that broke. The connection is gone after it. */
-static void close_broken(struct td_xfer *x, struct xfer_rdma_link *l)
-{
-    struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
-    char reason[TD_XFER_REASON_MAX];
-    TD_ASSERT(c && c->rdma == l);
-    memcpy(reason, l->reason, sizeof reason);
-    xfer_conn_close(x, c, TD_ERR_PEER, reason, l->retry);
-}
-
 void xfer_rdma_post(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct xfer_rdma_link *l = c->rdma;
@@ -894,10 +1127,26 @@ static bool is_retryable(enum td_vb_wc_status status)
            status == TD_VB_WC_RESP_TIMEOUT || status == TD_VB_WC_GENERAL || status == TD_VB_WC_REM_ABORT;
 }
 
+/* The number of a completed request; at or above head, or below tail: it is none of ours. */
+static uint64_t seq_of(const struct link_qp *lq, const struct td_vb_wc *wc)
+{
+    return (lq->head & ~UINT64_C(0xffffffffffff)) | (wc->id & 0xffffffffffff);
+}
+
+/* A write for an op that has ended here met a window that the receiver has ended, because it waited long enough: nobody's bug. */
+static bool is_late(const struct td_xfer *x, const struct xfer_rdma_link *l, uint32_t q, const struct td_vb_wc *wc)
+{
+    const struct link_qp *lq = &l->qp[q];
+    uint64_t seq = seq_of(lq, wc);
+    if (wc->status != TD_VB_WC_REM_ACCESS || !l->windows || seq >= lq->head || seq < lq->tail) return false;
+    const struct pending *p = &lq->ring[seq % x->rdma->rail[lq->rail].sq_depth];
+    return p->id != NO_ID && !p->is_read && x->core.ops[p->id].state == TD_OP_STOPPING;
+}
+
 static void on_sent(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, const struct td_vb_wc *wc)
 {
     struct link_qp *lq = &l->qp[q];
-    uint64_t seq = (lq->head & ~UINT64_C(0xffffffffffff)) | (wc->id & 0xffffffffffff);
+    uint64_t seq = seq_of(lq, wc);
     if (seq >= lq->head || seq < lq->tail) return; /* not one of ours: a fake or a device that repeats itself */
     lq->flushed = seq + 1 > lq->flushed ? seq + 1 : lq->flushed;
     if (wc->status != TD_VB_WC_SUCCESS) return; /* the fence ends what is pending */
@@ -981,8 +1230,9 @@ static void on_completion(struct td_xfer *x, uint32_t rail_at, const struct td_v
         bool first = !l->broken;
         if (first) {
             xfer_say(l->reason, "rdma: %s: %s (vendor code %u)", rail->name, td_vb_wc_status_name(wc->status), wc->vendor_error);
-            l->retry = is_retryable(wc->status);
-            rail_erred(x, rail_at);
+            bool late = !is_recv && is_late(x, l, q, wc);
+            l->retry = late || is_retryable(wc->status);
+            if (!late) rail_erred(x, rail_at);
         }
         l->broken = true;
     } else if (!l->broken) {
@@ -1117,4 +1367,6 @@ void xfer_rdma_stats(const struct td_xfer *x, struct td_xfer_stats *stats)
     stats->n_doorbells = x->rdma->n_doorbells;
     stats->n_rail_errors = x->rdma->n_rail_errors;
     stats->n_async_events = x->rdma->n_async;
+    stats->n_windows = x->rdma->n_windows;
+    stats->n_wide_windows = x->rdma->n_wide;
 }

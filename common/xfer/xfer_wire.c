@@ -39,8 +39,7 @@ static bool length_fits(const struct td_xfer_frame *f)
         return f->status ? f->length <= TD_XFER_REASON_MAX
                          : f->length > TD_XFER_RDMA_SETUP_BYTES && f->length <= sizeof(struct td_xfer_rdma_setup) && f->length % 4 == 0;
     case TD_XFER_TARGETS:
-        return f->length >= sizeof(struct td_xfer_run) && f->length <= TD_XFER_RUNS_MAX * sizeof(struct td_xfer_run) &&
-               f->length % sizeof(struct td_xfer_run) == 0;
+        return f->length >= sizeof(struct td_xfer_run) && f->length <= TD_XFER_PAYLOAD_MAX && f->length % 4 == 0; /* _targets_decode knows the rest */
     case TD_XFER_DIGEST:
         return f->length >= sizeof(struct td_xfer_digest) && f->length <= TD_XFER_DIGESTS_MAX * sizeof(struct td_xfer_digest) &&
                f->length % sizeof(struct td_xfer_digest) == 0;
@@ -137,13 +136,27 @@ td_status td_xfer_rdma_setup_decode(const uint8_t *bytes, uint32_t n_bytes, bool
             if (rail->qpn[q] >> 24 || rail->psn[q] >> 24)
                 return td_fail(err, TD_ERR_CORRUPT, "rdma setup: rail %u queue pair %u: number %u or psn %u is over 24 bits", r, q, rail->qpn[q], rail->psn[q]);
     }
-    if (s.recv_wr < 1 || s.reserved) return td_fail(err, TD_ERR_CORRUPT, "rdma setup: recv_wr is %u, must be >= 1", s.recv_wr);
+    if (s.recv_wr < 1) return td_fail(err, TD_ERR_CORRUPT, "rdma setup: recv_wr is %u, must be >= 1", s.recv_wr);
+    if (s.windows > needs_keys) return td_fail(err, TD_ERR_CORRUPT, "rdma setup: windows is %u, must be 0, or 1 in an ACCEPT", s.windows);
     uint64_t n_keys = (uint64_t)s.n_regions * s.n_rails;
     if (n_keys > TD_XFER_RKEYS_MAX || (needs_keys && !n_keys) || n_bytes != TD_XFER_RDMA_SETUP_BYTES + n_keys * 4)
         return td_fail(err, TD_ERR_CORRUPT, "rdma setup: %u regions on %u rails do not fit %u bytes", s.n_regions, s.n_rails, n_bytes);
     if (n_keys && (s.region_bytes == 0 || s.base + s.n_regions * s.region_bytes < s.base))
         return td_fail(err, TD_ERR_CORRUPT, "rdma setup: regions of %" PRIu64 " bytes at %016" PRIx64 " do not fit the address space", s.region_bytes, s.base);
     *ret_setup = s;
+    return TD_OK;
+}
+
+td_status td_xfer_targets_decode(const uint8_t *bytes, uint32_t n_bytes, uint32_t n_keys, struct td_xfer_run ret_runs[TD_XFER_RUNS_MAX],
+                                 uint32_t ret_keys[TD_XFER_PAYLOAD_MAX / 4], int32_t *ret_n)
+{
+    size_t each = TD_XFER_RUN_BYTES(n_keys), n = n_bytes / each;
+    if (n_keys > TD_XFER_QPS_MAX || n_bytes % each || n < 1 || n > TD_XFER_RUNS_MAX) return TD_ERR_CORRUPT;
+    for (size_t i = 0; i < n; i++, bytes += each) {
+        memcpy(&ret_runs[i], bytes, sizeof ret_runs[i]);
+        memcpy(&ret_keys[i * n_keys], bytes + sizeof ret_runs[i], 4 * (size_t)n_keys);
+    }
+    *ret_n = (int32_t)n;
     return TD_OK;
 }
 

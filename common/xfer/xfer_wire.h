@@ -41,7 +41,8 @@ enum td_xfer_frame_type {
     TD_XFER_PING,       /* both: alive */
     TD_XFER_RDMA_OFFER, /* rdma, initiator after HELLO_ACK: payload td_xfer_rdma_setup; keys only when its blocks may be READ */
     TD_XFER_RDMA_ACCEPT,/* rdma, acceptor: payload td_xfer_rdma_setup with its keys */
-    TD_XFER_TARGETS,    /* rdma, receiver after OPEN: offset = first grant block, payload td_xfer_run[]: where these grant blocks are */
+    TD_XFER_TARGETS,    /* rdma, receiver after OPEN: offset = first grant block, payload td_xfer_run[], each with its keys where there are windows: where
+                         * these grant blocks are */
     TD_XFER_DIGEST,     /* sender, before FINAL: payload td_xfer_digest[] */
     TD_XFER_BYE,        /* both, last: this side ends the connection; payload is the reason. status AGAIN: it may open another for the same grants */
     TD_XFER_N_TYPES
@@ -96,7 +97,8 @@ struct td_xfer_rdma_setup {
     uint8_t n_rails, n_qps;           /* n_qps: per rail */
     uint8_t rd_atomic_in, rd_atomic_out;
     uint32_t recv_wr;                 /* final words that a queue pair here can take before it must be read */
-    uint32_t n_regions, reserved;     /* reserved: 0 */
+    uint32_t n_regions;
+    uint32_t windows;                 /* ACCEPT: 1: the keys here are 0, and TARGETS bring keys for each run; else 0 */
     uint64_t base, region_bytes;
     uint64_t probe;                   /* address of TD_XFER_QPS_MAX probe cells of 64 bytes */
     uint32_t probe_rkey[TD_XFER_RAILS_MAX];
@@ -111,6 +113,8 @@ struct td_xfer_run {                  /* pool blocks [block, block + n) */
     int32_t block, n;
 };
 _Static_assert(sizeof(struct td_xfer_run) * TD_XFER_RUNS_MAX <= TD_XFER_PAYLOAD_MAX, "wire: targets");
+/* What one run takes in TARGETS of a link with n_keys queue pairs whose receiver has windows (0: it has none): the run, then its key for each of them. */
+#define TD_XFER_RUN_BYTES(n_keys) (sizeof(struct td_xfer_run) + 4 * (size_t)(n_keys))
 
 struct td_xfer_digest {
     uint32_t block, crc;              /* grant block; CRC32C of its bytes */
@@ -155,6 +159,10 @@ td_status td_xfer_grant_decode(const uint8_t *bytes, size_t n_bytes, struct td_x
 
 /* Checks everything in a setup that does not depend on this side. needs_keys: it is an ACCEPT. TD_ERR_CORRUPT with the field's name. */
 td_status td_xfer_rdma_setup_decode(const uint8_t *bytes, uint32_t n_bytes, bool needs_keys, struct td_xfer_rdma_setup *ret_setup, struct td_err *err);
+
+/* Runs of a TARGETS and, run by run, n_keys keys of each. TD_ERR_CORRUPT: the length does not fit. What runs say is checked by the core. */
+td_status td_xfer_targets_decode(const uint8_t *bytes, uint32_t n_bytes, uint32_t n_keys, struct td_xfer_run ret_runs[TD_XFER_RUNS_MAX],
+                                 uint32_t ret_keys[TD_XFER_PAYLOAD_MAX / 4], int32_t *ret_n);
 
 /* True iff equal; the time does not depend on where they differ. */
 bool td_xfer_key_equal(const uint8_t *a, const uint8_t *b);

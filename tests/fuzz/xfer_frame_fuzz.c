@@ -56,7 +56,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     for (int32_t i = 0; i < 3; i++) TD_ASSERT(td_xfer_core_grant(&c, ids, 5 * (i > 0), i == 2 ? 50 : TD_NEVER_NS, 0, &slot, NULL) == TD_OK);
     struct td_xfer_grant_blob grant = {.n_blocks = 2, .block_bytes = BLOCK_BYTES, .slot = 1};
     TD_ASSERT(td_xfer_core_op_start(&c, &grant, TD_NEVER_NS, 0, &op, NULL) == TD_OK);
-    td_xfer_core_op_attach(&c, op, 1, TD_XFER_PATH_TCP, false);
+    td_xfer_core_op_attach(&c, op, 1, n_bytes % 4 == 3 ? TD_XFER_PATH_RDMA : TD_XFER_PATH_TCP, false);
     TD_ASSERT(td_xfer_core_submit(&c, now, op, 0, ids, 2, n_bytes % 2, NULL, 0) == TD_OK);
 
     while (n_bytes >= 65) {
@@ -108,6 +108,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
             break;
         }
         case TD_XFER_FINAL: td_xfer_core_rx_final(&c, now, conn, &f, payload); break;
+        case TD_XFER_TARGETS: { /* with keys, or without */
+            struct td_xfer_run runs[TD_XFER_RUNS_MAX];
+            uint32_t keys[TD_XFER_PAYLOAD_MAX / 4], n_keys = repair >> 6;
+            int32_t n, before = c.ops[op].n_runs;
+            if (td_xfer_targets_decode(payload, f.length, n_keys, runs, keys, &n) == TD_OK &&
+                td_xfer_core_rx_targets(&c, conn, &f, runs, n, 8, n_keys) == TD_OK && n_keys)
+                TD_ASSERT(c.ops[op].n_runs == before + n && c.ops[op].n_runs <= c.ops[op].n_targets && c.ops[op].n_targets <= grant.n_blocks);
+            break;
+        }
         case TD_XFER_ABORT: td_xfer_core_rx_abort(&c, conn, &f, "abort"); break;
         case TD_XFER_DONE: td_xfer_core_rx_done(&c, now, conn, &f); break;
         case TD_XFER_FAIL: td_xfer_core_rx_fail(&c, now, conn, &f, "fail"); break;

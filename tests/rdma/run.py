@@ -30,18 +30,19 @@ TESTS = [
     ("xfer_order", 60, XFER + " any_order_and_late_final*"),
     ("xfer_cancel", 60, XFER + " cancel_at_every_point*"),
     ("xfer_revoke", 60, XFER + " revoke_at_every_point*"),
-    ("xfer_kill", 90, XFER + " kill_at_every_point*"),
+    ("xfer_kill", 120, XFER + " kill_at_every_point*"),
     # The one whose pool the other's device goes on writing to. A stop is noticed after seconds, so it is one of the two.
     ("xfer_stop", 120, XFER + " 'stop_at_every_point*receiver in a child*'"),
     ("xfer_cut", 60, XFER + " a_cut_connection*"),
-    ("xfer_random", 90, "env TANDEM_XFER_SOAK=150 " + XFER + " random_transfers*child*"),
+    ("xfer_random", 120, "env TANDEM_XFER_SOAK=150 " + XFER + " random_transfers*child*"),
 ]
 LONG = [
-    ("xfer_all", 500, "env TANDEM_XFER_SOAK=400 " + XFER),
+    ("xfer_all", 700, "env TANDEM_XFER_SOAK=400 " + XFER),
 ]
 # Run when they are named: figures, which depend on the machine and fail nothing.
 MEASUREMENTS = [
     ("write_bw", 180, "tests/rdma/write_bw"),
+    ("windows_cost", 120, "BIN/windows_cost rxe0 rxe1"),
 ]
 
 

@@ -27,7 +27,7 @@ struct node_command {
     /* rdma: "" none; "real:DEVICES" libibverbs; else options of the fake, whose fabric is the file it names */
     char fabric[160];
     uint8_t ib_timeout, ib_retry;  /* codes; 0: the defaults */
-    bool rnr_never_waits;
+    bool rnr_never_waits, windows;
     uint8_t qps_per_rail;
     uint32_t srq_peers;
     char tls[128], tls_ca[128];    /* "": none; else PREFIX of PREFIX.crt and PREFIX.key; the CA's file, "": anybody */

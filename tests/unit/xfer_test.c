@@ -136,6 +136,7 @@ static struct node_command open_command(const struct pair *t, uint16_t port, boo
         c.ib_timeout = 12;
         c.ib_retry = 3;
         c.rnr_never_waits = true;
+        c.windows = strstr(t->v.name, "windows") != NULL;
         c.pull = t->v.pull;
     }
     if (t->v.tls) as_identity(&c, receiver ? "decode" : "prefill", "ca");
@@ -1909,6 +1910,8 @@ static struct variant variants[] = {
     {TD_XFER_PATH_TCP, RECEIVER_CHILD, ", tls, 2 lanes", 2, 1, "", true, false}, {TD_XFER_PATH_RDMA, SENDER_CHILD, ", tls", 0, 0, "", true, false},
     {TD_XFER_PATH_RDMA, RECEIVER_CHILD, ", pulled", 0, 1, ",unordered=1", false, true},
     {TD_XFER_PATH_RDMA, SENDER_CHILD, ", pulled", 0, 0, ",devices=2", false, true},
+    {TD_XFER_PATH_RDMA, SENDER_CHILD, ", windows", 0, 1, "", false, false},
+    {TD_XFER_PATH_RDMA, RECEIVER_CHILD, ", windows, 2 rails, unordered, pulled", 0, 0, ",devices=2,unordered=1", false, true},
 };
 
 /* Names like "kill_at_every_point(shm, sender in a child)". */
@@ -1966,7 +1969,7 @@ int main(int argc, char **argv)
         for (size_t k = 0; k < sizeof variants / sizeof variants[0]; k++) {
             if (variants[k].tls && !have_tls) continue;
             if (strstr(variants[k].name, "tiny") && (suite[i].function == blocks_larger_than_a_frame_arrive_whole || suite[i].function == a_small_transfer_does_not_wait_for_a_large_one)) continue; /* its blocks are more than the device registers */
-            if (real && (variants[k].path != TD_XFER_PATH_RDMA || variants[k].name[0])) continue;
+            if (real && (variants[k].path != TD_XFER_PATH_RDMA || (variants[k].name[0] && strcmp(variants[k].name, ", windows")))) continue;
             if (suite[i].needs_child && variants[k].where == BOTH_HERE) continue;
             if (suite[i].tls_only && !variants[k].tls) continue;
             if (is_short() && variants[k].where == SENDER_CHILD && !suite[i].needs_child) continue; /* in the long form only */
