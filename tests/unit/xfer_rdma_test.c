@@ -1372,7 +1372,7 @@ static void limit_waits(int fd)
 }
 
 enum forged {
-    TRUNCATED, NO_RAILS, MORE_RAILS, MORE_QPS, WIDE_QPN, HUGE_REGION, ODD_REGION, MANY_REGIONS, STALE_TAG, TWICE, BAD_MTU, REFUSAL, OTHER_RAIL, RESERVED,
+    TRUNCATED, NO_RAILS, MORE_RAILS, MORE_QPS, WIDE_QPN, HUGE_REGION, ODD_REGION, MANY_REGIONS, STALE_TAG, TWICE, BAD_MTU, REFUSAL, OTHER_RAIL, NO_WINDOWS,
     OUT_OF_TURN, N_FORGED
 };
 
@@ -1396,7 +1396,7 @@ static uint32_t forge(struct td_xfer_rdma_setup *s, enum forged f, bool keys)
     case MANY_REGIONS: s->n_regions = 0x40000001; break; /* times 4 it is 4 again, in 32 bits */
     case BAD_MTU: s->rail[0].mtu_bytes = 100; break;
     case OTHER_RAIL: s->rail[0].index = 5; break;
-    case RESERVED: s->reserved = 1; break;
+    case NO_WINDOWS: s->windows = 2; break;
     case STALE_TAG:
     case TWICE:
     case REFUSAL:
@@ -1412,7 +1412,7 @@ static void forged_answers_are_refused(void **state)
     static const char *const says[N_FORGED] = {
         [TRUNCATED] = "does not fit type", [NO_RAILS] = "n_rails is 0", [MORE_RAILS] = "not offered", [MORE_QPS] = "not what was offered", [WIDE_QPN] = "queue pair 0",
         [HUGE_REGION] = "rdma setup: regions of", [ODD_REGION] = "rdma setup: regions of", [MANY_REGIONS] = "regions on 1 rails", [STALE_TAG] = "another connection",
-        [TWICE] = "a second answer", [BAD_MTU] = "mtu 100", [REFUSAL] = "refused: not today", [OTHER_RAIL] = "not offered", [RESERVED] = "recv_wr",
+        [TWICE] = "a second answer", [BAD_MTU] = "mtu 100", [REFUSAL] = "refused: not today", [OTHER_RAIL] = "not offered", [NO_WINDOWS] = "windows is 2",
         [OUT_OF_TURN] = "out of turn"};
     struct transfer m;
     (void)state;
@@ -1494,7 +1494,7 @@ static void forged_offers_are_refused(void **state)
 {
     static const char *const says[N_FORGED] = {
         [NO_RAILS] = "n_rails is 0", [MORE_QPS] = "n_qps is 5", [WIDE_QPN] = "over 24 bits", [MANY_REGIONS] = "do not fit", [BAD_MTU] = "mtu 100",
-        [OTHER_RAIL] = "none of the 1 offered rails", [RESERVED] = "recv_wr"};
+        [OTHER_RAIL] = "none of the 1 offered rails", [NO_WINDOWS] = "windows is 2"};
     (void)state;
     struct pair *t = pair_open(&plain);
     uint64_t last_tag = 7;
