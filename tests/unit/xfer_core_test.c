@@ -47,6 +47,17 @@ struct transfer {
     uint64_t slot_deadline, op_deadline;
 };
 
+/* rdma: a request on its way. Data may land at any time before it completes; the word comes after all that its queue pair carried before. */
+struct request {
+    struct td_xfer_wr wr;
+    uint64_t conn;
+    bool landed;
+};
+
+#define N_QPS 2
+#define MAX_REQUESTS 64
+#define QUARANTINE_NS 60
+
 struct world {
     struct td_xfer_core p, d;
     enum td_xfer_path path;
@@ -65,6 +76,10 @@ struct world {
     struct td_xfer_copy copy;
     bool copy_valid;
     int n_ready, n_done, n_failed, n_started;
+    struct request nic[N_QPS][MAX_REQUESTS]; /* rdma, the sender's */
+    int n_nic[N_QPS];
+    uint32_t wr_cursor, targets_cursor;
+    int n_late;                 /* requests that were cut off by a fence */
 };
 
 static uint64_t next_random(uint64_t *state)
@@ -154,6 +169,14 @@ static void land(struct world *w, uint32_t slot, uint64_t offset, uint64_t n_byt
     }
 }
 
+/* rdma: bytes land without the receiver's core being asked. The block must be a live slot's that is not ready. */
+static void land_raw(struct world *w, int32_t block, uint64_t cell, int content)
+{
+    const struct transfer *owner = &w->t[block / BLOCKS_EACH];
+    assert_true(owner->slot_live && !owner->ready);
+    w->dst[(uint64_t)block * CELLS + cell] = content;
+}
+
 /* --- the actions ---------------------------------------------------------------------------------------------------------------- */
 
 static bool start(struct world *w, struct transfer *t, uint64_t life_ns)
@@ -203,10 +226,74 @@ static bool connect_ops(struct world *w)
     return any;
 }
 
+/* rdma: one request for one queue pair. */
+static bool post_request(struct world *w)
+{
+    static const struct td_xfer_wr_limits limits = {.max_bytes = 2 * CELLS * CELL, .max_pieces = 2, .src_region = N_BLOCKS, .dst_region = 5};
+    static const struct td_xfer_wr_limits small = {.max_bytes = 2 * CELL, .max_pieces = 1, .src_region = N_BLOCKS, .dst_region = N_BLOCKS};
+    uint32_t first = (uint32_t)next_random(&w->rng) % N_QPS;
+    for (uint32_t k = 0; w->conn && k < N_QPS; k++) {
+        uint32_t qp = (first + k) % N_QPS;
+        struct request r = {.conn = w->conn};
+        if (w->n_nic[qp] == MAX_REQUESTS) continue;
+        if (!td_xfer_core_wr_next(&w->p, w->conn, qp, true, &w->wr_cursor, next_random(&w->rng) % 2 ? &limits : &small, &r.wr)) continue;
+        w->nic[qp][w->n_nic[qp]++] = r;
+        return true;
+    }
+    return false;
+}
+
+/* rdma: the NIC reads the source now and the bytes land, or the word comes, or the oldest of a queue pair completes. */
+static bool nic_step(struct world *w)
+{
+    uint32_t first = (uint32_t)next_random(&w->rng) % N_QPS;
+    for (uint32_t k = 0; k < N_QPS; k++) {
+        uint32_t qp = (first + k) % N_QPS;
+        struct request *q = w->nic[qp];
+        if (!w->n_nic[qp]) continue;
+        int at = (int)(next_random(&w->rng) % (uint64_t)w->n_nic[qp]);
+        bool ready = true;
+        for (int i = 0; i < at; i++) ready = ready && q[i].landed;
+        struct request *r = &q[at];
+        if (!r->landed && (!r->wr.is_imm || ready)) {
+            const struct td_xfer_op *op = &w->p.ops[r->wr.op];
+            if (r->wr.is_imm) td_xfer_core_rx_imm(&w->d, w->now, r->conn, qp, r->wr.imm);
+            for (uint64_t byte = 0; byte < r->wr.n_bytes; byte += CELL) {
+                uint64_t cell = (r->wr.offset + byte) / CELL;
+                int32_t to = r->wr.dst_block + (int32_t)(cell / CELLS), from = op->src[op->order[r->wr.order_at + (int32_t)(cell / CELLS)]];
+                land_raw(w, to, cell % CELLS, w->src[(uint64_t)from * CELLS + cell % CELLS]);
+            }
+            r->landed = true;
+            return true;
+        }
+        if (!q[0].landed) continue;
+        struct request done = q[0];
+        memmove(q, q + 1, (size_t)--w->n_nic[qp] * sizeof *q);
+        td_xfer_core_wr_done(&w->p, w->now, done.wr.op, done.wr.n_bytes, true);
+        return true;
+    }
+    return false;
+}
+
+/* The connection is over: what is under way lands or not, and then both sides fence. */
+static void nic_fence(struct world *w, uint64_t conn)
+{
+    for (uint64_t n = next_random(&w->rng) % 8; n; n--) nic_step(w);
+    for (uint32_t qp = 0; qp < N_QPS; qp++) {
+        int n = w->n_nic[qp];
+        w->n_nic[qp] = 0;
+        w->n_late += n;
+        for (int i = 0; i < n; i++) td_xfer_core_wr_done(&w->p, w->now, w->nic[qp][i].wr.op, 0, false);
+    }
+    td_xfer_core_conn_fenced(&w->p, conn, w->now + QUARANTINE_NS);
+    td_xfer_core_conn_fenced(&w->d, conn, w->now + QUARANTINE_NS);
+}
+
 /* The sender's backend puts one frame on the wire, reading content now. */
 static bool transmit(struct world *w)
 {
     struct td_xfer_tx tx;
+    if (w->path == TD_XFER_PATH_RDMA && post_request(w)) return true;
     if (!w->conn || w->to_d.n > MAX_FRAMES / 2 || !td_xfer_core_tx_next(&w->p, w->conn, 0, &w->tx_cursor, 4, &tx)) return false;
     if (tx.frame.type != TD_XFER_DATA) {
         put(&w->to_d, &tx.frame, tx.payload);
@@ -279,6 +366,13 @@ static bool deliver_to_p(struct world *w)
 {
     if (!w->conn || !w->to_p.n) return false;
     struct frame_in_flight q = take(&w->to_p);
+    if (q.f.type == TD_XFER_TARGETS) {
+        struct td_xfer_run runs[BLOCKS_EACH];
+        assert_true(q.f.length <= sizeof runs);
+        memcpy(runs, q.payload, q.f.length);
+        assert_true(td_xfer_core_rx_targets(&w->p, w->conn, &q.f, runs, (int32_t)(q.f.length / sizeof runs[0]), N_BLOCKS) != TD_ERR_CORRUPT);
+        return true;
+    }
     if (q.f.type == TD_XFER_DONE) assert_true(td_xfer_core_rx_done(&w->p, w->now, w->conn, &q.f) != TD_ERR_CORRUPT);
     else if (q.f.type == TD_XFER_FAIL) td_xfer_core_rx_fail(&w->p, w->now, w->conn, &q.f, "failed");
     else fail_msg("frame type %d at the sender", q.f.type);
@@ -288,6 +382,12 @@ static bool deliver_to_p(struct world *w)
 /* shm: a copy in two actions, so that anything may happen between its begin and its end. */
 static bool copy_step(struct world *w)
 {
+    if (w->path == TD_XFER_PATH_RDMA) {
+        struct td_xfer_tx tx;
+        bool any = w->conn && w->to_p.n < MAX_FRAMES / 2 && td_xfer_core_targets_next(&w->d, w->conn, &w->targets_cursor, &tx);
+        if (any) put(&w->to_p, &tx.frame, tx.payload);
+        return nic_step(w) || any;
+    }
     if (w->path != TD_XFER_PATH_SHM) return false;
     if (!w->copying) {
         if (!td_xfer_core_copy_next(&w->d, &w->copy_cursor, 2 * CELL, 4, &w->copy)) return false;
@@ -320,6 +420,7 @@ static bool break_conn(struct world *w, bool retry)
     uint64_t conn = w->conn;
     w->conn = 0;
     w->to_d.n = w->to_p.n = 0;
+    if (w->path == TD_XFER_PATH_RDMA) nic_fence(w, conn);
     td_xfer_core_conn_lost(&w->p, w->now, conn, TD_ERR_PEER, "broken", retry);
     td_xfer_core_conn_lost(&w->d, w->now, conn, TD_ERR_PEER, "broken", retry);
     return true;
@@ -346,12 +447,17 @@ static bool tick(struct world *w, uint64_t ns)
     td_xfer_core_tick(&w->p, w->now);
     finish_copy(w); /* the progress thread ticks between pieces */
     td_xfer_core_tick(&w->d, w->now);
+    bool stuck = w->conn && (w->p.stuck_conn == w->conn || w->d.stuck_conn == w->conn);
+    w->p.stuck_conn = w->d.stuck_conn = 0;
+    if (stuck) break_conn(w, true);
     for (int i = 0; i < MAX_TRANSFERS; i++) { /* nothing is live past its deadline */
         const struct transfer *t = &w->t[i];
-        if (t->op_live && w->now >= t->op_deadline) assert_int_equal(w->p.ops[t->op].state, TD_OP_ENDED);
+        if (t->op_live && w->now >= t->op_deadline && w->p.ops[t->op].state != TD_OP_ENDED) /* but for what the NIC still reads */
+            assert_true(w->p.ops[t->op].state == TD_OP_STOPPING && w->p.ops[t->op].n_wr);
         if (t->slot_live && w->now >= t->slot_deadline) {
             enum td_xfer_slot_state s = w->d.slots[t->slot].state;
-            assert_true(s == TD_SLOT_READY || s == TD_SLOT_FAILED || s == TD_SLOT_RETIRED);
+            bool waits = s == TD_SLOT_REVOKING && w->d.slots[t->slot].writer != TD_WRITER_NONE;
+            assert_true(s == TD_SLOT_READY || s == TD_SLOT_FAILED || s == TD_SLOT_RETIRED || waits);
         }
     }
     return true;
@@ -407,10 +513,12 @@ static bool poll_events(struct world *w)
 /* Whatever happened: when time passes and the caller revokes, everything comes back. */
 static void settle(struct world *w)
 {
+    if (w->path == TD_XFER_PATH_RDMA) break_conn(w, false);
     tick(w, 1000000);
     for (int round = 0; round < 3; round++) {
         poll_events(w);
         for (int i = 0; i < MAX_TRANSFERS; i++) revoke_slot(w, &w->t[i]);
+        if (w->path == TD_XFER_PATH_RDMA) tick(w, QUARANTINE_NS);
     }
     poll_events(w);
     assert_int_equal(w->p.n_ops_used, 0);
@@ -453,6 +561,15 @@ static void every_order_of_events(void **state)
         {1, 3, 0, 0, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, -1},
         {1, 3, 0, 0, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, -1},
     };
+    /* rdma: the receiver tells where its blocks are before anything can be posted. */
+    static const int rdma_prefixes[][PREFIX_MAX] = {
+        {-1},
+        {1, 3, 5, 4, -1},
+        {1, 3, 5, 4, 0, 2, 5, -1},
+        {1, 3, 5, 4, 0, 0, 2, 2, 2, 2, 2, 2, 2, 3, 5, 5, -1},
+        {1, 3, 5, 4, 0, 0, 2, 2, 2, 2, 2, 2, 2, 3, 5, 5, 5, 5, 5, 5, 5, 5, 5, -1},
+    };
+    _Static_assert(sizeof prefixes == sizeof rdma_prefixes, "as many of both");
     uint64_t n_leaves = 0, n_ready = 0;
     for (size_t k = 0; k < sizeof prefixes / sizeof prefixes[0]; k++) {
         int order[DEPTH] = {0};
@@ -462,7 +579,8 @@ static void every_order_of_events(void **state)
         w.fixed_n = BLOCKS_EACH - 1;
         for (;;) {
             start(&w, &w.t[0], 150);
-            for (int i = 0; prefixes[k][i] >= 0; i++) act(&w, prefixes[k][i]);
+            const int *prefix = path == TD_XFER_PATH_RDMA ? rdma_prefixes[k] : prefixes[k];
+            for (int i = 0; prefix[i] >= 0; i++) act(&w, prefix[i]);
             int depth = 0;
             while (depth < DEPTH && act(&w, order[depth])) depth++;
             break_conn(&w, false);
@@ -718,7 +836,7 @@ static void frames_and_grants_survive_the_wire(void **state)
 
 int main(void)
 {
-    static enum td_xfer_path tcp = TD_XFER_PATH_TCP, shm = TD_XFER_PATH_SHM;
+    static enum td_xfer_path tcp = TD_XFER_PATH_TCP, shm = TD_XFER_PATH_SHM, rdma = TD_XFER_PATH_RDMA;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(frames_and_grants_survive_the_wire),
         cmocka_unit_test(limits_are_back_pressure),
@@ -730,8 +848,10 @@ int main(void)
         cmocka_unit_test_prestate(attempts_are_bounded_and_old_ones_are_refused, &shm),
         cmocka_unit_test_prestate(random_walks, &tcp),
         cmocka_unit_test_prestate(random_walks, &shm),
+        cmocka_unit_test_prestate(random_walks, &rdma),
         cmocka_unit_test_prestate(every_order_of_events, &tcp),
         cmocka_unit_test_prestate(every_order_of_events, &shm),
+        cmocka_unit_test_prestate(every_order_of_events, &rdma),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
