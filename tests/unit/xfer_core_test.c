@@ -79,7 +79,9 @@ struct world {
     struct request nic[N_QPS][MAX_REQUESTS]; /* rdma, the sender's */
     int n_nic[N_QPS];
     uint32_t wr_cursor, targets_cursor;
-    int n_late;                 /* requests that were cut off by a fence */
+    uint64_t old_conn;          /* rdma: the sender has left it, the receiver has not noticed; 0: none */
+    struct { int32_t block; uint64_t cell; int content; } late[N_BLOCKS * CELLS]; /* what is still in its network */
+    int n_late, n_landed_late;
 };
 
 static uint64_t next_random(uint64_t *state)
@@ -236,17 +238,36 @@ static bool post_request(struct world *w)
         uint32_t qp = (first + k) % N_QPS;
         struct request r = {.conn = w->conn};
         if (w->n_nic[qp] == MAX_REQUESTS) continue;
-        if (!td_xfer_core_wr_next(&w->p, w->conn, qp, true, &w->wr_cursor, next_random(&w->rng) % 2 ? &limits : &small, &r.wr)) continue;
+        if (!td_xfer_core_wr_next(&w->p, w->conn, qp, 0, &w->wr_cursor, next_random(&w->rng) % 2 ? &limits : &small, &r.wr)) continue;
         w->nic[qp][w->n_nic[qp]++] = r;
         return true;
     }
     return false;
 }
 
+/* rdma: what a dead sender had sent lands, or the receiver notices and fences. */
+static void old_conn_step(struct world *w, bool fence)
+{
+    if (w->n_late && !fence) {
+        w->n_late--;
+        w->n_landed_late++;
+        land_raw(w, w->late[w->n_late].block, w->late[w->n_late].cell, w->late[w->n_late].content);
+        return;
+    }
+    td_xfer_core_conn_fenced(&w->d, w->old_conn, w->now + QUARANTINE_NS);
+    td_xfer_core_conn_lost(&w->d, w->now, w->old_conn, TD_ERR_PEER, "broken", true);
+    w->old_conn = 0;
+    w->n_late = 0; /* its queue pairs are dead */
+}
+
 /* rdma: the NIC reads the source now and the bytes land, or the word comes, or the oldest of a queue pair completes. */
 static bool nic_step(struct world *w)
 {
     uint32_t first = (uint32_t)next_random(&w->rng) % N_QPS;
+    if (w->old_conn && next_random(&w->rng) % 4 == 0) {
+        old_conn_step(w, false);
+        return true;
+    }
     for (uint32_t k = 0; k < N_QPS; k++) {
         uint32_t qp = (first + k) % N_QPS;
         struct request *q = w->nic[qp];
@@ -278,15 +299,29 @@ static bool nic_step(struct world *w)
 /* The connection is over: what is under way lands or not, and then both sides fence. */
 static void nic_fence(struct world *w, uint64_t conn)
 {
+    if (w->old_conn) old_conn_step(w, true);
     for (uint64_t n = next_random(&w->rng) % 8; n; n--) nic_step(w);
+    bool unnoticed = !w->calm && next_random(&w->rng) % 2;
+    for (uint32_t qp = 0; qp < N_QPS && unnoticed; qp++)
+        for (int i = 0; i < w->n_nic[qp]; i++) {
+            const struct td_xfer_wr *wr = &w->nic[qp][i].wr;
+            const struct td_xfer_op *op = &w->p.ops[wr->op];
+            for (uint64_t byte = 0; byte < wr->n_bytes && !w->nic[qp][i].landed; byte += CELL) { /* as they were when they left */
+                uint64_t cell = (wr->offset + byte) / CELL;
+                int32_t from = op->src[op->order[wr->order_at + (int32_t)(cell / CELLS)]];
+                w->late[w->n_late].block = wr->dst_block + (int32_t)(cell / CELLS);
+                w->late[w->n_late].cell = cell % CELLS;
+                w->late[w->n_late++].content = w->src[(uint64_t)from * CELLS + cell % CELLS];
+            }
+        }
     for (uint32_t qp = 0; qp < N_QPS; qp++) {
         int n = w->n_nic[qp];
         w->n_nic[qp] = 0;
-        w->n_late += n;
         for (int i = 0; i < n; i++) td_xfer_core_wr_done(&w->p, w->now, w->nic[qp][i].wr.op, 0, false);
     }
     td_xfer_core_conn_fenced(&w->p, conn, w->now + QUARANTINE_NS);
-    td_xfer_core_conn_fenced(&w->d, conn, w->now + QUARANTINE_NS);
+    if (unnoticed) w->old_conn = conn;
+    else td_xfer_core_conn_fenced(&w->d, conn, w->now + QUARANTINE_NS);
 }
 
 /* The sender's backend puts one frame on the wire, reading content now. */
@@ -370,7 +405,7 @@ static bool deliver_to_p(struct world *w)
         struct td_xfer_run runs[BLOCKS_EACH];
         assert_true(q.f.length <= sizeof runs);
         memcpy(runs, q.payload, q.f.length);
-        assert_true(td_xfer_core_rx_targets(&w->p, w->conn, &q.f, runs, (int32_t)(q.f.length / sizeof runs[0]), N_BLOCKS) != TD_ERR_CORRUPT);
+        assert_true(td_xfer_core_rx_targets(&w->p, w->conn, &q.f, runs, (int32_t)(q.f.length / sizeof runs[0]), N_BLOCKS, false) != TD_ERR_CORRUPT);
         return true;
     }
     if (q.f.type == TD_XFER_DONE) assert_true(td_xfer_core_rx_done(&w->p, w->now, w->conn, &q.f) != TD_ERR_CORRUPT);
@@ -422,7 +457,7 @@ static bool break_conn(struct world *w, bool retry)
     w->to_d.n = w->to_p.n = 0;
     if (w->path == TD_XFER_PATH_RDMA) nic_fence(w, conn);
     td_xfer_core_conn_lost(&w->p, w->now, conn, TD_ERR_PEER, "broken", retry);
-    td_xfer_core_conn_lost(&w->d, w->now, conn, TD_ERR_PEER, "broken", retry);
+    if (w->old_conn != conn) td_xfer_core_conn_lost(&w->d, w->now, conn, TD_ERR_PEER, "broken", retry);
     return true;
 }
 
@@ -448,6 +483,7 @@ static bool tick(struct world *w, uint64_t ns)
     finish_copy(w); /* the progress thread ticks between pieces */
     td_xfer_core_tick(&w->d, w->now);
     bool stuck = w->conn && (w->p.stuck_conn == w->conn || w->d.stuck_conn == w->conn);
+    if (w->old_conn && w->d.stuck_conn == w->old_conn) old_conn_step(w, true);
     w->p.stuck_conn = w->d.stuck_conn = 0;
     if (stuck) break_conn(w, true);
     for (int i = 0; i < MAX_TRANSFERS; i++) { /* nothing is live past its deadline */
@@ -514,6 +550,7 @@ static bool poll_events(struct world *w)
 static void settle(struct world *w)
 {
     if (w->path == TD_XFER_PATH_RDMA) break_conn(w, false);
+    if (w->old_conn) old_conn_step(w, true);
     tick(w, 1000000);
     for (int round = 0; round < 3; round++) {
         poll_events(w);
@@ -604,7 +641,7 @@ static void random_walks(void **state)
     enum td_xfer_path path = *(enum td_xfer_path *)*state;
     const char *seed_text = getenv("SEED");
     uint64_t seed = seed_text ? strtoull(seed_text, NULL, 0) : td_random_u64() >> 32;
-    int n_ready = 0, n_done = 0, n_failed = 0, n_started = 0;
+    int n_ready = 0, n_done = 0, n_failed = 0, n_started = 0, n_late = 0;
     print_message("SEED=%llu\n", (unsigned long long)seed);
     for (int walk = 0; walk < 200; walk++) {
         struct world w;
@@ -633,10 +670,12 @@ static void random_walks(void **state)
         n_done += w.n_done;
         n_failed += w.n_failed;
         n_started += w.n_started;
+        n_late += w.n_landed_late;
         assert_int_equal(w.n_done + w.n_failed, w.n_started);
         world_close(&w);
     }
-    print_message("%d transfers: %d ready, %d done, %d failed\n", n_started, n_ready, n_done, n_failed);
+    print_message("%d transfers: %d ready, %d done, %d failed; %d cells landed late\n", n_started, n_ready, n_done, n_failed, n_late);
+    assert_true(path != TD_XFER_PATH_RDMA || n_late > 0);
     assert_true(n_ready > n_started / 4 && n_failed > n_started / 20 && n_done <= n_ready);
 }
 
