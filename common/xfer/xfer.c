@@ -542,6 +542,11 @@ static void on_lane_hello(struct td_xfer *x, struct td_xfer_conn *c, const struc
         if (!x->live[i]->initiator && x->live[i]->lane == 0 && x->live[i]->tag == c->rx_frame.conn) first = x->live[i];
     for (uint32_t i = 0; i < x->n_conns && first; i++)
         if (x->live[i]->link == first->id && x->live[i]->lane == c->rx_frame.op) taken = true;
+    if (!first && !taken) { /* it was cut meanwhile */
+        x->n_refused_peers++;
+        xfer_conn_close(x, c, TD_ERR_PEER, "its connection is gone", false);
+        return;
+    }
     if (!first || first->state != XFER_CONN_READY || first->path != TD_XFER_PATH_TCP || first->peer_incarnation != hello->incarnation || taken) {
         refuse(x, c, "lane of no connection");
         return;
@@ -579,7 +584,11 @@ static void on_hello(struct td_xfer *x, struct td_xfer_conn *c)
     memcpy(c->peer_instance, hello.instance, sizeof c->peer_instance);
     for (char *p = c->peer_instance; *p; p++)
         if (*p < 0x21 || *p > 0x7e) *p = '?';
-    if (!x->block_bytes || hello.layout_hash != x->layout_hash || hello.block_bytes != x->block_bytes) {
+    if (!x->block_bytes) {
+        hello_ack_refuse(x, c, TD_ERR_PEER, "not ready yet: its pool is being made");
+        return;
+    }
+    if (hello.layout_hash != x->layout_hash || hello.block_bytes != x->block_bytes) {
         xfer_say(reason, "layout %016" PRIx64 " with blocks of %" PRIu64 " bytes is not ours, %016" PRIx64 " with %zu", hello.layout_hash,
                  hello.block_bytes, x->layout_hash, x->block_bytes);
         hello_ack_refuse(x, c, TD_ERR_UNSUPPORTED, reason);
@@ -641,20 +650,22 @@ static void on_setup(struct td_xfer *x, struct td_xfer_conn *c)
 {
     char reason[TD_XFER_REASON_MAX];
     if (c->rx_frame.type == TD_XFER_RDMA_OFFER) {
-        if (xfer_rdma_on_offer(x, c, reason)) return;
-        struct td_xfer_frame f = {.type = TD_XFER_RDMA_ACCEPT, .status = TD_ERR_UNSUPPORTED, .length = (uint32_t)strlen(reason)};
+        td_status status = xfer_rdma_on_offer(x, c, reason);
+        if (!status) return;
+        struct td_xfer_frame f = {.type = TD_XFER_RDMA_ACCEPT, .status = (int16_t)status, .length = (uint32_t)strlen(reason)};
         uint8_t bytes[64 + TD_XFER_REASON_MAX];
         f.conn = c->tag;
         td_xfer_frame_encode(&f, bytes);
         memcpy(bytes + 64, reason, f.length);
         xfer_tcp_send(c, bytes, 64 + f.length); /* a courtesy, as in hello_ack_refuse */
         x->n_refused_peers++;
-        xfer_conn_close(x, c, TD_ERR_UNSUPPORTED, reason, false);
+        xfer_conn_close(x, c, status, reason, false);
     } else if (c->rx_frame.type == TD_XFER_RDMA_ACCEPT) {
         if (c->rx_frame.status) {
             char theirs[TD_XFER_REASON_MAX];
             take_reason(theirs, c);
             xfer_say(reason, "refused: %.140s", theirs);
+            xfer_rdma_refused(x);
             xfer_conn_close(x, c, (td_status)c->rx_frame.status, reason, false);
         } else if (!xfer_rdma_on_accept(x, c, reason)) {
             xfer_conn_close(x, c, TD_ERR_PEER, reason, false);

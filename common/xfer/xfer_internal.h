@@ -156,8 +156,9 @@ td_status xfer_rdma_mem_add(struct td_xfer *x, struct td_err *err);             
 bool xfer_rdma_usable(const struct td_xfer *x);                                    /* a rail is there whose port is active */
 /* Set-up: the initiator offers, the acceptor accepts; both go READY by probes. false: reason says why there can be no link. */
 bool xfer_rdma_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX]);
-bool xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX]);
+td_status xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX]);
 bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX]);
+void xfer_rdma_refused(struct td_xfer *x);                                          /* the peer has none of the offered rails: offer all next time */
 bool xfer_rdma_may_pull(const struct td_xfer_conn *c);
 int32_t xfer_rdma_peer_blocks(const struct td_xfer *x, const struct td_xfer_conn *c);
 /* Receiver with windows: opens, ends; may close connections. */

@@ -531,8 +531,9 @@ bool xfer_rdma_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_X
     uint64_t now = xfer_now(x);
     for (uint32_t i = 0; i < r->n_rails; i++)
         if (rail_is_usable(&r->rail[i]) && now >= r->rail[i].avoid_until_ns) rails[n++] = (uint8_t)i;
-    for (uint32_t i = 0; i < r->n_rails && !n; i++)
-        if (rail_is_usable(&r->rail[i])) rails[n++] = (uint8_t)i; /* all have erred lately: the first of them is better than none */
+    bool none = n == 0;
+    for (uint32_t i = 0; i < r->n_rails && none; i++)
+        if (rail_is_usable(&r->rail[i])) rails[n++] = (uint8_t)i; /* all have erred lately: any of them is better than none */
     if (!n) {
         xfer_say(reason, "rdma: no device has an active port");
         return false;
@@ -642,7 +643,7 @@ static bool windows_make(struct xfer_rdma *r, struct xfer_rdma_link *l, char rea
     return true;
 }
 
-bool xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX])
+td_status xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX])
 {
     struct xfer_rdma *r = x->rdma;
     struct td_xfer_rdma_setup theirs, mine;
@@ -651,12 +652,12 @@ bool xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[T
     uint32_t n = 0;
     if (c->rdma) {
         xfer_say(reason, "rdma setup: a second offer");
-        return false;
+        return TD_ERR_UNSUPPORTED;
     }
     if (td_xfer_rdma_setup_decode(c->rx_payload, c->rx_frame.length, false, &theirs, &err)) {
         x->n_bad_frames++;
         xfer_say(reason, "%.150s", err.msg);
-        return false;
+        return TD_ERR_UNSUPPORTED;
     }
     for (uint32_t i = 0; i < theirs.n_rails; i++) {
         uint32_t at = theirs.rail[i].index;
@@ -666,19 +667,19 @@ bool xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[T
     }
     if (!n) {
         xfer_say(reason, "rdma: none of the %u offered rails has an active device here", theirs.n_rails);
-        return false;
+        return TD_ERR_PEER; /* other rails, or a later time, may do */
     }
     uint32_t n_qps = theirs.n_qps < r->config.qps_per_rail ? theirs.n_qps : r->config.qps_per_rail;
     struct xfer_rdma_link *l = c->rdma = link_new(r, c->id);
     if (!l) {
         xfer_say(reason, "rdma: all %d links are in use", MAX_LINKS);
-        return false;
+        return TD_ERR_UNSUPPORTED;
     }
-    if (!link_describe(x, l, rails, n, n_qps, &mine, reason) || (r->config.windows && !windows_make(r, l, reason))) return false;
+    if (!link_describe(x, l, rails, n, n_qps, &mine, reason) || (r->config.windows && !windows_make(r, l, reason))) return TD_ERR_UNSUPPORTED;
     mine.windows = l->windows;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < n_qps; k++)
-            if (!qp_connect(r, &l->qp[i * n_qps + k], &mine, &mine.rail[i], &theirs, &theirs.rail[from[i]], k, reason)) return false;
+            if (!qp_connect(r, &l->qp[i * n_qps + k], &mine, &mine.rail[i], &theirs, &theirs.rail[from[i]], k, reason)) return TD_ERR_UNSUPPORTED;
     if (!l->windows) link_keys(r, rails, &mine);
     if (theirs.n_regions && theirs.region_bytes % x->block_bytes == 0) { /* it lets us READ */
         l->base = theirs.base;
@@ -689,7 +690,7 @@ bool xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[T
         for (uint32_t q = 0; q < l->n_qps; q++) l->key_at[q] = from[q / n_qps];
     }
     say_setup(x, c, TD_XFER_RDMA_ACCEPT, &mine);
-    return true;
+    return TD_OK;
 }
 
 bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX])
@@ -1191,6 +1192,11 @@ void xfer_rdma_late(struct td_xfer *x, const struct td_xfer_conn *c)
             rail_erred(x, lq->rail);
             told |= 1u << lq->rail;
         }
+}
+
+void xfer_rdma_refused(struct td_xfer *x)
+{
+    for (uint32_t i = 0; i < x->rdma->n_rails; i++) x->rdma->rail[i].avoid_until_ns = 0;
 }
 
 /* The link and the index of a completion's queue pair; NULL: it is gone. */
