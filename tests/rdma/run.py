@@ -22,6 +22,7 @@ BOOT_S = 120
 
 # The transfer suite's cases over both devices.
 XFER = "env TANDEM_XFER_REAL=rxe0,rxe1 BIN/xfer_test"
+PYTEST = "/usr/bin/python3 -m pytest -q -rs -p no:cacheprovider"
 # BIN stands for the build's bin/ folder. The limits are three times what an emulated VM on a busy machine needs.
 TESTS = [
     ("verbs_real", 120, "BIN/verbs_real_test rxe0 rxe1"),
@@ -35,8 +36,10 @@ TESTS = [
     ("xfer_stop", 120, XFER + " 'stop_at_every_point*receiver in a child*'"),
     ("xfer_cut", 60, XFER + " a_cut_connection*"),
     ("xfer_random", 120, "env TANDEM_XFER_SOAK=150 " + XFER + " random_transfers*child*"),
+    ("cluster", 300, PYTEST + " tests/rdma/test_rdma_cluster.py -k 'not killed'"),
 ]
 LONG = [
+    ("cluster_kill", 500, PYTEST + " tests/rdma/test_rdma_cluster.py -k killed"),
     ("xfer_all", 700, "env TANDEM_XFER_SOAK=400 " + XFER),
 ]
 # Run when they are named: figures, which depend on the machine and fail nothing.
