@@ -24,6 +24,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "common/xfer/xfer_copy.h"
 #include "common/xfer/xfer_internal.h"
 
 /* The thread sanitizer does not know fences; what it watches here is ordered by the mutex and the system calls anyway. */
@@ -233,7 +234,7 @@ bool xfer_shm_copy(struct td_xfer *x)
     for (int32_t i = 0; valid && i < copy.n_blocks; i++) {
         int32_t b = copy.grant_block + i;
         size_t n = copy.n_blocks == 1 ? copy.n_bytes : x->block_bytes;
-        memcpy(x->base + (size_t)s->dst[b] * x->block_bytes + copy.offset, source + (size_t)s->src[b] * x->block_bytes + copy.offset, n);
+        td_xfer_copy(x->base + (size_t)s->dst[b] * x->block_bytes + copy.offset, source + (size_t)s->src[b] * x->block_bytes + copy.offset, n);
     }
     FENCE(memory_order_acquire); /* the copy's reads, then the word */
     valid = valid && word_shows(word, copy.handle);
