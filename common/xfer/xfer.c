@@ -14,7 +14,7 @@
  * time-outs. A connection's memory is fixed, so garbage costs nothing but itself.
  *
  * The progress thread's turn: events of epoll (deadlines first: what is late is late even if its bytes lie in the socket), then connections for waiting
- * ops, then sending, then one piece of copying for shm, then connection timers. A turn that comes much too late means that this process was
+ * ops, then up to 1 MiB of copying for shm, then sending (what the copy completed, too), then connection timers. A turn that comes much too late means that this process was
  * stopped: it owes its peers the time to be heard, so their silence is counted from now.
  *
  * Fairness: frames are at most 1 MiB and ops of a connection take turns per frame; connections take turns per XFER_TURN_BYTES. */
@@ -1109,10 +1109,10 @@ static void *progress(void *ctx)
         for (uint32_t i = 0; i < x->n_conns && x->tls && !busy; i++) busy = x->live[i]->rx_more;
         if (x->attach_due || x->core.retry_due) attach_ops(x, now);
         if (x->rdma) xfer_rdma_windows(x);
+        if (xfer_shm_copy(x)) busy = true;
         for (uint32_t i = x->n_conns; i-- > 0;)
             if (i < x->n_conns && x->live[i]->tx_ready && x->live[i]->state != XFER_CONN_CONNECTING) conn_write(x, x->live[i]);
         for (uint32_t i = 0; i < x->n_conns && !busy; i++) busy = x->live[i]->tx_ready && x->live[i]->state != XFER_CONN_CONNECTING;
-        if (xfer_shm_copy(x)) busy = true;
         if (verify_digests(x)) busy = true;
         /* Timers go by the start of the turn: if we were stopped in the middle of it, nobody is condemned before the next turn has listened. */
         if (now >= x->next_check_ns) {

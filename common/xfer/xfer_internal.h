@@ -185,7 +185,7 @@ bool xfer_shm_send_mem(struct td_xfer *x, struct td_xfer_conn *c);
 ssize_t xfer_shm_recv(struct td_xfer_conn *c, void *to, size_t n);                                           /* keeps descriptors that came along */
 td_status xfer_shm_take_mem(struct td_xfer *x, struct td_xfer_conn *c, const struct td_xfer_mem *mem, char reason[TD_XFER_REASON_MAX]);
 void xfer_shm_conn_clear(struct td_xfer_conn *c);
-bool xfer_shm_copy(struct td_xfer *x);                                                                       /* one piece; false: nothing to copy */
+bool xfer_shm_copy(struct td_xfer *x);                                                                       /* pieces up to 1 MiB; false: nothing to copy */
 void xfer_shm_op_handle(struct td_xfer *x, uint32_t op, uint64_t handle);
 
 #endif

@@ -219,10 +219,10 @@ static bool word_shows(const struct xfer_control_word *word, uint64_t handle)
     return atomic_load((_Atomic uint64_t *)(uintptr_t)&word->handle) == handle;
 }
 
-bool xfer_shm_copy(struct td_xfer *x)
+static size_t copy_piece(struct td_xfer *x)
 {
     struct td_xfer_copy copy;
-    if (!td_xfer_core_copy_next(&x->core, &x->copy_cursor, TD_XFER_FRAME_DATA_MAX, XFER_MAX_IOV, &copy)) return false;
+    if (!td_xfer_core_copy_next(&x->core, &x->copy_cursor, TD_XFER_FRAME_DATA_MAX, XFER_MAX_IOV, &copy)) return 0;
     const struct td_xfer_slot *s = &x->core.slots[copy.slot]; /* its lists stand still while io */
     struct td_xfer_conn *c = xfer_conn_by_id(x, copy.conn);
     TD_ASSERT(c && c->source); /* REF without MEM is refused, and the slot is unbound when its connection goes */
@@ -241,5 +241,12 @@ bool xfer_shm_copy(struct td_xfer *x)
     pthread_mutex_lock(&x->lock);
     if (valid) c->last_use_ns = xfer_now(x);
     td_xfer_core_copy_end(&x->core, xfer_now(x), &copy, valid);
-    return true;
+    return copy.n_bytes;
+}
+
+bool xfer_shm_copy(struct td_xfer *x)
+{
+    size_t n_bytes = 0, n;
+    while (n_bytes < TD_XFER_FRAME_DATA_MAX && (n = copy_piece(x)) > 0) n_bytes += n;
+    return n_bytes > 0;
 }
