@@ -835,21 +835,47 @@ static void conn_ended(struct td_xfer *x, struct td_xfer_conn *c, const char *wh
     if (xfer_conn_by_id(x, id)) xfer_conn_close(x, c, TD_ERR_PEER, reason, c->state == XFER_CONN_READY);
 }
 
-/* Reads until the socket is empty or the turn is over. May close the connection. */
+/* The next bytes of the stream, read ahead as far as they are there. */
+static ssize_t conn_take(struct td_xfer_conn *c, void *to, size_t n)
+{
+    if (!c->in_used) {
+        size_t room = c->path == TD_XFER_PATH_TCP ? XFER_IN_DATA_BYTES : sizeof c->in;
+        if (c->drained) {
+            errno = EAGAIN;
+            return -1;
+        }
+        ssize_t k = c->path == TD_XFER_PATH_SHM ? xfer_shm_recv(c, c->in, room) : xfer_tcp_recv(c, c->in, room);
+        if (k <= 0) return k;
+        c->in_at = 0;
+        c->in_used = (uint32_t)k;
+        c->drained = (size_t)k < room;
+    }
+    return xfer_conn_in(c, to, n);
+}
+
+ssize_t xfer_conn_in(struct td_xfer_conn *c, void *to, size_t n)
+{
+    if (n > c->in_used) n = c->in_used;
+    if (to) memcpy(to, c->in + c->in_at, n);
+    c->in_at += (uint32_t)n;
+    c->in_used -= (uint32_t)n;
+    return (ssize_t)n;
+}
+
+/* Reads until the socket is empty or the turn is over, and what was read ahead to its end. May close the connection. */
 static void conn_read(struct td_xfer *x, struct td_xfer_conn *c)
 {
     uint64_t id = c->id;
-    c->rx_more = false;
-    for (size_t turn = 0; turn < XFER_TURN_BYTES;) {
+    c->rx_more = c->drained = false;
+    for (size_t turn = 0; turn < XFER_TURN_BYTES || c->in_used;) {
         ssize_t k;
         if (c->n_header < 64) {
-            k = c->path == TD_XFER_PATH_SHM ? xfer_shm_recv(c, c->rx_header + c->n_header, 64 - c->n_header)
-                                            : xfer_tcp_recv(c, c->rx_header + c->n_header, 64 - c->n_header);
+            k = conn_take(c, c->rx_header + c->n_header, 64 - c->n_header);
             if (k > 0 && (c->n_header += (uint32_t)k) == 64) on_header(x, c);
         } else if (c->rx_frame.type == TD_XFER_DATA) {
             k = xfer_tcp_data_read(x, c);
         } else {
-            k = xfer_tcp_recv(c, c->rx_payload + c->n_payload, c->rx_frame.length - c->n_payload);
+            k = conn_take(c, c->rx_payload + c->n_payload, c->rx_frame.length - c->n_payload);
             if (k > 0) c->n_payload += (uint32_t)k;
         }
         if (k == 0) {
@@ -858,9 +884,12 @@ static void conn_read(struct td_xfer *x, struct td_xfer_conn *c)
         }
         if (k < 0 && errno == EINTR) continue;
         if (k < 0) {
-            if (errno != EAGAIN && errno != EWOULDBLOCK) conn_ended(x, c, xfer_tcp_why(c));
-            else if (c->tls && td_tls_unsent(c->tls)) c->tx_ready = true; /* an answer that TLS itself owes */
-            return;
+            if (errno != EAGAIN && errno != EWOULDBLOCK) {
+                conn_ended(x, c, xfer_tcp_why(c));
+                return;
+            }
+            if (c->tls && td_tls_unsent(c->tls)) c->tx_ready = true; /* an answer that TLS itself owes */
+            break;
         }
         if (!xfer_conn_by_id(x, id)) return;
         turn += (size_t)k;

@@ -16,7 +16,10 @@
 #define XFER_MAX_CONNS 1024          /* sockets: every lane of a connection is one */
 #define XFER_MAX_UNPROVEN 64       /* accepted connections that have not shown a key yet */
 #define XFER_RESERVED_CONNS 256    /* kept from accepted connections, for those this side opens */
-#define XFER_OUT_BYTES 16384
+#define XFER_OUT_BYTES 24576
+#define XFER_OUT_BATCH 4096        /* so much of the core's frames goes into `out` for one send; the rest is for answers */
+#define XFER_IN_BYTES 16384
+#define XFER_IN_DATA_BYTES 512     /* where payload may follow a header: what was read ahead of it is copied once more, so little of it */
 #define XFER_MAX_IOV 64
 #define XFER_MAX_FDS 2
 #define XFER_TURN_BYTES (4u << 20) /* moved for one connection before the next has its turn */
@@ -64,6 +67,9 @@ struct td_xfer_conn {
     struct td_xfer_frame rx_frame;
     bool rx_drop;                  /* DATA that has no place */
     uint8_t rx_payload[TD_XFER_PAYLOAD_MAX];
+    uint8_t in[XFER_IN_BYTES];     /* in[in_at, in_at + in_used): read ahead of the frame under way. Empty between turns: epoll knows nothing of it */
+    uint32_t in_at, in_used;
+    bool drained;                  /* the last read of this turn was short: asking again would find nothing */
     /* outgoing: a DATA frame under way, else control frames */
     uint8_t tx_header[64];
     uint32_t tx_header_left, tx_left;
@@ -134,6 +140,7 @@ void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status
 struct td_xfer_conn *xfer_conn_by_id(struct td_xfer *x, uint64_t id);
 bool xfer_conn_queue(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_frame *f, const void *payload);  /* false: overflow */
 void xfer_conn_ready(struct td_xfer *x, struct td_xfer_conn *c);                    /* SETUP or HELLO is over: ops that wait may go */
+ssize_t xfer_conn_in(struct td_xfer_conn *c, void *to, size_t n);                    /* up to n bytes that were read ahead; to NULL: dropped */
 bool xfer_watch_fd(struct td_xfer *x, int fd, uint64_t key);
 void xfer_say(char to[TD_XFER_REASON_MAX], const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void xfer_conn_say_hello(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type);

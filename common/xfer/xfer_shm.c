@@ -172,6 +172,7 @@ td_status xfer_shm_take_mem(struct td_xfer *x, struct td_xfer_conn *c, const str
     struct stat arena, words;
     td_status status = TD_ERR_CORRUPT;
     snprintf(reason, TD_XFER_REASON_MAX, "mem: the descriptors do not hold what it says");
+    if (c->source || c->n_fds != XFER_MAX_FDS) goto out; /* once, and with both */
     if (!is_sealed(c->fds[0]) || !is_sealed(c->fds[1])) goto out;
     if (fstat(c->fds[0], &arena) || fstat(c->fds[1], &words)) goto out;
     if (mem->block_bytes != x->block_bytes || mem->n_blocks < 1 || mem->n_blocks > 1u << 28 ||

@@ -125,19 +125,37 @@ ssize_t xfer_tcp_data_read(struct td_xfer *x, struct td_xfer_conn *c)
 {
     const struct td_xfer_frame *f = &c->rx_frame;
     size_t left = f->length - c->n_payload, n_bytes = 0;
+    if (!c->in_used && c->drained) {
+        errno = EAGAIN;
+        return -1;
+    }
     if (c->rx_drop || !td_xfer_core_place_begin(&x->core, c->link, f)) {
         c->rx_drop = true;
-        ssize_t k = xfer_tcp_recv(c, x->scrap, left < sizeof x->scrap ? left : sizeof x->scrap);
+        ssize_t k = c->in_used ? xfer_conn_in(c, NULL, left) : xfer_tcp_recv(c, x->scrap, left < sizeof x->scrap ? left : sizeof x->scrap);
         if (k > 0) c->n_payload += (uint32_t)k;
         return k;
     }
-    struct iovec iov[XFER_MAX_IOV];
+    struct iovec iov[XFER_MAX_IOV + 1];
     uint64_t offset = f->offset + c->n_payload;
-    int n_iov = td_xfer_iov(x->base, x->block_bytes, x->core.slots[f->slot].dst, offset, left, iov, XFER_MAX_IOV, &n_bytes);
-    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)n_iov};
+    if (c->in_used && left > c->in_used) left = c->in_used;
+    int n_iov = td_xfer_iov(x->base, x->block_bytes, x->core.slots[f->slot].dst, offset, left, iov, XFER_MAX_IOV, &n_bytes), e = 0;
+    ssize_t k = 0;
     pthread_mutex_unlock(&x->lock);
-    ssize_t k = c->tls ? td_tls_recvv(c->tls, iov, n_iov) : recvmsg(c->fd, &msg, MSG_DONTWAIT);
-    int e = errno;
+    if (c->in_used) { /* came along with the header */
+        for (int i = 0; i < n_iov; i++) k += xfer_conn_in(c, iov[i].iov_base, iov[i].iov_len);
+    } else {
+        size_t ahead = n_bytes == left ? XFER_IN_DATA_BYTES : 0; /* after the payload comes a header */
+        if (ahead) iov[n_iov++] = (struct iovec){.iov_base = c->in, .iov_len = ahead};
+        struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)n_iov};
+        k = c->tls ? td_tls_recvv(c->tls, iov, n_iov) : recvmsg(c->fd, &msg, MSG_DONTWAIT);
+        e = errno;
+        if (k > 0) c->drained = (size_t)k < n_bytes + ahead;
+        if (k > (ssize_t)n_bytes) {
+            c->in_at = 0;
+            c->in_used = (uint32_t)(k - (ssize_t)n_bytes);
+            k = (ssize_t)n_bytes;
+        }
+    }
     pthread_mutex_lock(&x->lock);
     if (k > 0) c->n_payload += (uint32_t)k;
     td_xfer_core_place_end(&x->core, xfer_now(x), f->slot, k > 0 ? (size_t)k : 0);

@@ -1309,7 +1309,7 @@ struct hand {
     struct td_xfer_grant_blob g;
 };
 
-enum hand_fault { NO_FAULT, NO_MEM, NO_FDS, PIPES, SMALL_ARENA, UNSEALED_ARENA, UNSEALED_WORDS, FEW_WORDS, N_HAND_FAULTS };
+enum hand_fault { NO_FAULT, NO_MEM, NO_FDS, PIPES, SMALL_ARENA, UNSEALED_ARENA, UNSEALED_WORDS, FEW_WORDS, TWO_MEMS, N_HAND_FAULTS };
 
 static void hand_open(struct hand *h, const struct transfer *m, uint64_t bytes, enum hand_fault fault)
 {
@@ -1361,7 +1361,7 @@ static void hand_open(struct hand *h, const struct transfer *m, uint64_t bytes, 
         control.header = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fds)};
         memcpy(CMSG_DATA(&control.header), fds, sizeof fds);
     }
-    assert_int_equal(sendmsg(h->fd, &msg, MSG_NOSIGNAL), sizeof out);
+    for (int i = 0; i < (fault == TWO_MEMS ? 2 : 1); i++) assert_int_equal(sendmsg(h->fd, &msg, MSG_NOSIGNAL), sizeof out);
     if (fault == PIPES) {
         close(pipes[0]);
         close(pipes[1]);
