@@ -971,6 +971,44 @@ static void wait_writable(struct td_xfer *x, struct td_xfer_conn *c)
     if (!c->want_out) watch(x, c, EPOLL_CTL_MOD, true);
 }
 
+/* Puts the core's next frames into `out`, and at most one DATA frame behind them: one system call takes all of it. False: the connection is closed. */
+static bool conn_fill(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    struct td_xfer_tx tx;
+    uint64_t id = c->id;
+    bool digests = false; /* one batch per send: it reads up to 4 MiB */
+    while (c->state == XFER_CONN_READY && c->out_used < XFER_OUT_BATCH && !c->tx_header_left && !c->tx_left) {
+        if (!digests && c->initiator && c->lane == 0 && (digests = send_digests(x, c))) {
+            if (!c->rdma) continue;
+            xfer_rdma_post(x, c); /* what was submitted while the lock was dropped */
+            if (!xfer_conn_by_id(x, id)) return false;
+            continue;
+        }
+        if (!(c->initiator ? td_xfer_core_tx_next(&x->core, c->link, c->lane, &c->tx_cursor, XFER_MAX_IOV, &tx)
+                           : c->rdma && xfer_rdma_targets_next(x, c, &c->tx_cursor, &tx)))
+            return true;
+        c->last_use_ns = xfer_now(x);
+        if (tx.frame.type == TD_XFER_DATA) {
+            tx.frame.conn = c->tag;
+            td_xfer_frame_encode(&tx.frame, c->tx_header);
+            c->tx_header_left = 64;
+            c->tx_left = tx.frame.length;
+            c->tx_op = tx.op;
+            c->tx_handle = tx.frame.handle;
+            c->tx_offset = tx.frame.offset;
+        } else {
+            xfer_conn_queue(x, c, &tx.frame, tx.payload);
+        }
+    }
+    return true;
+}
+
+void xfer_conn_sent(struct td_xfer_conn *c, size_t n)
+{
+    c->out_used -= (uint32_t)n;
+    c->out_at = c->out_used ? c->out_at + (uint32_t)n : 0;
+}
+
 /* Sends until the socket is full, nothing is left or the turn is over (tx_ready stays true then). May close the connection. */
 static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
 {
@@ -985,6 +1023,7 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
     }
     for (size_t turn = 0; turn < XFER_TURN_BYTES;) {
         ssize_t k;
+        if (!conn_fill(x, c)) return;
         if (c->overflow) {
             refuse(x, c, "asks and does not read the answers");
             return;
@@ -994,44 +1033,16 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
             if (!c->tx_header_left && !c->tx_left && c->lane) wake_link(x, c->link); /* FINAL may have waited for this frame */
         } else if (c->out_used) {
             k = xfer_tcp_send(c, c->out + c->out_at, c->out_used);
-            if (k > 0) {
-                c->out_at += (uint32_t)k;
-                c->out_used -= (uint32_t)k;
-                if (!c->out_used) c->out_at = 0;
-            }
+            if (k > 0) xfer_conn_sent(c, (size_t)k);
         } else {
-            struct td_xfer_tx tx;
-            if (c->state == XFER_CONN_READY && c->initiator && c->lane == 0 && send_digests(x, c)) {
-                if (!c->rdma) continue;
-                xfer_rdma_post(x, c); /* what was submitted while the lock was dropped */
-                if (!xfer_conn_by_id(x, id)) return;
-                continue;
-            }
-            if (c->state != XFER_CONN_READY ||
-                !(c->initiator ? td_xfer_core_tx_next(&x->core, c->link, c->lane, &c->tx_cursor, XFER_MAX_IOV, &tx)
-                               : c->rdma && xfer_rdma_targets_next(x, c, &c->tx_cursor, &tx))) {
-                if (c->tls && td_tls_unsent(c->tls) && td_tls_flush(c->tls)) { /* sealed, and the socket does not take it yet */
-                    if (errno == EAGAIN) wait_writable(x, c);
-                    else conn_ended(x, c, xfer_tcp_why(c));
-                    return;
-                }
-                c->tx_ready = false;
-                if (c->want_out) watch(x, c, EPOLL_CTL_MOD, false);
+            if (c->tls && td_tls_unsent(c->tls) && td_tls_flush(c->tls)) { /* sealed, and the socket does not take it yet */
+                if (errno == EAGAIN) wait_writable(x, c);
+                else conn_ended(x, c, xfer_tcp_why(c));
                 return;
             }
-            c->last_use_ns = xfer_now(x);
-            if (tx.frame.type == TD_XFER_DATA) {
-                tx.frame.conn = c->tag;
-                td_xfer_frame_encode(&tx.frame, c->tx_header);
-                c->tx_header_left = 64;
-                c->tx_left = tx.frame.length;
-                c->tx_op = tx.op;
-                c->tx_handle = tx.frame.handle;
-                c->tx_offset = tx.frame.offset;
-            } else {
-                xfer_conn_queue(x, c, &tx.frame, tx.payload);
-            }
-            continue;
+            c->tx_ready = false;
+            if (c->want_out) watch(x, c, EPOLL_CTL_MOD, false);
+            return;
         }
         if (k < 0 && errno == EINTR) continue;
         if (k < 0) {

@@ -141,6 +141,7 @@ struct td_xfer_conn *xfer_conn_by_id(struct td_xfer *x, uint64_t id);
 bool xfer_conn_queue(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_frame *f, const void *payload);  /* false: overflow */
 void xfer_conn_ready(struct td_xfer *x, struct td_xfer_conn *c);                    /* SETUP or HELLO is over: ops that wait may go */
 ssize_t xfer_conn_in(struct td_xfer_conn *c, void *to, size_t n);                    /* up to n bytes that were read ahead; to NULL: dropped */
+void xfer_conn_sent(struct td_xfer_conn *c, size_t n);                                /* the first n bytes of `out` are gone */
 bool xfer_watch_fd(struct td_xfer *x, int fd, uint64_t key);
 void xfer_say(char to[TD_XFER_REASON_MAX], const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void xfer_conn_say_hello(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type);

@@ -165,9 +165,15 @@ ssize_t xfer_tcp_data_read(struct td_xfer *x, struct td_xfer_conn *c)
 
 ssize_t xfer_tcp_data_write(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    struct iovec iov[XFER_MAX_IOV + 1];
+    struct iovec iov[XFER_MAX_IOV + 2];
     size_t covered = 0;
     int n_iov = 0;
+    uint32_t n_out = c->tx_header_left == 64 ? c->out_used : 0; /* before a frame that has not begun */
+    if (n_out) {
+        if (c->out_at) memmove(c->out, c->out + c->out_at, c->out_used); /* or xfer_conn_queue might, while the lock is free */
+        c->out_at = 0;
+        iov[n_iov++] = (struct iovec){.iov_base = c->out, .iov_len = n_out};
+    }
     if (c->tx_header_left) iov[n_iov++] = (struct iovec){.iov_base = c->tx_header + 64 - c->tx_header_left, .iov_len = c->tx_header_left};
     bool reads = td_xfer_core_read_begin(&x->core, c->tx_op, c->tx_handle);
     if (reads) {
@@ -183,8 +189,10 @@ ssize_t xfer_tcp_data_write(struct td_xfer *x, struct td_xfer_conn *c)
     pthread_mutex_lock(&x->lock);
     size_t n_payload = 0;
     if (k > 0) {
-        uint32_t n_header = (size_t)k < c->tx_header_left ? (uint32_t)k : c->tx_header_left;
-        n_payload = (size_t)k - n_header;
+        size_t n_queued = (size_t)k < n_out ? (size_t)k : n_out, rest = (size_t)k - n_queued;
+        uint32_t n_header = rest < c->tx_header_left ? (uint32_t)rest : c->tx_header_left;
+        xfer_conn_sent(c, n_queued);
+        n_payload = rest - n_header;
         c->tx_header_left -= n_header;
         c->tx_left -= (uint32_t)n_payload;
         c->tx_offset += n_payload;
