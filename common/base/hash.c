@@ -74,12 +74,20 @@ uint32_t td_crc32c(uint32_t crc, const void *data, size_t n_bytes)
     return ~g_crc32c(~crc, data, n_bytes);
 }
 
+void td_random_fill(void *data, size_t n_bytes)
+{
+    for (uint8_t *p = data; n_bytes;) {
+        ssize_t k = getrandom(p, n_bytes, 0);
+        if (k < 0 && errno == EINTR) continue;
+        TD_ASSERT(k > 0);
+        p += k;
+        n_bytes -= (size_t)k;
+    }
+}
+
 uint64_t td_random_u64(void)
 {
     uint64_t value;
-    ssize_t k;
-    do k = getrandom(&value, sizeof value, 0);
-    while (k < 0 && errno == EINTR);
-    TD_ASSERT(k == (ssize_t)sizeof value);
+    td_random_fill(&value, sizeof value);
     return value;
 }

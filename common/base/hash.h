@@ -11,5 +11,6 @@ struct td_hash128 td_hash128(const void *data, size_t n_bytes, uint64_t seed);
 uint64_t td_hash64(const void *data, size_t n_bytes, uint64_t seed);
 uint32_t td_crc32c(uint32_t crc, const void *data, size_t n_bytes);   /* Castagnoli; start with 0; SSE4.2 when the CPU has it */
 uint64_t td_random_u64(void);                                        /* getrandom(2); aborts if the kernel cannot */
+void td_random_fill(void *data, size_t n_bytes);                     /* as much of the same */
 
 #endif

@@ -43,7 +43,14 @@ uint64_t xfer_now(const struct td_xfer *x)
 uint64_t xfer_random(void *ctx)
 {
     struct td_xfer *x = ctx;
-    return x->hooks.random_u64 ? x->hooks.random_u64(x->hooks.ctx) : td_random_u64();
+    if (x->hooks.random_u64) return x->hooks.random_u64(x->hooks.ctx);
+    if (!x->n_random) {
+        td_random_fill(x->random, sizeof x->random);
+        x->n_random = sizeof x->random / sizeof x->random[0];
+    }
+    uint64_t v = x->random[--x->n_random];
+    x->random[x->n_random] = 0; /* keys come from here: none stays behind */
+    return v;
 }
 
 /* A reason for people; truncation is fine. */
@@ -1363,9 +1370,10 @@ td_status td_xfer_grant(struct td_xfer *x, const int32_t *block_ids, int32_t n_b
 void td_xfer_revoke(struct td_xfer *x, uint32_t slot, const char *reason)
 {
     pthread_mutex_lock(&x->lock);
+    bool ring = x->rdma || (slot < x->core.max_slots && x->core.slots[slot].state != TD_SLOT_READY); /* a READY one's sender has its answer */
     td_xfer_core_revoke(&x->core, slot, reason);
     unlock_and_wake(x);
-    td_doorbell_ring(&x->bell);
+    if (ring) td_doorbell_ring(&x->bell);
 }
 
 td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_bytes, uint64_t deadline_ns, uint64_t user, uint32_t *ret_op,
@@ -1389,6 +1397,7 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
     if ((g.path == TD_XFER_PATH_RDMA && !x->rdma) || (x->path == TD_XFER_PATH_RDMA && !g.has_rdma))
         return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only rdma is allowed, and %s has no usable RDMA device", g.instance, x->rdma ? "it" : "this side");
     pthread_mutex_lock(&x->lock);
+    uint64_t tick = x->core.next_tick_ns;
     if (!x->words && (g.path == TD_XFER_PATH_SHM || x->path == TD_XFER_PATH_SHM)) {
         status = td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only shm is allowed, and this side's pool is not shareable", g.instance);
     } else {
@@ -1399,8 +1408,11 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
         attach_warm(x, *ret_op);
         *ret_n_blocks = g.n_blocks;
     }
+    /* OPEN can wait for the first submit, or for the thread's next look at its timers, a sixteenth of the peer time-out at most. rdma's cannot: the
+     * receiver answers it with the targets, and that goes on while the first chunk is computed. */
+    bool ring = !status && (x->attach_due || x->core.next_tick_ns < tick || x->core.ops[*ret_op].path == TD_XFER_PATH_RDMA);
     unlock_and_wake(x);
-    if (!status) td_doorbell_ring(&x->bell);
+    if (ring) td_doorbell_ring(&x->bell);
     return status;
 }
 

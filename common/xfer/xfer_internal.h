@@ -127,6 +127,8 @@ struct td_xfer {
     uint64_t n_woken;              /* events that hooks.wake has announced */
     uint32_t copy_cursor;
     uint64_t n_bad_frames, n_refused_peers;
+    uint64_t random[32];           /* random[0, n_random) are not used yet: a handle must not cost a system call */
+    uint32_t n_random;
     uint8_t scrap[65536], zeros[65536];
 };
 

@@ -72,6 +72,10 @@ static void random_numbers_differ(void **state)
 {
     (void)state;
     assert_true(td_random_u64() != td_random_u64());
+    uint64_t many[64] = {0}, more[64];
+    td_random_fill(many, sizeof many); /* more than one getrandom gives without a doubt */
+    td_random_fill(more, sizeof more);
+    for (size_t i = 0; i < 64; i++) assert_true(many[i] != 0 && many[i] != more[i]);
 }
 
 int main(void)
