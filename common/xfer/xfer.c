@@ -1062,6 +1062,26 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
     }
 }
 
+/* What was just submitted, sent by the submitter: no wake of the progress thread in between. Only on shm, where all that goes out is small, and only
+ * if the op has the connection to itself: with more in flight the thread is awake, and gathers. What does not work out at once is left to the thread.
+ * True: nothing is left. Any thread. */
+static bool send_now(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    if (c->path != TD_XFER_PATH_SHM || !c->initiator || c->state != XFER_CONN_READY || c->want_out || c->overflow || x->core.digest_every) return false;
+    if (x->core.n_ops_used > 1) return false;
+    conn_fill(x, c);
+    if (c->overflow || c->out_used >= XFER_OUT_BATCH) return false;
+    if (c->out_used) {
+        ssize_t k = xfer_tcp_send(c, c->out + c->out_at, c->out_used);
+        if (k > 0) {
+            xfer_conn_sent(c, (size_t)k);
+            c->last_tx_ns = xfer_now(x);
+        }
+    }
+    c->tx_ready = c->out_used > 0;
+    return !c->tx_ready;
+}
+
 static void connect_finished(struct td_xfer *x, struct td_xfer_conn *c)
 {
     int e = 0;
@@ -1421,11 +1441,14 @@ td_status td_xfer_submit(struct td_xfer *x, uint32_t op, int32_t first, const in
 {
     pthread_mutex_lock(&x->lock);
     td_status status = td_xfer_core_submit(&x->core, xfer_now(x), op, first, block_ids, n, final, note, note_bytes);
+    bool ring = !status;
     if (!status) {
+        struct td_xfer_conn *c = xfer_conn_by_id(x, x->core.ops[op].conn);
         wake_link(x, x->core.ops[op].conn);
+        if (c && send_now(x, c)) ring = false;
     }
     unlock_and_wake(x);
-    if (!status) td_doorbell_ring(&x->bell);
+    if (ring) td_doorbell_ring(&x->bell);
     return status;
 }
 

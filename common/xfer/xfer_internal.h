@@ -1,7 +1,8 @@
 /* xfer_internal.h - what xfer.c (life, frames, timers), xfer_tcp.c, xfer_shm.c and xfer_rdma.c (how bytes move) share. Not for other folders.
  *
  * One progress thread does all I/O; x->lock guards everything here and the core. The progress thread drops the lock only around system calls
- * that move blocks (between the core's *_begin and *_end), and only it opens, closes, reads and writes connections. */
+ * that move blocks (between the core's *_begin and *_end), and only it opens, closes, reads and writes connections; but a submitter may send frames
+ * on shm, under the lock. */
 #ifndef TD_XFER_INTERNAL_H
 #define TD_XFER_INTERNAL_H
 
