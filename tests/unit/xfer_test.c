@@ -13,6 +13,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
@@ -384,17 +385,25 @@ static void go_to(struct pair *t, struct transfer *m, enum point point, uint64_t
     if (point >= FINAL) submit(t, m, 10, 0, true);
 }
 
+/* On rdma the receiver's process does not see single bytes arrive; the writer sees that they have. */
+static uint64_t n_moved(struct pair *t)
+{
+    return t->v.path == TD_XFER_PATH_RDMA ? stats(t->p).bytes_sent : stats(t->d).bytes_received;
+}
+
+static void moved(struct pair *t, uint64_t want)
+{
+    uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS);
+    while (n_moved(t) < want) {
+        if (td_now_ns() > until) fail_msg("%" PRIu64 " bytes were not reached", want);
+        poll(NULL, 0, 1);
+    }
+}
+
 /* Waits until the receiver has counted what was submitted up to this point: only then the point is reached on both sides. */
 static void reached(struct pair *t, enum point point, uint64_t before)
 {
-    uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS), want = before;
-    if (point >= HALF) want += 5 * t->block_bytes;
-    if (point >= ALL_BUT_FINAL) want += 5 * t->block_bytes;
-    /* On rdma the receiver's process does not see single bytes arrive; the writer sees that they have. */
-    while ((t->v.path == TD_XFER_PATH_RDMA ? stats(t->p).bytes_sent : stats(t->d).bytes_received) < want) {
-        if (td_now_ns() > until) fail_msg("%s was not reached", point_names[point]);
-        poll(NULL, 0, 1);
-    }
+    moved(t, before + (point >= HALF ? 5 * t->block_bytes : 0) + (point >= ALL_BUT_FINAL ? 5 * t->block_bytes : 0));
 }
 
 static void cancel_at_every_point(void **state)
@@ -817,10 +826,11 @@ static void stop_in_the_middle_of_bytes(void **state)
         struct transfer m;
         pair_open(&t, v, BIG_BYTES);
         whole(&t, 1);
+        uint64_t before = n_moved(&t);
         grant(&t, &m, 40, 30000);
         op(&t, &m, 30000);
         assert_int_equal(submit(&t, &m, 0, 40, true), TD_OK);
-        poll(NULL, 0, 3 * round); /* somewhere inside; where exactly does not matter */
+        moved(&t, before + (uint64_t)round * 10 * BIG_BYTES + 1); /* somewhere inside; where exactly does not matter, but the slot must be bound */
         struct node *stopped = v->where == SENDER_CHILD ? t.p : t.d, *awake = v->where == SENDER_CHILD ? t.d : t.p;
         kill(node_pid(stopped), SIGSTOP);
         waitpid(node_pid(stopped), NULL, WUNTRACED);
@@ -864,6 +874,37 @@ static void stop_in_the_middle_of_bytes(void **state)
     }
     print_message("stopped in the middle: %d ready, %d failed\n", n_ready, n_failed);
     assert_int_equal(n_ready + n_failed, n_rounds);
+}
+
+/* Stopped before the receiver has heard of the transfer: no peer is bound to the slot, so nobody's silence ends it, but its deadline does. */
+static void stop_before_the_slot_is_bound(void **state)
+{
+    const struct variant *v = *state;
+    struct pair t;
+    struct transfer m;
+    pair_open(&t, v, BLOCK_BYTES);
+    struct node *stopped = v->where == SENDER_CHILD ? t.p : t.d;
+    grant(&t, &m, 4, 3 * timeout_ms);
+    kill(node_pid(stopped), SIGSTOP);
+    waitpid(node_pid(stopped), NULL, WUNTRACED);
+    if (stopped == t.d) { /* what the sender says goes to a socket that nobody accepts */
+        op(&t, &m, 30000);
+        assert_int_equal(submit(&t, &m, 0, 4, true), TD_OK);
+        expect(t.p, TD_XFER_OP_FAILED, TD_ERR_PEER);
+        struct node_command junk = {.verb = NODE_FILL, .seed = 999, .n = m.n};
+        memcpy(junk.ids, m.src, sizeof junk.ids);
+        ask(t.p, &junk);
+        kill(node_pid(stopped), SIGCONT);
+    }
+    expect(t.d, TD_XFER_SLOT_FAILED, TD_ERR_DEADLINE);
+    give_back(&t, m.slot);
+    assert_int_equal(event(t.d).kind, TD_XFER_SLOT_FREE);
+    if (stopped == t.p) kill(node_pid(stopped), SIGCONT);
+    struct transfer none = {.n = 0};
+    check_pool(&t, &none, false);
+    check_idle(&t);
+    whole(&t, 3);
+    pair_close(&t);
 }
 
 static void a_restarted_receiver_refuses_old_grants(void **state)
@@ -1950,6 +1991,7 @@ int main(int argc, char **argv)
         {"kill_at_every_point", kill_at_every_point, true, false, false, false, false},
         {"stop_at_every_point", stop_at_every_point, true, false, false, false, false},
         {"stop_in_the_middle_of_bytes", stop_in_the_middle_of_bytes, true, false, false, false, false},
+        {"stop_before_the_slot_is_bound", stop_before_the_slot_is_bound, true, false, false, false, false},
         {"a_restarted_receiver_refuses_old_grants", a_restarted_receiver_refuses_old_grants, true, false, true, false, false},
         {"strangers_are_refused", strangers_are_refused, false, true, false, false, false},
         {"silent_connections_are_bounded", silent_connections_are_bounded, false, true, false, false, false},
