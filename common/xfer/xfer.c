@@ -992,8 +992,11 @@ static bool conn_fill(struct td_xfer *x, struct td_xfer_conn *c)
             continue;
         }
         if (!(c->initiator ? td_xfer_core_tx_next(&x->core, c->link, c->lane, &c->tx_cursor, XFER_MAX_IOV, &tx)
-                           : c->rdma && xfer_rdma_targets_next(x, c, &c->tx_cursor, &tx)))
-            return true;
+                           : c->rdma && xfer_rdma_targets_next(x, c, &c->tx_cursor, &tx))) {
+            if (!digests || c->out_used) return true;
+            digests = false; /* the op of that batch is over: another's may be due, and nothing goes out that would bring us back */
+            continue;
+        }
         c->last_use_ns = xfer_now(x);
         if (tx.frame.type == TD_XFER_DATA) {
             tx.frame.conn = c->tag;
