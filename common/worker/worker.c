@@ -623,7 +623,8 @@ static td_status open_xfer(struct td_worker *w, struct td_err *err)
     struct td_xfer_tls_config tls = {.cert_file = o->tls_cert, .key_file = o->tls_key, .ca_file = o->tls_ca};
     struct td_xfer_config c = {.instance = w->name, .incarnation = w->incarnation, .layout_hash = td_engine_layout_hash(w->engine),
                                .listen_host = w->cfg.transfer_host, .advertise_host = w->cfg.advertise[0] ? w->cfg.advertise : NULL,
-                               .listen_port = (uint16_t)o->transfer_port, .tcp_lanes = (uint32_t)o->transfer_lanes, .digest_every = digest_every,
+                               .listen_port = (uint16_t)o->transfer_port, .tcp_lanes = (uint32_t)o->transfer_lanes,
+                               .tcp_zerocopy = strcmp(o->transfer_zerocopy, "off") ? TD_XFER_ZEROCOPY_AUTO : TD_XFER_ZEROCOPY_OFF, .digest_every = digest_every,
                                .rdma = rdma.verbs ? &rdma : NULL, .tls = w->use_kv_tls ? &tls : NULL,
                                .path = !strcmp(t, "tcp") ? TD_XFER_PATH_TCP : !strcmp(t, "shm") ? TD_XFER_PATH_SHM :
                                        !strcmp(t, "rdma") ? TD_XFER_PATH_RDMA : TD_XFER_PATH_AUTO,

@@ -31,7 +31,7 @@ struct td_worker;
 
 struct td_worker_config {
     const char *name, *model, *dtype, *ops, *cpus, *kv_memory, *listen, *advertise, *router, *transfer, *transfer_host, *log_level;
-    const char *tls_cert, *tls_key, *tls_ca, *metrics_listen, *random_weights, *rdma_devices, *kv_digest, *kv_tls;
+    const char *tls_cert, *tls_key, *tls_ca, *metrics_listen, *random_weights, *rdma_devices, *kv_digest, *transfer_zerocopy, *kv_tls;
     int64_t threads, block_size, max_seqs, max_batch, max_model_len, max_step_tokens;
     int64_t transfer_port, transfer_lanes, rdma_port, rdma_gid_index, rdma_qps_per_rail, rdma_timeout, rdma_traffic_class, rdma_service_level, rdma_srq_peers;
     uint64_t drain_timeout_ms, peer_timeout_ms;
@@ -61,6 +61,7 @@ struct td_worker_config {
     {"transfer_host", TD_OPT_STR, "127.0.0.1", 0, 0, NULL, offsetof(S, M.transfer_host), "address of the KV data port"},                     \
     {"transfer_port", TD_OPT_I64, "0", 0, 65535, NULL, offsetof(S, M.transfer_port), "KV data port; 0 = any"},                               \
     {"transfer_lanes", TD_OPT_I64, "4", 1, 8, NULL, offsetof(S, M.transfer_lanes), "sockets per KV peer on tcp"},                            \
+    {"transfer_zerocopy", TD_OPT_ENUM, "auto", 0, 0, "auto|off", offsetof(S, M.transfer_zerocopy), "tcp to other hosts: the NIC reads the pool itself"}, \
     {"kv_digest", TD_OPT_STR, "off", 0, 0, NULL, offsetof(S, M.kv_digest), "check CRC32C of sent KV blocks: off, always, or 1/N of them"},   \
     {"rdma_devices", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.rdma_devices), "RDMA devices in order, e.g. mlx5_0,mlx5_1; rail i talks to rail i; default all"}, \
     {"rdma_port", TD_OPT_I64, "1", 1, 255, NULL, offsetof(S, M.rdma_port), "port of every RDMA device"},                                     \

@@ -175,6 +175,7 @@ static void conn_free(struct td_xfer *x, struct td_xfer_conn *c)
         if (c->state > XFER_CONN_TLS) td_tls_shutdown(c->tls); /* so that the peer knows an end from a cut; lost if it does not fit */
         td_tls_conn_close(c->tls);
     }
+    xfer_zc_end(x, c);
     close(c->fd); /* leaves the epoll set by itself */
     xfer_shm_conn_clear(c);
     if (!c->initiator && !c->proven) x->n_unproven--;
@@ -508,6 +509,7 @@ void xfer_conn_ready(struct td_xfer *x, struct td_xfer_conn *c)
     c->state = XFER_CONN_READY;
     c->last_use_ns = xfer_now(x);
     c->tx_ready = true;
+    if (c->initiator && c->path == TD_XFER_PATH_TCP) xfer_zc_open(x, c);
     if (c->lane) return;
     x->conns_by_path[c->path]++;
     xfer_say(text, "peer %.60s%s", c->peer_instance, c->tls ? ", over TLS" : "");
@@ -1153,6 +1155,7 @@ static void on_event(struct td_xfer *x, const struct epoll_event *e)
             conn_handshake(x, c);
             return;
         }
+        if (e->events & EPOLLERR) xfer_zc_reap(x, c);
         if (e->events & EPOLLOUT) c->tx_ready = true;
         if (e->events & (EPOLLIN | EPOLLHUP | EPOLLERR)) conn_read(x, c);
     }
@@ -1249,6 +1252,7 @@ td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret
     x->layout_hash = config->layout_hash;
     x->path = config->path;
     x->n_lanes = config->tcp_lanes ? config->tcp_lanes : 4;
+    x->zerocopy = config->tcp_zerocopy;
     x->peer_timeout_ns = timeout_ms * TD_NS_PER_MS;
     memcpy(x->instance, instance, strlen(instance));
     pthread_mutex_init(&x->lock, NULL);
@@ -1313,6 +1317,7 @@ void td_xfer_close(struct td_xfer *x)
         if (x->live[i]->rdma) xfer_rdma_fence(x, x->live[i]);
         if (x->live[i]->tls && x->live[i]->state > XFER_CONN_TLS) td_tls_shutdown(x->live[i]->tls);
         td_tls_conn_close(x->live[i]->tls);
+        xfer_zc_end(x, x->live[i]);
         close(x->live[i]->fd);
         xfer_shm_conn_clear(x->live[i]);
     }
@@ -1504,6 +1509,7 @@ void td_xfer_stats(struct td_xfer *x, struct td_xfer_stats *ret_stats)
     ret_stats->n_bad_frames = x->n_bad_frames;
     ret_stats->n_refused_peers = x->n_refused_peers;
     ret_stats->n_fallbacks = x->n_fallbacks;
+    ret_stats->n_zerocopy = x->n_zerocopy;
     memcpy(ret_stats->conns_by_path, x->conns_by_path, sizeof ret_stats->conns_by_path);
     if (x->rdma) xfer_rdma_stats(x, ret_stats);
     pthread_mutex_unlock(&x->lock);

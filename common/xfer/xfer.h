@@ -36,6 +36,8 @@ enum td_xfer_path { TD_XFER_PATH_AUTO = 0, TD_XFER_PATH_TCP = 1, TD_XFER_PATH_SH
 
 const char *td_xfer_path_name(enum td_xfer_path path); /* "auto", "tcp", "shm", "rdma" */
 
+enum td_xfer_zerocopy { TD_XFER_ZEROCOPY_AUTO = 0, TD_XFER_ZEROCOPY_ON, TD_XFER_ZEROCOPY_OFF };
+
 struct td_xfer_hooks {
     void (*wake)(void *ctx);          /* an event is queued; called from the progress thread, must only ring */
     void *ctx;
@@ -55,6 +57,7 @@ struct td_xfer_config {
     uint32_t max_slots, max_ops;      /* pools sized at boot */
     uint32_t peer_timeout_ms;         /* no progress and no heartbeat from a peer for so long = dead; default 2000 */
     uint32_t tcp_lanes;               /* sockets per peer on tcp, 1..8; 0 = 4 */
+    enum td_xfer_zerocopy tcp_zerocopy; /* AUTO: to other hosts, while the kernel does not copy after all; ON: always (tests) */
     uint32_t digest_every;            /* one of so many blocks carries a CRC32C that the receiver checks: 0 none, 1 all */
     const struct td_xfer_rdma_config *rdma;   /* NULL: no RDMA on this side; borrowed until open returns */
     /* xfer_tls.h. NULL: the data port is in the clear. Else every socket but shm's speaks TLS from its first byte, and grants of sides that do not are
@@ -156,6 +159,7 @@ struct td_xfer_stats {
     uint64_t n_fallbacks;                         /* connections that were wanted on a better path and failed there */
     uint64_t n_digests, n_digest_mismatches;      /* blocks checked here */
     uint64_t n_fenced;                            /* slots whose writer was fenced because it could not say that it had retired */
+    uint64_t n_zerocopy;                          /* tcp sends that were not copied */
     uint64_t n_work_requests, n_doorbells, n_rail_errors, n_async_events;
     uint64_t n_windows;                           /* memory windows opened for grants, on every queue pair of theirs */
     uint64_t n_wide_windows;                      /* grants in so many pieces that their windows covered blocks of others, too */

@@ -1054,6 +1054,11 @@ bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, ui
     return false;
 }
 
+void td_xfer_core_hold(struct td_xfer_core *c, uint32_t id)
+{
+    c->ops[id].n_wr++;
+}
+
 void td_xfer_core_wr_done(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, uint64_t n_bytes, bool ok)
 {
     (void)now_ns;

@@ -32,6 +32,8 @@ enum xfer_conn_state { XFER_CONN_FREE = 0, XFER_CONN_CONNECTING, XFER_CONN_TLS, 
 struct xfer_rdma;
 struct xfer_rdma_link;
 
+#define XFER_ZC_MAX 64             /* sends without a copy whose notification has not come */
+
 
 /* An op's handle while its source blocks may be copied, else 0. One cache line each; written by the sender, mapped read-only by receivers. */
 struct xfer_control_word {
@@ -85,6 +87,11 @@ struct td_xfer_conn {
     const struct xfer_control_word *words;
     uint32_t n_words;
     int32_t n_source_blocks;
+    struct {                       /* sends [done, next) hold their ops; numbers as the kernel counts them */
+        bool on;
+        uint32_t next, done;
+        struct xfer_zc_send { uint32_t op; bool over; } sends[XFER_ZC_MAX];
+    } zc;
     struct xfer_rdma_link *rdma;   /* path rdma, from SETUP on */
 };
 
@@ -119,6 +126,8 @@ struct td_xfer {
     struct xfer_op_aux { uint64_t waits_for, link; uint32_t tried, words, n_setups; } *op_aux;
     struct xfer_rdma *rdma;        /* NULL: none */
     uint32_t n_lanes, verify_cursor;
+    enum td_xfer_zerocopy zerocopy;
+    uint64_t n_zerocopy;
     uint64_t n_fallbacks;
     uint32_t conns_by_path[TD_XFER_N_PATHS];
     struct xfer_news { enum td_xfer_path path; td_status status; char text[TD_XFER_REASON_MAX]; } news[16]; /* path choices that were not polled yet */
@@ -186,6 +195,13 @@ void xfer_rdma_fence(struct td_xfer *x, struct td_xfer_conn *c);                
 void xfer_rdma_late(struct td_xfer *x, const struct td_xfer_conn *c);              /* SETUP took too long: its silent rails are avoided for a while */
 void xfer_rdma_op_over(struct td_xfer *x, uint32_t op);                            /* its final words are taken */
 void xfer_rdma_stats(const struct td_xfer *x, struct td_xfer_stats *stats);
+
+/* xfer_zerocopy.c */
+void xfer_zc_open(const struct td_xfer *x, struct td_xfer_conn *c);                /* a new tcp socket */
+bool xfer_zc_wanted(const struct td_xfer_conn *c, size_t n_bytes);
+void xfer_zc_sent(struct td_xfer *x, struct td_xfer_conn *c, uint32_t op);         /* one send with MSG_ZEROCOPY was taken; the op is live */
+void xfer_zc_reap(struct td_xfer *x, struct td_xfer_conn *c);                      /* takes notifications */
+void xfer_zc_end(struct td_xfer *x, struct td_xfer_conn *c);                       /* before close: nothing of the pool is read by this socket after it */
 
 /* xfer_shm.c */
 td_status xfer_shm_listen(struct td_xfer *x, struct td_err *err);

@@ -182,11 +182,19 @@ ssize_t xfer_tcp_data_write(struct td_xfer *x, struct td_xfer_conn *c)
         covered = c->tx_left < sizeof x->zeros ? c->tx_left : sizeof x->zeros;
         iov[n_iov++] = (struct iovec){.iov_base = x->zeros, .iov_len = covered};
     }
+    bool whole = reads && xfer_zc_wanted(c, covered), zerocopy = whole && !c->tx_header_left;
+    if (whole && !zerocopy) n_iov = n_out ? 2 : 1; /* what changes right away goes ahead, copied */
     struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)n_iov};
+    int flags = MSG_DONTWAIT | MSG_NOSIGNAL | (zerocopy ? MSG_ZEROCOPY : whole ? MSG_MORE : 0);
     pthread_mutex_unlock(&x->lock);
-    ssize_t k = c->tls ? td_tls_sendv(c->tls, iov, n_iov) : sendmsg(c->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
+    ssize_t k = c->tls ? td_tls_sendv(c->tls, iov, n_iov) : sendmsg(c->fd, &msg, flags);
+    if (k < 0 && errno == ENOBUFS && zerocopy) { /* no room to note it down: this one is copied */
+        zerocopy = false;
+        k = sendmsg(c->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
+    }
     int e = errno;
     pthread_mutex_lock(&x->lock);
+    if (k > 0 && zerocopy) xfer_zc_sent(x, c, c->tx_op);
     size_t n_payload = 0;
     if (k > 0) {
         size_t n_queued = (size_t)k < n_out ? (size_t)k : n_out, rest = (size_t)k - n_queued;

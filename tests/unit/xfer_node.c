@@ -94,7 +94,7 @@ static void open_node(struct node *n, const struct node_command *c, struct node_
     snprintf(key, sizeof key, "%s.key", c->tls);
     struct td_xfer_config config = {
         .instance = "node", .incarnation = td_random_u64(), .layout_hash = c->layout_hash, .listen_host = "127.0.0.1", .listen_port = c->port,
-        .path = c->path, .max_slots = c->max_slots, .max_ops = c->max_ops, .peer_timeout_ms = c->timeout_ms, .tcp_lanes = c->lanes, .digest_every = c->digest_every,
+        .path = c->path, .max_slots = c->max_slots, .max_ops = c->max_ops, .peer_timeout_ms = c->timeout_ms, .tcp_lanes = c->lanes, .tcp_zerocopy = c->zerocopy, .digest_every = c->digest_every,
         .rdma = c->fabric[0] ? &rdma : NULL, .tls = c->tls[0] ? &tls : NULL,
         .hooks = {.wake = ring, .ctx = &n->bell},
     };

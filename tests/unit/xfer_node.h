@@ -32,6 +32,7 @@ struct node_command {
     uint32_t srq_peers;
     char tls[128], tls_ca[128];    /* "": none; else PREFIX of PREFIX.crt and PREFIX.key; the CA's file, "": anybody */
     bool pull;
+    enum td_xfer_zerocopy zerocopy;
     uint64_t block_bytes, layout_hash;
     int32_t n_blocks;
     /* the rest: GRANT, OP, SUBMIT, FILL, CHECK (ids); EVENT: deadline_ms is how long to wait */

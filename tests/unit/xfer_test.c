@@ -126,6 +126,12 @@ static void as_identity(struct node_command *c, const char *name, const char *ca
     snprintf(c->tls_ca, sizeof c->tls_ca, "%s", tls_files_in(ca_file));
 }
 
+/* tcp: sends that are not copied, though it is this host. */
+static bool is_zerocopy(const struct variant *v)
+{
+    return strstr(v->name, "zero copy") != NULL;
+}
+
 static struct node_command open_command(const struct pair *t, uint16_t port, bool receiver)
 {
     struct node_command c = {.verb = NODE_OPEN, .path = t->v.path, .port = port, .shareable = true, .max_slots = 16, .max_ops = 16,
@@ -140,6 +146,7 @@ static struct node_command open_command(const struct pair *t, uint16_t port, boo
         c.windows = strstr(t->v.name, "windows") != NULL;
         c.pull = t->v.pull;
     }
+    if (is_zerocopy(&t->v)) c.zerocopy = TD_XFER_ZEROCOPY_ON;
     if (t->v.tls) as_identity(&c, receiver ? "decode" : "prefill", "ca");
     return c;
 }
@@ -327,6 +334,7 @@ static void transfers_arrive_whole(void **state)
     whole(&t, 0);
     check_idle(&t);
     assert_int_equal(stats(t.d).bytes_pulled > 0, t.v.pull);
+    assert_int_equal(stats(t.p).n_zerocopy > 0, is_zerocopy(&t.v));
     assert_int_equal(stats(t.d).n_stale_frames + stats(t.d).n_bad_frames + stats(t.p).n_bad_frames, 0);
     pair_close(&t);
 }
@@ -1953,6 +1961,7 @@ static struct variant variants[] = {
     {TD_XFER_PATH_RDMA, SENDER_CHILD, ", pulled", 0, 0, ",devices=2", false, true},
     {TD_XFER_PATH_RDMA, SENDER_CHILD, ", windows", 0, 1, "", false, false},
     {TD_XFER_PATH_RDMA, RECEIVER_CHILD, ", windows, 2 rails, unordered, pulled", 0, 0, ",devices=2,unordered=1", false, true},
+    {TD_XFER_PATH_TCP, RECEIVER_CHILD, ", zero copy, 2 lanes", 2, 0, "", false, false}, {TD_XFER_PATH_TCP, SENDER_CHILD, ", zero copy", 1, 1, "", false, false},
 };
 
 /* Names like "kill_at_every_point(shm, sender in a child)". */
