@@ -2022,7 +2022,7 @@ int main(int argc, char **argv)
             if (strstr(variants[k].name, "tiny") && (suite[i].function == blocks_larger_than_a_frame_arrive_whole || suite[i].function == a_small_transfer_does_not_wait_for_a_large_one)) continue; /* its blocks are more than the device registers */
             if (real && (variants[k].path != TD_XFER_PATH_RDMA || (variants[k].name[0] && strcmp(variants[k].name, ", windows")))) continue;
             if (suite[i].needs_child && variants[k].where == BOTH_HERE) continue;
-            if (variants[k].zerocopy && suite[i].function == a_cancel_inside_a_frame_keeps_the_connection) continue; /* its blocks are free when the kernel says so */
+            if (is_zerocopy(&variants[k]) && suite[i].function == a_cancel_inside_a_frame_keeps_the_connection) continue; /* its blocks are free when the kernel says so */
             if (suite[i].tls_only && !variants[k].tls) continue;
             if (is_short() && variants[k].where == SENDER_CHILD && !suite[i].needs_child) continue; /* in the long form only */
             if (suite[i].tcp_only && variants[k].path != TD_XFER_PATH_TCP) continue;
