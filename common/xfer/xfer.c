@@ -1112,7 +1112,8 @@ static void check_conns(struct td_xfer *x, uint64_t now)
         if (i >= x->n_conns) continue; /* a connection went with its lanes */
         struct td_xfer_conn *c = x->live[i];
         bool handshake = c->state == XFER_CONN_TLS;
-        if (c->state == XFER_CONN_SETUP && since(now, c->setup_ns) > x->peer_timeout_ns) { /* before its silence, which says less */
+        if (c->state == XFER_CONN_SETUP && since(now, c->setup_ns) > (c->initiator ? 1 : 2) * x->peer_timeout_ns) {
+            /* Before its silence, which says less; and the initiator first, because it learns which rail was at fault. */
             if (c->initiator) xfer_rdma_late(x, c);
             xfer_conn_close(x, c, TD_ERR_PEER, "rdma: no answer over the queue pairs: no route between the devices, or a wrong GID", false);
         } else if (since(now, c->last_rx_ns) > (handshake ? 2 : 1) * x->peer_timeout_ns) {
