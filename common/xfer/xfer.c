@@ -1116,7 +1116,7 @@ static void check_conns(struct td_xfer *x, uint64_t now)
             /* Before its silence, which says less; and the initiator first, because it learns which rail was at fault. */
             if (c->initiator) xfer_rdma_late(x, c);
             xfer_conn_close(x, c, TD_ERR_PEER, "rdma: no answer over the queue pairs: no route between the devices, or a wrong GID", false);
-        } else if (since(now, c->last_rx_ns) > (handshake ? 2 : 1) * x->peer_timeout_ns) {
+        } else if (since(now, c->last_rx_ns) > (handshake || c->state == XFER_CONN_SETUP ? 2 : 1) * x->peer_timeout_ns) {
             x->n_refused_peers += !c->initiator && !c->proven;
             xfer_conn_close(x, c, TD_ERR_PEER, c->state == XFER_CONN_CONNECTING ? "no answer to connect" : handshake ? "tls: the handshake was not over in time" : "silent for too long", false);
         } else if (!c->initiator && !c->proven && since(now, c->born_ns) > 2 * x->peer_timeout_ns) {
