@@ -594,7 +594,7 @@ static void a_small_transfer_does_not_wait_for_a_large_one(void **state)
     assert_int_equal(submit(&t, &large, 0, 40, true), TD_OK);
     assert_int_equal(submit(&t, &small, 0, 1, true), TD_OK);
     struct td_xfer_event e = event(t.d);
-    if (e.kind != TD_XFER_SLOT_READY) fail_msg("event %d of slot %u: %s", (int)e.kind, e.id, e.reason);
+    if (e.kind != TD_XFER_SLOT_READY) fail_msg("event %d of slot %u: %s; the sender: %s", (int)e.kind, e.id, e.reason, event(t.p).reason);
     assert_int_equal(e.id, small.slot); /* 3 MiB of 123: it was let in between */
     e = event(t.d);
     assert_int_equal(e.id, large.slot);
