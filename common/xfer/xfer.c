@@ -480,6 +480,7 @@ static void attach_ops(struct td_xfer *x, uint64_t now_ns)
     for (uint32_t i = 0; i < x->core.max_ops; i++) {
         struct td_xfer_op *op = &x->core.ops[i];
         if (op->state != TD_OP_WAIT_CONN || x->op_aux[i].waits_for || op->retry_ns > now_ns) continue;
+        op->retry_ns = 0; /* it is tried now: no tick need remind us */
         const struct td_xfer_grant_blob *g = &op->grant;
         char reason[TD_XFER_REASON_MAX];
         struct td_xfer_conn *c = NULL;

@@ -738,6 +738,7 @@ static void op_check_stopped(struct td_xfer_core *c, uint32_t id)
     }
     op->again = false;
     op->state = TD_OP_WAIT_CONN;
+    if (!op->retry_ns) c->retry_due = true; /* at once */
     due_by(c, op->retry_ns ? op->retry_ns : 1);
 }
 
