@@ -2024,6 +2024,9 @@ int main(int argc, char **argv)
             if (suite[i].needs_child && variants[k].where == BOTH_HERE) continue;
             if (is_zerocopy(&variants[k]) && suite[i].function == a_cancel_inside_a_frame_keeps_the_connection) continue; /* its blocks are free when the kernel says so */
             if (suite[i].tls_only && !variants[k].tls) continue;
+            bool stops = suite[i].function == stop_at_every_point || suite[i].function == stop_in_the_middle_of_bytes ||
+                         suite[i].function == stop_before_the_slot_is_bound;
+            if (stops && variants[k].name[0] && (is_short() || !strstr(variants[k].name, "windows"))) continue; /* seconds of waiting each */
             if (is_short() && variants[k].where == SENDER_CHILD && !suite[i].needs_child) continue; /* in the long form only */
             if (suite[i].tcp_only && variants[k].path != TD_XFER_PATH_TCP) continue;
             if (suite[i].shm_only && variants[k].path != TD_XFER_PATH_SHM) continue;
