@@ -303,8 +303,10 @@ static void take_mail(struct td_worker *w)
 /* A path that could not be had is never silent: the operator asked for it by having the devices. */
 static void log_path(const struct td_xfer_event *ev)
 {
-    if (ev->status == TD_OK) td_info("kv_path", "path=%s %s", td_xfer_path_name(ev->path), ev->reason);
-    else td_warn("kv_path_failed", "path=%s status=%s reason=\"%s\" action=next_path", td_xfer_path_name(ev->path), td_status_name(ev->status), ev->reason);
+    char q[200];
+    td_log_quote(q, sizeof q, ev->reason);
+    if (ev->status == TD_OK) td_info("kv_path", "path=%s reason=%s", td_xfer_path_name(ev->path), q);
+    else td_warn("kv_path_failed", "path=%s status=%s reason=%s action=next_path", td_xfer_path_name(ev->path), td_status_name(ev->status), q);
 }
 
 static void take_xfer_events(struct td_worker *w)
@@ -581,7 +583,8 @@ static td_status find_verbs(const struct td_worker *w, const struct td_verbs **r
         *ret_verbs = NULL;
     }
     if (!strcmp(t, "rdma")) return td_fail(err, s, "transfer is rdma, and RDMA is not to be had: %s", why.msg);
-    td_info("rdma_absent", "reason=\"%s\"", why.msg);
+    char q[300];
+    td_info("rdma_absent", "reason=%s", td_log_quote(q, sizeof q, why.msg));
     return TD_OK;
 }
 

@@ -1,8 +1,8 @@
-/* rdma_select.h - the decisions of the verbs backend that need no device: which GID to speak from, which queue pair attributes two sides share,
- * and which rail takes the next piece. Pure functions over the types of verbs.h; time comes in as an argument; nothing is allocated.
+/* rdma_select.h - the decisions of the verbs backend that need no device: which GID to speak from, and which queue pair
+ * attributes two sides share (doctor asks for those). Pure functions over the types of verbs.h; nothing is allocated.
  *
  * Why apart: each of them fails on real fabrics as "retries exceeded" and nothing else, so they are tables that a test can read, and errors say
- * what to set. Source: the transfer design, sections 1.1, 1.3, 1.5, 1.6 and 7.4; rail scores and pauses after Mooncake's TENT engine. */
+ * what to set. Source: the transfer design, sections 1.1, 1.3, 1.6 and 7.4. */
 #ifndef TD_XFER_RDMA_SELECT_H
 #define TD_XFER_RDMA_SELECT_H
 
@@ -94,72 +94,5 @@ void td_rdma_attrs_route(const struct td_rdma_attrs *attrs, struct td_vb_route *
 
 /* The longest that a lost packet may go unreported: 4 x 4.096 us x 2^timeout per try (the specification allows the factor of 4). */
 uint64_t td_rdma_retry_ns(const struct td_rdma_attrs *attrs);
-
-/* --- rails ------------------------------------------------------------------------------------------------------------------------ */
-
-#define TD_RAILS_MAX 16
-#define TD_RAIL_ERRORS 3               /* within the window: a pause */
-#define TD_RAIL_WINDOW_NS 10000000000ull
-#define TD_RAIL_PAUSE_NS 30000000000ull
-#define TD_RAIL_PAUSE_MAX_NS 300000000000ull
-#define TD_RAIL_REPROBE_NS 1000000000ull
-#define TD_RAIL_EXPLORE 100            /* one pick in so many goes to the healthy rail that was used longest ago */
-
-/*                       3 errors in 10 s                    pause over: td_rails_take_probe
- *           HEALTHY ------------------------> PAUSED ------------------------------------------> PROBING
- *              ^  ^                              ^   30 s, doubling to 300 s                       |   |
- *              |  |                              +------------------- error ----------------------+   |
- *              |  +---------------------------------------------------- done -------------------------+
- *              |
- *              |          link down (from any)                link up: pause over at once
- *              +- - - - - - - - - - - - - - -> DOWN ----------------------------------------> PAUSED
- */
-enum td_rail_state { TD_RAIL_HEALTHY = 0, TD_RAIL_PAUSED, TD_RAIL_PROBING, TD_RAIL_DOWN };
-
-enum td_rail_distance { TD_RAIL_NEAR = 0, TD_RAIL_SAME_SOCKET = 1, TD_RAIL_FAR = 2 }; /* cost 1, 5, 10 */
-
-struct td_rail {
-    enum td_rail_state state;
-    enum td_rail_distance distance;
-    double bytes_per_s;                /* exponential average of what it achieves while busy */
-    double link_bytes_per_s;
-    uint64_t bytes_in_flight;
-    uint64_t busy_since_ns, busy_bytes; /* the measurement under way */
-    uint64_t last_pick;                /* number of the pick */
-    uint64_t errors_ns[TD_RAIL_ERRORS]; /* the latest ones, as a ring */
-    uint32_t n_errors;                 /* since the last pause */
-    uint64_t pause_ns;                 /* of the next pause */
-    uint64_t resume_ns;                /* end of this pause */
-    uint64_t trouble_ns;               /* last error or end of a pause: when long ago, pauses begin at 30 s again */
-};
-
-struct td_rails {                      /* owned by the thread that posts */
-    uint32_t n;
-    uint64_t n_picks;
-    struct td_rail rail[TD_RAILS_MAX];
-};
-
-/* bits_per_s 0: not known, taken as the fastest known one. n in 1..TD_RAILS_MAX, else TD_ERR_INVALID. */
-td_status td_rails_init(struct td_rails *rails, uint32_t n, const uint64_t *bits_per_s, const enum td_rail_distance *distance, struct td_err *err);
-
-/* Seconds until what is in flight and `bytes` more are through, times the cost of distance: smaller is better. */
-double td_rail_score(const struct td_rail *rail, uint64_t bytes);
-
-/* The rail for the next `bytes`, -1 when none is healthy. `allowed`: bit per rail (those with a queue pair to this peer that is not being retried).
- * The caller then says what became of them: posted at once, and later for the same bytes exactly one of done, failed, dropped. */
-int td_rails_pick(struct td_rails *rails, uint64_t bytes, uint32_t allowed);
-void td_rails_posted(struct td_rails *rails, uint32_t i, uint64_t bytes, uint64_t now_ns);
-void td_rails_done(struct td_rails *rails, uint32_t i, uint64_t bytes, uint64_t now_ns);
-/* One error of the path. All that one queue pair's end flushes is one failure: the bytes of the rest are dropped. */
-void td_rails_failed(struct td_rails *rails, uint32_t i, uint64_t bytes, uint64_t now_ns);
-/* Cancelled or flushed: says nothing of the rail. A probe that is dropped is due again after TD_RAIL_REPROBE_NS. */
-void td_rails_dropped(struct td_rails *rails, uint32_t i, uint64_t bytes, uint64_t now_ns);
-
-/* A rail whose pause is over: the caller sends a small transfer on it and reports it like any other (bytes may be 0). -1: none. */
-int td_rails_take_probe(struct td_rails *rails, uint64_t now_ns);
-/* When td_rails_take_probe may next answer; UINT64_MAX: not by time alone. */
-uint64_t td_rails_next_ns(const struct td_rails *rails);
-/* The port's own word (async events). */
-void td_rails_link(struct td_rails *rails, uint32_t i, bool up, uint64_t now_ns);
 
 #endif
