@@ -261,9 +261,9 @@ struct td_xfer_wr_limits {
 bool td_xfer_core_wr_next(struct td_xfer_core *core, uint64_t conn, uint32_t qp, uint32_t no_words, uint32_t *cursor, const struct td_xfer_wr_limits *limits,
                           struct td_xfer_wr *ret_wr);
 /* It completed, or was flushed (ok false; conn_lost follows). */
-/* tcp without copies: the kernel reads source blocks until wr_done. The op is live. */
-void td_xfer_core_hold(struct td_xfer_core *core, uint32_t op);
 void td_xfer_core_wr_done(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, uint64_t n_bytes, bool ok);
+/* tcp without copies: the kernel reads source blocks until wr_done, which ends each hold. Between read_begin and read_end. */
+void td_xfer_core_hold(struct td_xfer_core *core, uint32_t op);
 
 /* Digests to compute now: CRC32C of source block src[i] goes to digest[i].crc. Marks the op io. digest_end sends them. */
 #define TD_XFER_DIGEST_BATCH 64
