@@ -1,4 +1,4 @@
-/* xfer.c - one transfer endpoint: the public calls, the progress thread, connections and their frames.
+/* xfer.c - one transfer endpoint: the public calls, the progress thread, connections and their frames. How connections come to stand: xfer_path.c.
  *
  * Connection, on both backends (initiator = the side that sends blocks):
  *
@@ -85,30 +85,13 @@ struct td_xfer_conn *xfer_conn_by_id(struct td_xfer *x, uint64_t id)
     return (id & 0xffff) < XFER_MAX_CONNS && c->state != XFER_CONN_FREE && c->id == id ? c : NULL;
 }
 
-static const char *const path_names[TD_XFER_N_PATHS] = {"auto", "tcp", "shm", "rdma"};
-
-const char *td_xfer_path_name(enum td_xfer_path path)
-{
-    return path < TD_XFER_N_PATHS ? path_names[path] : "unknown";
-}
-
-/* For td_xfer_poll: the oldest is lost when nobody polls. */
-static void tell_path(struct td_xfer *x, enum td_xfer_path path, td_status status, const char *text)
-{
-    uint32_t max = sizeof x->news / sizeof x->news[0];
-    if (x->n_news == max) memmove(x->news, x->news + 1, --x->n_news * sizeof x->news[0]);
-    x->news[x->n_news].path = path;
-    x->news[x->n_news].status = status;
-    xfer_say(x->news[x->n_news++].text, "%s", text);
-}
-
 bool xfer_watch_fd(struct td_xfer *x, int fd, uint64_t key)
 {
     struct epoll_event e = {.events = EPOLLIN, .data.u64 = key};
     return fd < 0 || epoll_ctl(x->epoll_fd, EPOLL_CTL_ADD, fd, &e) == 0;
 }
 
-static bool watch(struct td_xfer *x, struct td_xfer_conn *c, int op, bool out)
+bool xfer_conn_watch(struct td_xfer *x, struct td_xfer_conn *c, int op, bool out)
 {
     struct epoll_event e = {.events = EPOLLIN | (out ? EPOLLOUT : 0u), .data.u64 = c->id};
     c->want_out = out;
@@ -133,7 +116,7 @@ struct td_xfer_conn *xfer_conn_new(struct td_xfer *x, int fd, enum td_xfer_path 
     bool encrypted = x->tls && path != TD_XFER_PATH_SHM;
     if (encrypted && td_tls_conn_open(x->tls, fd, initiator, &c->tls, NULL)) return NULL;
     c->state = encrypted ? XFER_CONN_TLS : XFER_CONN_HELLO;
-    if (!watch(x, c, EPOLL_CTL_ADD, false)) {
+    if (!xfer_conn_watch(x, c, EPOLL_CTL_ADD, false)) {
         td_tls_conn_close(c->tls);
         c->state = XFER_CONN_FREE;
         return NULL;
@@ -142,30 +125,6 @@ struct td_xfer_conn *xfer_conn_new(struct td_xfer *x, int fd, enum td_xfer_path 
     x->live[x->n_conns++] = c;
     if (!initiator) x->n_unproven++;
     return c;
-}
-
-static bool may_path(const struct td_xfer *x, uint32_t op, enum td_xfer_path path);
-
-/* The connection that these ops waited for did not come to stand. Where another path is left they take that, loudly. in_setup: the peer is there and its
- * queue pairs were not up (a lost ARP packet is enough): with no other path that is worth another try. */
-static void fail_waiting_ops(struct td_xfer *x, uint64_t id, enum td_xfer_path path, td_status status, const char *reason, bool in_setup)
-{
-    bool fell_back = false;
-    for (uint32_t i = 0; i < x->core.max_ops; i++) {
-        const struct td_xfer_op *op = &x->core.ops[i];
-        if (x->op_aux[i].waits_for != id) continue;
-        x->op_aux[i].waits_for = 0;
-        if (op->state != TD_OP_WAIT_CONN) continue;
-        x->op_aux[i].tried |= 1u << path;
-        if (status != TD_ERR_STALE && (may_path(x, i, TD_XFER_PATH_RDMA) || may_path(x, i, TD_XFER_PATH_TCP))) fell_back = true;
-        else if (in_setup && status == TD_ERR_PEER && ++x->op_aux[i].n_setups < TD_XFER_ATTEMPTS_MAX) x->op_aux[i].tried &= ~(1u << path);
-        else td_xfer_core_op_fail(&x->core, xfer_now(x), i, status, reason);
-    }
-    if (fell_back) {
-        x->n_fallbacks++;
-        tell_path(x, path, status, reason);
-    }
-    x->attach_due = true;
 }
 
 /* Closes the socket and gives the entry back. */
@@ -215,11 +174,11 @@ void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status
     for (uint32_t i = x->n_conns; i-- > 0;)
         if (x->live[i]->link == id) conn_free(x, x->live[i]);
     if (was_ready) td_xfer_core_conn_lost(&x->core, xfer_now(x), id, status, text, retry);
-    if (initiator) fail_waiting_ops(x, id, path, status, text, was_setup);
+    if (initiator) xfer_path_failed(x, id, path, status, text, was_setup);
 }
 
 /* Frames that break the protocol: counted, and the connection ends. */
-static void refuse(struct td_xfer *x, struct td_xfer_conn *c, const char *reason)
+void xfer_conn_refuse(struct td_xfer *x, struct td_xfer_conn *c, const char *reason)
 {
     x->n_bad_frames++;
     if (!c->initiator && !c->proven) x->n_refused_peers++;
@@ -263,436 +222,25 @@ static void core_op_handle(void *ctx, uint32_t op, uint64_t handle)
     if (!handle && x->op_aux[op].words) xfer_rdma_op_over(x, op);
 }
 
-void xfer_conn_say_hello(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type)
-{
-    struct td_xfer_hello hello = {.incarnation = x->incarnation, .layout_hash = x->layout_hash, .block_bytes = x->block_bytes, .nonce = c->nonce};
-    struct td_xfer_frame f = {.type = (uint8_t)type, .length = sizeof hello, .slot = c->path, .op = c->lane};
-    memcpy(hello.instance, x->instance, sizeof hello.instance);
-    if (type == TD_XFER_HELLO_ACK && c->path == TD_XFER_PATH_SHM) memcpy(hello.proof, x->proof, sizeof hello.proof);
-    xfer_conn_queue(x, c, &f, &hello);
-}
-
-static void evict_oldest_unproven(struct td_xfer *x)
-{
-    struct td_xfer_conn *oldest = NULL;
-    for (uint32_t i = 0; i < x->n_conns; i++) {
-        struct td_xfer_conn *c = x->live[i];
-        if (!c->initiator && !c->proven && (!oldest || c->id >> 16 < oldest->id >> 16)) oldest = c;
-    }
-    if (!oldest) return;
-    x->n_refused_peers++;
-    xfer_conn_close(x, oldest, TD_ERR_PEER, "too many connections without a key", false);
-}
-
-static void pause_accept(struct td_xfer *x, bool pause)
-{
-    struct epoll_event e = {.events = pause ? 0u : EPOLLIN};
-    x->accept_paused = pause;
-    e.data.u64 = XFER_KEY_TCP;
-    if (x->tcp_fd >= 0) epoll_ctl(x->epoll_fd, EPOLL_CTL_MOD, x->tcp_fd, &e);
-    e.data.u64 = XFER_KEY_SHM;
-    if (x->shm_fd >= 0) epoll_ctl(x->epoll_fd, EPOLL_CTL_MOD, x->shm_fd, &e);
-}
-
-static void accept_some(struct td_xfer *x, int listen_fd, enum td_xfer_path path)
-{
-    for (int i = 0; i < 16; i++) {
-        int fd = accept4(listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-        if (fd < 0) {
-            if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-                evict_oldest_unproven(x);
-                pause_accept(x, true); /* until the next check of timers */
-            }
-            return;
-        }
-        if (path == TD_XFER_PATH_SHM ? !xfer_shm_peer_allowed(fd) : false) {
-            x->n_refused_peers++;
-            close(fd);
-            continue;
-        }
-        if (path == TD_XFER_PATH_TCP) xfer_tcp_tune(x, fd);
-        if (x->n_unproven >= XFER_MAX_UNPROVEN || x->n_conns >= XFER_MAX_CONNS - XFER_RESERVED_CONNS) evict_oldest_unproven(x);
-        if (!xfer_conn_new(x, fd, path, false)) {
-            x->n_refused_peers++;
-            close(fd);
-        }
-    }
-}
-
-/* --- connections for ops -------------------------------------------------------------------------------------------------------- */
-
-static struct td_xfer_conn *find_conn(struct td_xfer *x, const struct td_xfer_grant_blob *g, enum td_xfer_path path)
-{
-    for (uint32_t i = 0; i < x->n_conns; i++) {
-        struct td_xfer_conn *c = x->live[i];
-        if (c->initiator && c->lane == 0 && c->path == path && c->peer_incarnation == g->incarnation && c->port == g->port &&
-            strcmp(c->host, g->host) == 0)
-            return c;
-    }
-    return NULL;
-}
-
-/* Closes an idle connection of ours to make room. */
-static void evict_idle(struct td_xfer *x)
-{
-    for (uint32_t i = x->n_conns; i-- > 0;) {
-        struct td_xfer_conn *idle = x->live[i];
-        bool busy = idle->state != XFER_CONN_READY || !idle->initiator || idle->lane;
-        for (uint32_t k = 0; k < x->core.max_ops && !busy; k++) busy = x->core.ops[k].conn == idle->id || x->core.ops[k].tell_conn == idle->id;
-        if (busy) continue;
-        xfer_conn_close(x, idle, TD_ERR_PEER, "closed for another peer", true);
-        return;
-    }
-}
-
-/* A new socket to a peer; NULL with the reason when there can be none. The caller starts it by dial_go. */
-static struct td_xfer_conn *dial_socket(struct td_xfer *x, const char *shm_name, const char *host, uint16_t port, enum td_xfer_path path,
-                                        const char *instance, bool *ret_connected, char reason[TD_XFER_REASON_MAX])
-{
-    *ret_connected = true;
-    int fd = path == TD_XFER_PATH_SHM ? xfer_shm_dial(shm_name) : xfer_tcp_dial(x, host, port, ret_connected);
-    if (fd < 0) {
-        xfer_say(reason, "peer %.40s at %.40s:%u (%s): connect: %s", instance, host, port, td_xfer_path_name(path), strerror(errno));
-        return NULL;
-    }
-    struct td_xfer_conn *c = xfer_conn_new(x, fd, path, true);
-    if (!c && x->n_conns == XFER_MAX_CONNS) {
-        evict_idle(x);
-        c = xfer_conn_new(x, fd, path, true);
-    }
-    if (!c) {
-        close(fd);
-        if (x->n_conns < XFER_MAX_CONNS) xfer_say(reason, "peer %.40s: no memory for another connection", instance);
-        else xfer_say(reason, "peer %.40s: all %d connections are in use", instance, XFER_MAX_CONNS);
-        return NULL;
-    }
-    c->port = port;
-    snprintf(c->host, sizeof c->host, "%s", host);
-    snprintf(c->peer_instance, sizeof c->peer_instance, "%s", instance);
-    return c;
-}
-
-/* The initiator's side speaks first: HELLO, or the handshake that comes before it. */
-static void connected_now(struct td_xfer *x, struct td_xfer_conn *c)
-{
-    c->state = c->tls ? XFER_CONN_TLS : XFER_CONN_HELLO;
-    c->last_rx_ns = xfer_now(x);
-    if (c->tls) c->tx_ready = true; /* conn_write takes the first step */
-    else xfer_conn_say_hello(x, c, TD_XFER_HELLO);
-}
-
-static void dial_go(struct td_xfer *x, struct td_xfer_conn *c, bool connected)
-{
-    if (connected) {
-        connected_now(x, c);
-    } else {
-        c->state = XFER_CONN_CONNECTING;
-        watch(x, c, EPOLL_CTL_MOD, true);
-    }
-}
-
-/* A connection under way to the grant's author over this path; NULL with the reason when there can be none. */
-static struct td_xfer_conn *dial(struct td_xfer *x, const struct td_xfer_grant_blob *g, enum td_xfer_path path, char reason[TD_XFER_REASON_MAX])
-{
-    bool connected;
-    struct td_xfer_conn *c = dial_socket(x, g->shm_name, g->host, g->port, path, g->instance, &connected, reason);
-    if (!c) return NULL;
-    c->peer_incarnation = g->incarnation;
-    memcpy(c->peer_proof, g->proof, sizeof c->peer_proof);
-    dial_go(x, c, connected);
-    return c;
-}
-
-/* The lanes of a tcp connection that stands. One that does not come about is not missed. */
-static void dial_lanes(struct td_xfer *x, struct td_xfer_conn *first)
-{
-    for (uint32_t lane = 1; lane < x->n_lanes; lane++) {
-        char reason[TD_XFER_REASON_MAX];
-        bool connected;
-        if (x->n_conns >= XFER_MAX_CONNS / 2) return; /* peers before lanes */
-        struct td_xfer_conn *c = dial_socket(x, NULL, first->host, first->port, TD_XFER_PATH_TCP, first->peer_instance, &connected, reason);
-        if (!c) return;
-        c->peer_incarnation = first->peer_incarnation;
-        c->link = first->id;
-        c->lane = lane;
-        c->tag = first->tag;
-        dial_go(x, c, connected);
-    }
-}
-
-static void op_attach(struct td_xfer *x, uint32_t id, struct td_xfer_conn *c)
-{
-    x->op_aux[id].waits_for = 0;
-    x->op_aux[id].link = c->id;
-    td_xfer_core_op_attach(&x->core, id, c->id, c->path, xfer_rdma_may_pull(c));
-    c->tx_ready = true;
-    c->last_use_ns = xfer_now(x);
-}
-
-/* Path choice. AUTO: shm when both sides offer it and the socket of the grant answers; rdma when both sides have it and its probes come through; else
- * tcp. A side that names a path allows no other. */
-static bool may_path(const struct td_xfer *x, uint32_t op, enum td_xfer_path path)
-{
-    const struct td_xfer_grant_blob *g = &x->core.ops[op].grant;
-    if ((x->path != TD_XFER_PATH_AUTO && x->path != path) || (g->path != TD_XFER_PATH_AUTO && g->path != (uint8_t)path)) return false;
-    if (x->op_aux[op].tried & 1u << path) return false;
-    switch (path) {
-    case TD_XFER_PATH_SHM: return g->shm_name[0] && x->words;
-    case TD_XFER_PATH_RDMA: return g->port && g->has_rdma && x->rdma && xfer_rdma_usable(x);
-    case TD_XFER_PATH_TCP: return g->port != 0;
-    case TD_XFER_PATH_AUTO:
-    case TD_XFER_N_PATHS: break;
-    }
-    return false;
-}
-
-static const enum td_xfer_path path_order[] = {TD_XFER_PATH_SHM, TD_XFER_PATH_RDMA, TD_XFER_PATH_TCP};
-
-/* A new op on a connection that stands already: no turn of the progress thread in between. Any thread. */
-static void attach_warm(struct td_xfer *x, uint32_t id)
-{
-    for (size_t i = 0; i < sizeof path_order / sizeof path_order[0]; i++) {
-        if (!may_path(x, id, path_order[i])) continue;
-        struct td_xfer_conn *c = find_conn(x, &x->core.ops[id].grant, path_order[i]);
-        if (c && c->state == XFER_CONN_READY) {
-            op_attach(x, id, c);
-            return;
-        }
-        break;
-    }
-    x->attach_due = true;
-}
-
-/* Both sides would take what is best, one of them at least has RDMA devices, and a tcp connection is dialled without a try at them: said aloud. */
-static void tell_no_rdma(struct td_xfer *x, uint32_t op)
-{
-    const struct td_xfer_grant_blob *g = &x->core.ops[op].grant;
-    char text[TD_XFER_REASON_MAX];
-    if (x->path != TD_XFER_PATH_AUTO || g->path != TD_XFER_PATH_AUTO || x->op_aux[op].tried & 1u << TD_XFER_PATH_RDMA || (!x->rdma && !g->has_rdma)) return;
-    xfer_say(text, "peer %.60s: %s has no usable RDMA device", g->instance, g->has_rdma ? "this side" : "it");
-    x->n_fallbacks++;
-    tell_path(x, TD_XFER_PATH_RDMA, TD_ERR_UNSUPPORTED, text);
-}
-
-static void attach_ops(struct td_xfer *x, uint64_t now_ns)
-{
-    x->attach_due = x->core.retry_due = false;
-    for (uint32_t i = 0; i < x->core.max_ops; i++) {
-        struct td_xfer_op *op = &x->core.ops[i];
-        if (op->state != TD_OP_WAIT_CONN || x->op_aux[i].waits_for || op->retry_ns > now_ns) continue;
-        op->retry_ns = 0; /* it is tried now: no tick need remind us */
-        const struct td_xfer_grant_blob *g = &op->grant;
-        char reason[TD_XFER_REASON_MAX];
-        struct td_xfer_conn *c = NULL;
-        if (g->path == TD_XFER_PATH_RDMA || x->path == TD_XFER_PATH_RDMA)
-            xfer_say(reason, "peer %.40s: only rdma is allowed, and %s has no usable RDMA device", g->instance, g->has_rdma ? "this side" : "it");
-        else xfer_say(reason, "peer %.40s: no path that both sides allow", g->instance);
-        for (size_t k = 0; k < sizeof path_order / sizeof path_order[0] && !c; k++) {
-            enum td_xfer_path path = path_order[k];
-            if (!may_path(x, i, path)) continue;
-            c = find_conn(x, g, path);
-            if (!c) {
-                if (path == TD_XFER_PATH_TCP) tell_no_rdma(x, i);
-                c = dial(x, g, path, reason);
-            }
-            if (!c) x->op_aux[i].tried |= 1u << path;
-        }
-        if (!c) td_xfer_core_op_fail(&x->core, xfer_now(x), i, TD_ERR_PEER, reason);
-        else if (c->state == XFER_CONN_READY) op_attach(x, i, c);
-        else x->op_aux[i].waits_for = c->id;
-    }
-}
-
-/* The rdma link behind it has its queue pairs up, or there is none to wait for. */
-void xfer_conn_ready(struct td_xfer *x, struct td_xfer_conn *c)
-{
-    char text[TD_XFER_REASON_MAX];
-    c->state = XFER_CONN_READY;
-    c->last_use_ns = xfer_now(x);
-    c->tx_ready = true;
-    if (c->initiator && c->path == TD_XFER_PATH_TCP) xfer_zc_open(x, c);
-    if (c->lane) return;
-    x->conns_by_path[c->path]++;
-    xfer_say(text, "peer %.60s%s", c->peer_instance, c->tls ? ", over TLS" : "");
-    tell_path(x, c->path, TD_OK, text);
-    if (c->initiator && c->path == TD_XFER_PATH_TCP) dial_lanes(x, c);
-    for (uint32_t i = 0; i < x->core.max_ops; i++) {
-        if (x->op_aux[i].waits_for != c->id) continue;
-        x->op_aux[i].waits_for = 0;
-        if (x->core.ops[i].state == TD_OP_WAIT_CONN) op_attach(x, i, c);
-    }
-}
-
 /* --- frames that came ----------------------------------------------------------------------------------------------------------- */
 
-static void take_reason(char to[TD_XFER_REASON_MAX], const struct td_xfer_conn *c)
+void xfer_conn_take_reason(char to[TD_XFER_REASON_MAX], const struct td_xfer_conn *c)
 {
     uint32_t n = c->rx_frame.length < TD_XFER_REASON_MAX ? c->rx_frame.length : TD_XFER_REASON_MAX - 1;
     for (uint32_t i = 0; i < n; i++) to[i] = (char)(c->rx_payload[i] >= 0x20 && c->rx_payload[i] < 0x7f ? c->rx_payload[i] : '?');
     to[n] = 0;
 }
 
-static void hello_ack_refuse(struct td_xfer *x, struct td_xfer_conn *c, td_status status, const char *reason)
-{
-    struct td_xfer_frame f = {.type = TD_XFER_HELLO_ACK, .status = (int16_t)status, .length = (uint32_t)strlen(reason)};
-    uint8_t bytes[64 + TD_XFER_REASON_MAX];
-    td_xfer_frame_encode(&f, bytes);
-    memcpy(bytes + 64, reason, f.length);
-    xfer_tcp_send(c, bytes, 64 + f.length); /* a courtesy on a fresh socket: lost if it does not fit */
-    x->n_refused_peers++;
-    xfer_conn_close(x, c, status, reason, false);
-}
-
-/* Another socket of a connection that stands. Its tag is known to nobody but the peer (and to who reads the wire, where there is no TLS). */
-static void on_lane_hello(struct td_xfer *x, struct td_xfer_conn *c, const struct td_xfer_hello *hello)
-{
-    const struct td_xfer_conn *first = NULL;
-    bool taken = c->rx_frame.op >= TD_XFER_LANES_MAX || c->path != TD_XFER_PATH_TCP;
-    for (uint32_t i = 0; i < x->n_conns && c->rx_frame.conn; i++)
-        if (!x->live[i]->initiator && x->live[i]->lane == 0 && x->live[i]->tag == c->rx_frame.conn) first = x->live[i];
-    for (uint32_t i = 0; i < x->n_conns && first; i++)
-        if (x->live[i]->link == first->id && x->live[i]->lane == c->rx_frame.op) taken = true;
-    if (!first && !taken) { /* it was cut meanwhile */
-        x->n_refused_peers++;
-        xfer_conn_close(x, c, TD_ERR_PEER, "its connection is gone", false);
-        return;
-    }
-    if (!first || first->state != XFER_CONN_READY || first->path != TD_XFER_PATH_TCP || first->peer_incarnation != hello->incarnation || taken) {
-        refuse(x, c, "lane of no connection");
-        return;
-    }
-    memcpy(c->peer_instance, first->peer_instance, sizeof c->peer_instance);
-    c->peer_incarnation = hello->incarnation;
-    c->lane = c->rx_frame.op;
-    c->link = first->id;
-    c->tag = first->tag;
-    c->proven = true;
-    x->n_unproven--;
-    xfer_conn_say_hello(x, c, TD_XFER_HELLO_ACK);
-    xfer_conn_ready(x, c);
-}
-
-static void begin_setup(struct td_xfer *x, struct td_xfer_conn *c)
-{
-    c->state = XFER_CONN_SETUP;
-    c->setup_ns = xfer_now(x);
-}
-
-static void on_hello(struct td_xfer *x, struct td_xfer_conn *c)
-{
-    struct td_xfer_hello hello;
-    char reason[TD_XFER_REASON_MAX];
-    memcpy(&hello, c->rx_payload, sizeof hello);
-    if (hello.instance[sizeof hello.instance - 1] || hello.nonce == 0) {
-        refuse(x, c, "hello is malformed");
-        return;
-    }
-    if (c->rx_frame.op) {
-        on_lane_hello(x, c, &hello);
-        return;
-    }
-    memcpy(c->peer_instance, hello.instance, sizeof c->peer_instance);
-    for (char *p = c->peer_instance; *p; p++)
-        if (*p < 0x21 || *p > 0x7e) *p = '?';
-    if (!x->block_bytes) {
-        hello_ack_refuse(x, c, TD_ERR_PEER, "not ready yet: its pool is being made");
-        return;
-    }
-    if (hello.layout_hash != x->layout_hash || hello.block_bytes != x->block_bytes) {
-        xfer_say(reason, "layout %016" PRIx64 " with blocks of %" PRIu64 " bytes is not ours, %016" PRIx64 " with %zu", hello.layout_hash,
-                 hello.block_bytes, x->layout_hash, x->block_bytes);
-        hello_ack_refuse(x, c, TD_ERR_UNSUPPORTED, reason);
-        return;
-    }
-    if (c->path == TD_XFER_PATH_TCP && c->rx_frame.slot == TD_XFER_PATH_RDMA) c->path = TD_XFER_PATH_RDMA;
-    bool allowed = c->rx_frame.slot == (uint32_t)c->path && (x->path == TD_XFER_PATH_AUTO || x->path == c->path);
-    if (!allowed || (c->path == TD_XFER_PATH_RDMA && (!x->rdma || !xfer_rdma_usable(x)))) {
-        if (allowed) xfer_say(reason, "it has no usable RDMA device");
-        else xfer_say(reason, "path %s is not to be had here: this side allows %s", td_xfer_path_name((enum td_xfer_path)c->rx_frame.slot),
-                      td_xfer_path_name(x->path));
-        hello_ack_refuse(x, c, TD_ERR_UNSUPPORTED, reason);
-        return;
-    }
-    c->peer_incarnation = hello.incarnation;
-    xfer_conn_say_hello(x, c, TD_XFER_HELLO_ACK);
-    c->tag = c->nonce ^ hello.nonce;
-    if (c->path == TD_XFER_PATH_RDMA) begin_setup(x, c);
-    else xfer_conn_ready(x, c);
-}
-
-static void on_hello_ack(struct td_xfer *x, struct td_xfer_conn *c)
-{
-    struct td_xfer_hello hello;
-    char reason[TD_XFER_REASON_MAX];
-    if (c->rx_frame.status) {
-        char theirs[TD_XFER_REASON_MAX];
-        take_reason(theirs, c);
-        xfer_say(reason, "refused: %.140s", theirs);
-        xfer_conn_close(x, c, (td_status)c->rx_frame.status, reason, false);
-        return;
-    }
-    memcpy(&hello, c->rx_payload, sizeof hello);
-    if (c->path == TD_XFER_PATH_SHM && !td_xfer_key_equal(hello.proof, c->peer_proof)) {
-        xfer_conn_close(x, c, TD_ERR_PEER, "the socket on this host is not the grant's", false);
-    } else if (hello.incarnation != c->peer_incarnation) {
-        xfer_conn_close(x, c, TD_ERR_STALE, "another process has the address: the grant is an old one", false);
-    } else if (hello.layout_hash != x->layout_hash || hello.block_bytes != x->block_bytes || hello.nonce == 0) {
-        xfer_conn_close(x, c, TD_ERR_UNSUPPORTED, "its layout is not ours", false);
-    } else if (c->lane) {
-        const struct td_xfer_conn *first = xfer_conn_by_id(x, c->link);
-        if (first && first->state == XFER_CONN_READY) xfer_conn_ready(x, c);
-        else xfer_conn_close(x, c, TD_ERR_PEER, "its first lane is gone", false);
-    } else {
-        c->tag = c->nonce ^ hello.nonce;
-        if (c->path == TD_XFER_PATH_SHM && !xfer_shm_send_mem(x, c)) {
-            xfer_conn_close(x, c, TD_ERR_PEER, "could not hand over the pool", false);
-        } else if (c->path == TD_XFER_PATH_RDMA) {
-            begin_setup(x, c);
-            if (!xfer_rdma_offer(x, c, reason)) xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
-        } else {
-            xfer_conn_ready(x, c);
-        }
-    }
-}
-
-/* rdma: the frames of SETUP. READY comes with the probes. */
-static void on_setup(struct td_xfer *x, struct td_xfer_conn *c)
-{
-    char reason[TD_XFER_REASON_MAX];
-    if (c->rx_frame.type == TD_XFER_RDMA_OFFER) {
-        td_status status = xfer_rdma_on_offer(x, c, reason);
-        if (!status) return;
-        struct td_xfer_frame f = {.type = TD_XFER_RDMA_ACCEPT, .status = (int16_t)status, .length = (uint32_t)strlen(reason)};
-        uint8_t bytes[64 + TD_XFER_REASON_MAX];
-        f.conn = c->tag;
-        td_xfer_frame_encode(&f, bytes);
-        memcpy(bytes + 64, reason, f.length);
-        xfer_tcp_send(c, bytes, 64 + f.length); /* a courtesy, as in hello_ack_refuse */
-        x->n_refused_peers++;
-        xfer_conn_close(x, c, status, reason, false);
-    } else if (c->rx_frame.type == TD_XFER_RDMA_ACCEPT) {
-        if (c->rx_frame.status) {
-            char theirs[TD_XFER_REASON_MAX];
-            take_reason(theirs, c);
-            xfer_say(reason, "refused: %.140s", theirs);
-            xfer_rdma_refused(x);
-            xfer_conn_close(x, c, (td_status)c->rx_frame.status, reason, false);
-        } else if (!xfer_rdma_on_accept(x, c, reason)) {
-            xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
-        }
-    }
-}
-
 static void on_open(struct td_xfer *x, struct td_xfer_conn *c)
 {
     if (c->path == TD_XFER_PATH_SHM && (!c->source || c->rx_frame.op >= c->n_words)) {
-        refuse(x, c, "open without memory");
+        xfer_conn_refuse(x, c, "open without memory");
         return;
     }
     td_status status = td_xfer_core_rx_open(&x->core, c->link, c->path, &c->rx_frame, c->rx_payload);
     if (status == TD_ERR_PEER) {
         x->n_refused_peers += c->proven;
-        refuse(x, c, "open with a wrong key");
+        xfer_conn_refuse(x, c, "open with a wrong key");
         return;
     }
     if (status == TD_OK && !c->proven) {
@@ -711,7 +259,7 @@ static void on_ref(struct td_xfer *x, struct td_xfer_conn *c)
     memcpy(ids, c->rx_payload + 4, (size_t)n * 4);
     int32_t n_source = c->path == TD_XFER_PATH_RDMA ? xfer_rdma_peer_blocks(x, c) : c->n_source_blocks;
     if (td_xfer_core_rx_ref(&x->core, c->link, &c->rx_frame, first, ids, n, n_source) == TD_ERR_CORRUPT)
-        refuse(x, c, "ref names blocks that are not in the grant, or twice");
+        xfer_conn_refuse(x, c, "ref names blocks that are not in the grant, or twice");
     else c->tx_ready = true;
 }
 
@@ -722,41 +270,40 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
     char reason[TD_XFER_REASON_MAX];
     uint64_t now = xfer_now(x);
     if (c->state == XFER_CONN_HELLO) {
-        if (c->initiator) on_hello_ack(x, c);
-        else on_hello(x, c);
+        xfer_path_on_hello(x, c);
         return;
     }
     if (c->state == XFER_CONN_SETUP && f->type != TD_XFER_BYE) {
-        on_setup(x, c);
+        xfer_path_on_setup(x, c);
         return;
     }
     switch ((enum td_xfer_frame_type)f->type) {
     case TD_XFER_MEM: {
         struct td_xfer_mem mem;
         memcpy(&mem, c->rx_payload, sizeof mem);
-        if (xfer_shm_take_mem(x, c, &mem, reason)) refuse(x, c, reason);
+        if (xfer_shm_take_mem(x, c, &mem, reason)) xfer_conn_refuse(x, c, reason);
         break;
     }
     case TD_XFER_OPEN: on_open(x, c); break;
     case TD_XFER_REF: on_ref(x, c); break;
     case TD_XFER_FINAL:
-        if (td_xfer_core_rx_final(&x->core, now, c->link, f, c->rx_payload) == TD_ERR_CORRUPT) refuse(x, c, "final before the last byte");
+        if (td_xfer_core_rx_final(&x->core, now, c->link, f, c->rx_payload) == TD_ERR_CORRUPT) xfer_conn_refuse(x, c, "final before the last byte");
         break;
     case TD_XFER_ABORT:
-        take_reason(reason, c);
+        xfer_conn_take_reason(reason, c);
         td_xfer_core_rx_abort(&x->core, c->link, f, reason);
         break;
     case TD_XFER_DONE:
-        if (td_xfer_core_rx_done(&x->core, now, c->link, f) == TD_ERR_CORRUPT) refuse(x, c, "done before final");
+        if (td_xfer_core_rx_done(&x->core, now, c->link, f) == TD_ERR_CORRUPT) xfer_conn_refuse(x, c, "done before final");
         break;
     case TD_XFER_FAIL:
-        take_reason(reason, c);
+        xfer_conn_take_reason(reason, c);
         td_xfer_core_rx_fail(&x->core, now, c->link, f, reason);
         break;
     case TD_XFER_PING: break;
     case TD_XFER_BYE: { /* an acceptor's word does not keep the initiator from trying again */
         char theirs[TD_XFER_REASON_MAX];
-        take_reason(theirs, c);
+        xfer_conn_take_reason(theirs, c);
         xfer_say(reason, "closed by peer: %.140s", theirs);
         bool retry = c->initiator || f->status == TD_ERR_AGAIN;
         xfer_conn_close(x, c, retry || !f->status ? TD_ERR_PEER : (td_status)f->status, reason, retry);
@@ -765,7 +312,7 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
     case TD_XFER_TARGETS: {
         td_status status = xfer_rdma_on_targets(x, c);
         if (status == TD_ERR_NOMEM) xfer_conn_close(x, c, status, "out of memory for keys", false);
-        else if (status == TD_ERR_CORRUPT) refuse(x, c, "targets outside the pool or the grant");
+        else if (status == TD_ERR_CORRUPT) xfer_conn_refuse(x, c, "targets outside the pool or the grant");
         else c->tx_ready = true;
         break;
     }
@@ -773,7 +320,7 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
         struct td_xfer_digest digests[TD_XFER_DIGESTS_MAX];
         memcpy(digests, c->rx_payload, f->length);
         if (td_xfer_core_rx_digest(&x->core, c->link, f, digests, (int32_t)(f->length / sizeof digests[0])) == TD_ERR_CORRUPT)
-            refuse(x, c, "digests of blocks that are not in the grant, or too many");
+            xfer_conn_refuse(x, c, "digests of blocks that are not in the grant, or too many");
         break;
     }
     case TD_XFER_RDMA_OFFER:
@@ -813,12 +360,12 @@ static void on_header(struct td_xfer *x, struct td_xfer_conn *c)
     struct td_err err;
     if (td_xfer_frame_decode(c->rx_header, &c->rx_frame, &err)) {
         err.msg[TD_XFER_REASON_MAX - 1] = 0;
-        refuse(x, c, err.msg);
+        xfer_conn_refuse(x, c, err.msg);
         return;
     }
     const struct td_xfer_frame *f = &c->rx_frame;
     if (!frame_expected(c, f->type) || (f->conn != c->tag && !(f->type == TD_XFER_HELLO && f->op))) { /* a lane's HELLO names its connection */
-        refuse(x, c, "frame of another connection or out of turn");
+        xfer_conn_refuse(x, c, "frame of another connection or out of turn");
         return;
     }
     c->n_payload = 0;
@@ -826,7 +373,7 @@ static void on_header(struct td_xfer *x, struct td_xfer_conn *c)
     if (f->type == TD_XFER_DATA) {
         td_status status = td_xfer_core_rx_data(&x->core, c->link, f);
         c->last_use_ns = xfer_now(x);
-        if (status == TD_ERR_CORRUPT) refuse(x, c, "data outside the grant, or twice");
+        if (status == TD_ERR_CORRUPT) xfer_conn_refuse(x, c, "data outside the grant, or twice");
         else c->rx_drop = status == TD_ERR_STALE;
     }
 }
@@ -966,11 +513,11 @@ static void conn_handshake(struct td_xfer *x, struct td_xfer_conn *c)
         xfer_conn_close(x, c, TD_ERR_PEER, err.msg, false);
         return;
     }
-    if (want_write != c->want_out) watch(x, c, EPOLL_CTL_MOD, want_write);
+    if (want_write != c->want_out) xfer_conn_watch(x, c, EPOLL_CTL_MOD, want_write);
     if (status == TD_INPROGRESS) return;
     c->state = XFER_CONN_HELLO;
     c->last_rx_ns = xfer_now(x);
-    if (c->initiator) xfer_conn_say_hello(x, c, TD_XFER_HELLO);
+    if (c->initiator) xfer_path_say_hello(x, c, TD_XFER_HELLO);
     conn_read(x, c); /* HELLO may have come with the handshake's last bytes, where epoll does not see it */
 }
 
@@ -978,7 +525,7 @@ static void conn_handshake(struct td_xfer *x, struct td_xfer_conn *c)
 static void wait_writable(struct td_xfer *x, struct td_xfer_conn *c)
 {
     c->tx_ready = false;
-    if (!c->want_out) watch(x, c, EPOLL_CTL_MOD, true);
+    if (!c->want_out) xfer_conn_watch(x, c, EPOLL_CTL_MOD, true);
 }
 
 /* Puts the core's next frames into `out`, and at most one DATA frame behind them: one system call takes all of it. False: the connection is closed. */
@@ -1038,7 +585,7 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
         ssize_t k;
         if (!conn_fill(x, c)) return;
         if (c->overflow) {
-            refuse(x, c, "asks and does not read the answers");
+            xfer_conn_refuse(x, c, "asks and does not read the answers");
             return;
         }
         if (c->tx_header_left || c->tx_left) {
@@ -1054,7 +601,7 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
                 return;
             }
             c->tx_ready = false;
-            if (c->want_out) watch(x, c, EPOLL_CTL_MOD, false);
+            if (c->want_out) xfer_conn_watch(x, c, EPOLL_CTL_MOD, false);
             return;
         }
         if (k < 0 && errno == EINTR) continue;
@@ -1088,27 +635,12 @@ static bool send_now(struct td_xfer *x, struct td_xfer_conn *c)
     return !c->tx_ready;
 }
 
-static void connect_finished(struct td_xfer *x, struct td_xfer_conn *c)
-{
-    int e = 0;
-    socklen_t n = sizeof e;
-    if (getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &e, &n)) e = errno;
-    if (e) {
-        char reason[TD_XFER_REASON_MAX];
-        xfer_say(reason, "connect: %s", strerror(e));
-        xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
-        return;
-    }
-    watch(x, c, EPOLL_CTL_MOD, false);
-    connected_now(x, c);
-}
-
 /* --- the progress thread -------------------------------------------------------------------------------------------------------- */
 
 /* Silence, heartbeats, handshakes that take too long, idle connections. */
 static void check_conns(struct td_xfer *x, uint64_t now)
 {
-    if (x->accept_paused) pause_accept(x, false);
+    if (x->accept_paused) xfer_path_pause_accept(x, false);
     for (uint32_t i = x->n_conns; i-- > 0;) {
         if (i >= x->n_conns) continue; /* a connection went with its lanes */
         struct td_xfer_conn *c = x->live[i];
@@ -1141,16 +673,16 @@ static void on_event(struct td_xfer *x, const struct epoll_event *e)
     if (e->data.u64 == XFER_KEY_BELL) {
         td_doorbell_clear(&x->bell);
     } else if (e->data.u64 == XFER_KEY_TCP) {
-        accept_some(x, x->tcp_fd, TD_XFER_PATH_TCP);
+        xfer_path_accept(x, x->tcp_fd, TD_XFER_PATH_TCP);
     } else if (e->data.u64 == XFER_KEY_SHM) {
-        accept_some(x, x->shm_fd, TD_XFER_PATH_SHM);
+        xfer_path_accept(x, x->shm_fd, TD_XFER_PATH_SHM);
     } else if (e->data.u64 < XFER_KEY_RDMA + 2 * TD_XFER_RAILS_MAX) {
         /* taken by xfer_rdma_poll */
     } else {
         struct td_xfer_conn *c = xfer_conn_by_id(x, e->data.u64);
         if (!c) return; /* closed earlier in this turn */
         if (c->state == XFER_CONN_CONNECTING) {
-            connect_finished(x, c);
+            xfer_path_connected(x, c);
             return;
         }
         if (c->state == XFER_CONN_TLS) {
@@ -1182,7 +714,7 @@ static void *progress(void *ctx)
         for (uint32_t i = x->n_conns; x->tls && i-- > 0;)
             if (i < x->n_conns && x->live[i]->rx_more) conn_read(x, x->live[i]);
         for (uint32_t i = 0; i < x->n_conns && x->tls && !busy; i++) busy = x->live[i]->rx_more;
-        if (x->attach_due || x->core.retry_due) attach_ops(x, now);
+        if (x->attach_due || x->core.retry_due) xfer_path_attach(x, now);
         if (x->rdma) xfer_rdma_windows(x);
         if (xfer_shm_copy(x)) busy = true;
         for (uint32_t i = x->n_conns; i-- > 0;)
@@ -1435,7 +967,7 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
     }
     if (!status) {
         x->op_aux[*ret_op] = (struct xfer_op_aux){0};
-        attach_warm(x, *ret_op);
+        xfer_path_attach_warm(x, *ret_op);
         *ret_n_blocks = g.n_blocks;
     }
     /* OPEN can wait for the first submit, or for the thread's next look at its timers, a sixteenth of the peer time-out at most. rdma's cannot: the

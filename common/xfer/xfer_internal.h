@@ -1,4 +1,5 @@
-/* xfer_internal.h - what xfer.c (life, frames, timers), xfer_tcp.c, xfer_shm.c and xfer_rdma.c (how bytes move) share. Not for other folders.
+/* xfer_internal.h - what xfer.c (life, frames, timers), xfer_path.c (how connections come to stand), xfer_tcp.c, xfer_shm.c and xfer_rdma.c (how bytes
+ * move) share. Not for other folders.
  *
  * One progress thread does all I/O; x->lock guards everything here and the core. The progress thread drops the lock only around system calls
  * that move blocks (between the core's *_begin and *_end), and only it opens, closes, reads and writes connections; but a submitter may send frames
@@ -151,12 +152,26 @@ struct td_xfer_conn *xfer_conn_new(struct td_xfer *x, int fd, enum td_xfer_path 
 void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status, const char *reason, bool retry);
 struct td_xfer_conn *xfer_conn_by_id(struct td_xfer *x, uint64_t id);
 bool xfer_conn_queue(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_frame *f, const void *payload);  /* false: overflow */
-void xfer_conn_ready(struct td_xfer *x, struct td_xfer_conn *c);                    /* SETUP or HELLO is over: ops that wait may go */
 ssize_t xfer_conn_in(struct td_xfer_conn *c, void *to, size_t n);                    /* up to n bytes that were read ahead; to NULL: dropped */
 void xfer_conn_sent(struct td_xfer_conn *c, size_t n);                                /* the first n bytes of `out` are gone */
+bool xfer_conn_watch(struct td_xfer *x, struct td_xfer_conn *c, int op, bool out);
+void xfer_conn_refuse(struct td_xfer *x, struct td_xfer_conn *c, const char *reason); /* it broke the protocol: counted and closed */
+void xfer_conn_take_reason(char to[TD_XFER_REASON_MAX], const struct td_xfer_conn *c); /* the frame's payload, printable */
 bool xfer_watch_fd(struct td_xfer *x, int fd, uint64_t key);
 void xfer_say(char to[TD_XFER_REASON_MAX], const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-void xfer_conn_say_hello(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type);
+
+/* xfer_path.c. Progress thread only, but attach_warm */
+void xfer_path_attach(struct td_xfer *x, uint64_t now_ns);                           /* every op that waits: a connection, or one is dialled */
+void xfer_path_attach_warm(struct td_xfer *x, uint32_t op);                         /* any thread: a connection that stands already */
+void xfer_path_connected(struct td_xfer *x, struct td_xfer_conn *c);                /* connect() is over; may close c */
+void xfer_path_accept(struct td_xfer *x, int listen_fd, enum td_xfer_path path);
+void xfer_path_pause_accept(struct td_xfer *x, bool pause);
+void xfer_path_say_hello(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type);
+void xfer_path_on_hello(struct td_xfer *x, struct td_xfer_conn *c);                 /* HELLO or HELLO_ACK; may close c */
+void xfer_path_on_setup(struct td_xfer *x, struct td_xfer_conn *c);                 /* rdma's offer and its answer; may close c */
+void xfer_path_ready(struct td_xfer *x, struct td_xfer_conn *c);                    /* SETUP or HELLO is over: ops that wait may go */
+/* A connection of ours did not come to stand: its ops take another path, or fail. */
+void xfer_path_failed(struct td_xfer *x, uint64_t id, enum td_xfer_path path, td_status status, const char *reason, bool in_setup);
 
 /* xfer_tcp.c. data_read and data_write drop the lock while they move bytes; they return recv's or send's result (errno kept). */
 td_status xfer_tcp_listen(struct td_xfer *x, const struct td_xfer_config *config, struct td_err *err);

@@ -1119,7 +1119,7 @@ static void on_probed(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
     for (uint32_t i = 0; i < l->n_qps; i++)
         if (!l->qp[i].probed) return;
     if (!c->initiator) probe(x, c, l, NULL);
-    if (!l->broken) xfer_conn_ready(x, c);
+    if (!l->broken) xfer_path_ready(x, c);
 }
 
 static bool is_retryable(enum td_vb_wc_status status)

@@ -1,0 +1,496 @@
+/* xfer_path.c - how a connection comes to stand: which path an op takes, who is dialled for it, who is let in, HELLO and SETUP.
+ *
+ *   op WAIT_CONN --xfer_path_attach--> a READY connection of the best path left: attached
+ *                                      else one is dialled: waits for it --xfer_path_ready--> attached
+ *                                           --xfer_path_failed--> the next path, aloud (kv_path_failed); none is left: the op fails
+ *
+ * The states of a connection are drawn in xfer.c, which has everything after READY and every way to the end. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/xfer/xfer.h"
+#include "common/xfer/xfer_internal.h"
+
+/* --- paths ---------------------------------------------------------------------------------------------------------------------- */
+
+static const char *const path_names[TD_XFER_N_PATHS] = {"auto", "tcp", "shm", "rdma"};
+
+const char *td_xfer_path_name(enum td_xfer_path path)
+{
+    return path < TD_XFER_N_PATHS ? path_names[path] : "unknown";
+}
+
+/* For td_xfer_poll: the oldest is lost when nobody polls. */
+static void tell_path(struct td_xfer *x, enum td_xfer_path path, td_status status, const char *text)
+{
+    uint32_t max = sizeof x->news / sizeof x->news[0];
+    if (x->n_news == max) memmove(x->news, x->news + 1, --x->n_news * sizeof x->news[0]);
+    x->news[x->n_news].path = path;
+    x->news[x->n_news].status = status;
+    xfer_say(x->news[x->n_news++].text, "%s", text);
+}
+
+/* Path choice. AUTO: shm when both sides offer it and the socket of the grant answers; rdma when both sides have it and its probes come through; else
+ * tcp. A side that names a path allows no other. */
+static bool may_path(const struct td_xfer *x, uint32_t op, enum td_xfer_path path)
+{
+    const struct td_xfer_grant_blob *g = &x->core.ops[op].grant;
+    if ((x->path != TD_XFER_PATH_AUTO && x->path != path) || (g->path != TD_XFER_PATH_AUTO && g->path != (uint8_t)path)) return false;
+    if (x->op_aux[op].tried & 1u << path) return false;
+    switch (path) {
+    case TD_XFER_PATH_SHM: return g->shm_name[0] && x->words;
+    case TD_XFER_PATH_RDMA: return g->port && g->has_rdma && x->rdma && xfer_rdma_usable(x);
+    case TD_XFER_PATH_TCP: return g->port != 0;
+    case TD_XFER_PATH_AUTO:
+    case TD_XFER_N_PATHS: break;
+    }
+    return false;
+}
+
+static const enum td_xfer_path path_order[] = {TD_XFER_PATH_SHM, TD_XFER_PATH_RDMA, TD_XFER_PATH_TCP};
+
+/* The connection that these ops waited for did not come to stand. Where another path is left they take that, loudly. in_setup: the peer is there and its
+ * queue pairs were not up (a lost ARP packet is enough): with no other path that is worth another try. */
+void xfer_path_failed(struct td_xfer *x, uint64_t id, enum td_xfer_path path, td_status status, const char *reason, bool in_setup)
+{
+    bool fell_back = false;
+    for (uint32_t i = 0; i < x->core.max_ops; i++) {
+        const struct td_xfer_op *op = &x->core.ops[i];
+        if (x->op_aux[i].waits_for != id) continue;
+        x->op_aux[i].waits_for = 0;
+        if (op->state != TD_OP_WAIT_CONN) continue;
+        x->op_aux[i].tried |= 1u << path;
+        if (status != TD_ERR_STALE && (may_path(x, i, TD_XFER_PATH_RDMA) || may_path(x, i, TD_XFER_PATH_TCP))) fell_back = true;
+        else if (in_setup && status == TD_ERR_PEER && ++x->op_aux[i].n_setups < TD_XFER_ATTEMPTS_MAX) x->op_aux[i].tried &= ~(1u << path);
+        else td_xfer_core_op_fail(&x->core, xfer_now(x), i, status, reason);
+    }
+    if (fell_back) {
+        x->n_fallbacks++;
+        tell_path(x, path, status, reason);
+    }
+    x->attach_due = true;
+}
+
+/* --- dialling ------------------------------------------------------------------------------------------------------------------- */
+
+static struct td_xfer_conn *find_conn(struct td_xfer *x, const struct td_xfer_grant_blob *g, enum td_xfer_path path)
+{
+    for (uint32_t i = 0; i < x->n_conns; i++) {
+        struct td_xfer_conn *c = x->live[i];
+        if (c->initiator && c->lane == 0 && c->path == path && c->peer_incarnation == g->incarnation && c->port == g->port &&
+            strcmp(c->host, g->host) == 0)
+            return c;
+    }
+    return NULL;
+}
+
+/* Closes an idle connection of ours to make room. */
+static void evict_idle(struct td_xfer *x)
+{
+    for (uint32_t i = x->n_conns; i-- > 0;) {
+        struct td_xfer_conn *idle = x->live[i];
+        bool busy = idle->state != XFER_CONN_READY || !idle->initiator || idle->lane;
+        for (uint32_t k = 0; k < x->core.max_ops && !busy; k++) busy = x->core.ops[k].conn == idle->id || x->core.ops[k].tell_conn == idle->id;
+        if (busy) continue;
+        xfer_conn_close(x, idle, TD_ERR_PEER, "closed for another peer", true);
+        return;
+    }
+}
+
+/* A new socket to a peer; NULL with the reason when there can be none. The caller starts it by dial_go. */
+static struct td_xfer_conn *dial_socket(struct td_xfer *x, const char *shm_name, const char *host, uint16_t port, enum td_xfer_path path,
+                                        const char *instance, bool *ret_connected, char reason[TD_XFER_REASON_MAX])
+{
+    *ret_connected = true;
+    int fd = path == TD_XFER_PATH_SHM ? xfer_shm_dial(shm_name) : xfer_tcp_dial(x, host, port, ret_connected);
+    if (fd < 0) {
+        xfer_say(reason, "peer %.40s at %.40s:%u (%s): connect: %s", instance, host, port, td_xfer_path_name(path), strerror(errno));
+        return NULL;
+    }
+    struct td_xfer_conn *c = xfer_conn_new(x, fd, path, true);
+    if (!c && x->n_conns == XFER_MAX_CONNS) {
+        evict_idle(x);
+        c = xfer_conn_new(x, fd, path, true);
+    }
+    if (!c) {
+        close(fd);
+        if (x->n_conns < XFER_MAX_CONNS) xfer_say(reason, "peer %.40s: no memory for another connection", instance);
+        else xfer_say(reason, "peer %.40s: all %d connections are in use", instance, XFER_MAX_CONNS);
+        return NULL;
+    }
+    c->port = port;
+    snprintf(c->host, sizeof c->host, "%s", host);
+    snprintf(c->peer_instance, sizeof c->peer_instance, "%s", instance);
+    return c;
+}
+
+void xfer_path_say_hello(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type)
+{
+    struct td_xfer_hello hello = {.incarnation = x->incarnation, .layout_hash = x->layout_hash, .block_bytes = x->block_bytes, .nonce = c->nonce};
+    struct td_xfer_frame f = {.type = (uint8_t)type, .length = sizeof hello, .slot = c->path, .op = c->lane};
+    memcpy(hello.instance, x->instance, sizeof hello.instance);
+    if (type == TD_XFER_HELLO_ACK && c->path == TD_XFER_PATH_SHM) memcpy(hello.proof, x->proof, sizeof hello.proof);
+    xfer_conn_queue(x, c, &f, &hello);
+}
+
+/* The initiator's side speaks first: HELLO, or the handshake that comes before it. */
+static void connected_now(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    c->state = c->tls ? XFER_CONN_TLS : XFER_CONN_HELLO;
+    c->last_rx_ns = xfer_now(x);
+    if (c->tls) c->tx_ready = true; /* conn_write takes the first step */
+    else xfer_path_say_hello(x, c, TD_XFER_HELLO);
+}
+
+static void dial_go(struct td_xfer *x, struct td_xfer_conn *c, bool connected)
+{
+    if (connected) {
+        connected_now(x, c);
+    } else {
+        c->state = XFER_CONN_CONNECTING;
+        xfer_conn_watch(x, c, EPOLL_CTL_MOD, true);
+    }
+}
+
+/* A connection under way to the grant's author over this path; NULL with the reason when there can be none. */
+static struct td_xfer_conn *dial(struct td_xfer *x, const struct td_xfer_grant_blob *g, enum td_xfer_path path, char reason[TD_XFER_REASON_MAX])
+{
+    bool connected;
+    struct td_xfer_conn *c = dial_socket(x, g->shm_name, g->host, g->port, path, g->instance, &connected, reason);
+    if (!c) return NULL;
+    c->peer_incarnation = g->incarnation;
+    memcpy(c->peer_proof, g->proof, sizeof c->peer_proof);
+    dial_go(x, c, connected);
+    return c;
+}
+
+/* The lanes of a tcp connection that stands. One that does not come about is not missed. */
+static void dial_lanes(struct td_xfer *x, struct td_xfer_conn *first)
+{
+    for (uint32_t lane = 1; lane < x->n_lanes; lane++) {
+        char reason[TD_XFER_REASON_MAX];
+        bool connected;
+        if (x->n_conns >= XFER_MAX_CONNS / 2) return; /* peers before lanes */
+        struct td_xfer_conn *c = dial_socket(x, NULL, first->host, first->port, TD_XFER_PATH_TCP, first->peer_instance, &connected, reason);
+        if (!c) return;
+        c->peer_incarnation = first->peer_incarnation;
+        c->link = first->id;
+        c->lane = lane;
+        c->tag = first->tag;
+        dial_go(x, c, connected);
+    }
+}
+
+void xfer_path_connected(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    int e = 0;
+    socklen_t n = sizeof e;
+    if (getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &e, &n)) e = errno;
+    if (e) {
+        char reason[TD_XFER_REASON_MAX];
+        xfer_say(reason, "connect: %s", strerror(e));
+        xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
+        return;
+    }
+    xfer_conn_watch(x, c, EPOLL_CTL_MOD, false);
+    connected_now(x, c);
+}
+
+/* --- ops find their connection -------------------------------------------------------------------------------------------------- */
+
+static void op_attach(struct td_xfer *x, uint32_t id, struct td_xfer_conn *c)
+{
+    x->op_aux[id].waits_for = 0;
+    x->op_aux[id].link = c->id;
+    td_xfer_core_op_attach(&x->core, id, c->id, c->path, xfer_rdma_may_pull(c));
+    c->tx_ready = true;
+    c->last_use_ns = xfer_now(x);
+}
+
+/* A new op on a connection that stands already: no turn of the progress thread in between. Any thread. */
+void xfer_path_attach_warm(struct td_xfer *x, uint32_t id)
+{
+    for (size_t i = 0; i < sizeof path_order / sizeof path_order[0]; i++) {
+        if (!may_path(x, id, path_order[i])) continue;
+        struct td_xfer_conn *c = find_conn(x, &x->core.ops[id].grant, path_order[i]);
+        if (c && c->state == XFER_CONN_READY) {
+            op_attach(x, id, c);
+            return;
+        }
+        break;
+    }
+    x->attach_due = true;
+}
+
+/* Both sides would take what is best, one of them at least has RDMA devices, and a tcp connection is dialled without a try at them: said aloud. */
+static void tell_no_rdma(struct td_xfer *x, uint32_t op)
+{
+    const struct td_xfer_grant_blob *g = &x->core.ops[op].grant;
+    char text[TD_XFER_REASON_MAX];
+    if (x->path != TD_XFER_PATH_AUTO || g->path != TD_XFER_PATH_AUTO || x->op_aux[op].tried & 1u << TD_XFER_PATH_RDMA || (!x->rdma && !g->has_rdma)) return;
+    xfer_say(text, "peer %.60s: %s has no usable RDMA device", g->instance, g->has_rdma ? "this side" : "it");
+    x->n_fallbacks++;
+    tell_path(x, TD_XFER_PATH_RDMA, TD_ERR_UNSUPPORTED, text);
+}
+
+void xfer_path_attach(struct td_xfer *x, uint64_t now_ns)
+{
+    x->attach_due = x->core.retry_due = false;
+    for (uint32_t i = 0; i < x->core.max_ops; i++) {
+        struct td_xfer_op *op = &x->core.ops[i];
+        if (op->state != TD_OP_WAIT_CONN || x->op_aux[i].waits_for || op->retry_ns > now_ns) continue;
+        op->retry_ns = 0; /* it is tried now: no tick need remind us */
+        const struct td_xfer_grant_blob *g = &op->grant;
+        char reason[TD_XFER_REASON_MAX];
+        struct td_xfer_conn *c = NULL;
+        if (g->path == TD_XFER_PATH_RDMA || x->path == TD_XFER_PATH_RDMA)
+            xfer_say(reason, "peer %.40s: only rdma is allowed, and %s has no usable RDMA device", g->instance, g->has_rdma ? "this side" : "it");
+        else xfer_say(reason, "peer %.40s: no path that both sides allow", g->instance);
+        for (size_t k = 0; k < sizeof path_order / sizeof path_order[0] && !c; k++) {
+            enum td_xfer_path path = path_order[k];
+            if (!may_path(x, i, path)) continue;
+            c = find_conn(x, g, path);
+            if (!c) {
+                if (path == TD_XFER_PATH_TCP) tell_no_rdma(x, i);
+                c = dial(x, g, path, reason);
+            }
+            if (!c) x->op_aux[i].tried |= 1u << path;
+        }
+        if (!c) td_xfer_core_op_fail(&x->core, xfer_now(x), i, TD_ERR_PEER, reason);
+        else if (c->state == XFER_CONN_READY) op_attach(x, i, c);
+        else x->op_aux[i].waits_for = c->id;
+    }
+}
+
+/* The rdma link behind it has its queue pairs up, or there is none to wait for. */
+void xfer_path_ready(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    char text[TD_XFER_REASON_MAX];
+    c->state = XFER_CONN_READY;
+    c->last_use_ns = xfer_now(x);
+    c->tx_ready = true;
+    if (c->initiator && c->path == TD_XFER_PATH_TCP) xfer_zc_open(x, c);
+    if (c->lane) return;
+    x->conns_by_path[c->path]++;
+    xfer_say(text, "peer %.60s%s", c->peer_instance, c->tls ? ", over TLS" : "");
+    tell_path(x, c->path, TD_OK, text);
+    if (c->initiator && c->path == TD_XFER_PATH_TCP) dial_lanes(x, c);
+    for (uint32_t i = 0; i < x->core.max_ops; i++) {
+        if (x->op_aux[i].waits_for != c->id) continue;
+        x->op_aux[i].waits_for = 0;
+        if (x->core.ops[i].state == TD_OP_WAIT_CONN) op_attach(x, i, c);
+    }
+}
+
+/* --- letting in ----------------------------------------------------------------------------------------------------------------- */
+
+static void evict_oldest_unproven(struct td_xfer *x)
+{
+    struct td_xfer_conn *oldest = NULL;
+    for (uint32_t i = 0; i < x->n_conns; i++) {
+        struct td_xfer_conn *c = x->live[i];
+        if (!c->initiator && !c->proven && (!oldest || c->id >> 16 < oldest->id >> 16)) oldest = c;
+    }
+    if (!oldest) return;
+    x->n_refused_peers++;
+    xfer_conn_close(x, oldest, TD_ERR_PEER, "too many connections without a key", false);
+}
+
+void xfer_path_pause_accept(struct td_xfer *x, bool pause)
+{
+    struct epoll_event e = {.events = pause ? 0u : EPOLLIN};
+    x->accept_paused = pause;
+    e.data.u64 = XFER_KEY_TCP;
+    if (x->tcp_fd >= 0) epoll_ctl(x->epoll_fd, EPOLL_CTL_MOD, x->tcp_fd, &e);
+    e.data.u64 = XFER_KEY_SHM;
+    if (x->shm_fd >= 0) epoll_ctl(x->epoll_fd, EPOLL_CTL_MOD, x->shm_fd, &e);
+}
+
+void xfer_path_accept(struct td_xfer *x, int listen_fd, enum td_xfer_path path)
+{
+    for (int i = 0; i < 16; i++) {
+        int fd = accept4(listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd < 0) {
+            if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+                evict_oldest_unproven(x);
+                xfer_path_pause_accept(x, true); /* until the next check of timers */
+            }
+            return;
+        }
+        if (path == TD_XFER_PATH_SHM ? !xfer_shm_peer_allowed(fd) : false) {
+            x->n_refused_peers++;
+            close(fd);
+            continue;
+        }
+        if (path == TD_XFER_PATH_TCP) xfer_tcp_tune(x, fd);
+        if (x->n_unproven >= XFER_MAX_UNPROVEN || x->n_conns >= XFER_MAX_CONNS - XFER_RESERVED_CONNS) evict_oldest_unproven(x);
+        if (!xfer_conn_new(x, fd, path, false)) {
+            x->n_refused_peers++;
+            close(fd);
+        }
+    }
+}
+
+/* --- HELLO, SETUP --------------------------------------------------------------------------------------------------------------- */
+
+static void hello_ack_refuse(struct td_xfer *x, struct td_xfer_conn *c, td_status status, const char *reason)
+{
+    struct td_xfer_frame f = {.type = TD_XFER_HELLO_ACK, .status = (int16_t)status, .length = (uint32_t)strlen(reason)};
+    uint8_t bytes[64 + TD_XFER_REASON_MAX];
+    td_xfer_frame_encode(&f, bytes);
+    memcpy(bytes + 64, reason, f.length);
+    xfer_tcp_send(c, bytes, 64 + f.length); /* a courtesy on a fresh socket: lost if it does not fit */
+    x->n_refused_peers++;
+    xfer_conn_close(x, c, status, reason, false);
+}
+
+/* Another socket of a connection that stands. Its tag is known to nobody but the peer (and to who reads the wire, where there is no TLS). */
+static void on_lane_hello(struct td_xfer *x, struct td_xfer_conn *c, const struct td_xfer_hello *hello)
+{
+    const struct td_xfer_conn *first = NULL;
+    bool taken = c->rx_frame.op >= TD_XFER_LANES_MAX || c->path != TD_XFER_PATH_TCP;
+    for (uint32_t i = 0; i < x->n_conns && c->rx_frame.conn; i++)
+        if (!x->live[i]->initiator && x->live[i]->lane == 0 && x->live[i]->tag == c->rx_frame.conn) first = x->live[i];
+    for (uint32_t i = 0; i < x->n_conns && first; i++)
+        if (x->live[i]->link == first->id && x->live[i]->lane == c->rx_frame.op) taken = true;
+    if (!first && !taken) { /* it was cut meanwhile */
+        x->n_refused_peers++;
+        xfer_conn_close(x, c, TD_ERR_PEER, "its connection is gone", false);
+        return;
+    }
+    if (!first || first->state != XFER_CONN_READY || first->path != TD_XFER_PATH_TCP || first->peer_incarnation != hello->incarnation || taken) {
+        xfer_conn_refuse(x, c, "lane of no connection");
+        return;
+    }
+    memcpy(c->peer_instance, first->peer_instance, sizeof c->peer_instance);
+    c->peer_incarnation = hello->incarnation;
+    c->lane = c->rx_frame.op;
+    c->link = first->id;
+    c->tag = first->tag;
+    c->proven = true;
+    x->n_unproven--;
+    xfer_path_say_hello(x, c, TD_XFER_HELLO_ACK);
+    xfer_path_ready(x, c);
+}
+
+static void begin_setup(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    c->state = XFER_CONN_SETUP;
+    c->setup_ns = xfer_now(x);
+}
+
+static void on_hello(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    struct td_xfer_hello hello;
+    char reason[TD_XFER_REASON_MAX];
+    memcpy(&hello, c->rx_payload, sizeof hello);
+    if (hello.instance[sizeof hello.instance - 1] || hello.nonce == 0) {
+        xfer_conn_refuse(x, c, "hello is malformed");
+        return;
+    }
+    if (c->rx_frame.op) {
+        on_lane_hello(x, c, &hello);
+        return;
+    }
+    memcpy(c->peer_instance, hello.instance, sizeof c->peer_instance);
+    for (char *p = c->peer_instance; *p; p++)
+        if (*p < 0x21 || *p > 0x7e) *p = '?';
+    if (!x->block_bytes) {
+        hello_ack_refuse(x, c, TD_ERR_PEER, "not ready yet: its pool is being made");
+        return;
+    }
+    if (hello.layout_hash != x->layout_hash || hello.block_bytes != x->block_bytes) {
+        xfer_say(reason, "layout %016" PRIx64 " with blocks of %" PRIu64 " bytes is not ours, %016" PRIx64 " with %zu", hello.layout_hash,
+                 hello.block_bytes, x->layout_hash, x->block_bytes);
+        hello_ack_refuse(x, c, TD_ERR_UNSUPPORTED, reason);
+        return;
+    }
+    if (c->path == TD_XFER_PATH_TCP && c->rx_frame.slot == TD_XFER_PATH_RDMA) c->path = TD_XFER_PATH_RDMA;
+    bool allowed = c->rx_frame.slot == (uint32_t)c->path && (x->path == TD_XFER_PATH_AUTO || x->path == c->path);
+    if (!allowed || (c->path == TD_XFER_PATH_RDMA && (!x->rdma || !xfer_rdma_usable(x)))) {
+        if (allowed) xfer_say(reason, "it has no usable RDMA device");
+        else xfer_say(reason, "path %s is not to be had here: this side allows %s", td_xfer_path_name((enum td_xfer_path)c->rx_frame.slot),
+                      td_xfer_path_name(x->path));
+        hello_ack_refuse(x, c, TD_ERR_UNSUPPORTED, reason);
+        return;
+    }
+    c->peer_incarnation = hello.incarnation;
+    xfer_path_say_hello(x, c, TD_XFER_HELLO_ACK);
+    c->tag = c->nonce ^ hello.nonce;
+    if (c->path == TD_XFER_PATH_RDMA) begin_setup(x, c);
+    else xfer_path_ready(x, c);
+}
+
+static void on_hello_ack(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    struct td_xfer_hello hello;
+    char reason[TD_XFER_REASON_MAX];
+    if (c->rx_frame.status) {
+        char theirs[TD_XFER_REASON_MAX];
+        xfer_conn_take_reason(theirs, c);
+        xfer_say(reason, "refused: %.140s", theirs);
+        xfer_conn_close(x, c, (td_status)c->rx_frame.status, reason, false);
+        return;
+    }
+    memcpy(&hello, c->rx_payload, sizeof hello);
+    if (c->path == TD_XFER_PATH_SHM && !td_xfer_key_equal(hello.proof, c->peer_proof)) {
+        xfer_conn_close(x, c, TD_ERR_PEER, "the socket on this host is not the grant's", false);
+    } else if (hello.incarnation != c->peer_incarnation) {
+        xfer_conn_close(x, c, TD_ERR_STALE, "another process has the address: the grant is an old one", false);
+    } else if (hello.layout_hash != x->layout_hash || hello.block_bytes != x->block_bytes || hello.nonce == 0) {
+        xfer_conn_close(x, c, TD_ERR_UNSUPPORTED, "its layout is not ours", false);
+    } else if (c->lane) {
+        const struct td_xfer_conn *first = xfer_conn_by_id(x, c->link);
+        if (first && first->state == XFER_CONN_READY) xfer_path_ready(x, c);
+        else xfer_conn_close(x, c, TD_ERR_PEER, "its first lane is gone", false);
+    } else {
+        c->tag = c->nonce ^ hello.nonce;
+        if (c->path == TD_XFER_PATH_SHM && !xfer_shm_send_mem(x, c)) {
+            xfer_conn_close(x, c, TD_ERR_PEER, "could not hand over the pool", false);
+        } else if (c->path == TD_XFER_PATH_RDMA) {
+            begin_setup(x, c);
+            if (!xfer_rdma_offer(x, c, reason)) xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
+        } else {
+            xfer_path_ready(x, c);
+        }
+    }
+}
+
+void xfer_path_on_hello(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    if (c->initiator) on_hello_ack(x, c);
+    else on_hello(x, c);
+}
+
+/* rdma: the frames of SETUP. READY comes with the probes. */
+void xfer_path_on_setup(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    char reason[TD_XFER_REASON_MAX];
+    if (c->rx_frame.type == TD_XFER_RDMA_OFFER) {
+        td_status status = xfer_rdma_on_offer(x, c, reason);
+        if (!status) return;
+        struct td_xfer_frame f = {.type = TD_XFER_RDMA_ACCEPT, .status = (int16_t)status, .length = (uint32_t)strlen(reason)};
+        uint8_t bytes[64 + TD_XFER_REASON_MAX];
+        f.conn = c->tag;
+        td_xfer_frame_encode(&f, bytes);
+        memcpy(bytes + 64, reason, f.length);
+        xfer_tcp_send(c, bytes, 64 + f.length); /* a courtesy, as in hello_ack_refuse */
+        x->n_refused_peers++;
+        xfer_conn_close(x, c, status, reason, false);
+    } else if (c->rx_frame.type == TD_XFER_RDMA_ACCEPT) {
+        if (c->rx_frame.status) {
+            char theirs[TD_XFER_REASON_MAX];
+            xfer_conn_take_reason(theirs, c);
+            xfer_say(reason, "refused: %.140s", theirs);
+            xfer_rdma_refused(x);
+            xfer_conn_close(x, c, (td_status)c->rx_frame.status, reason, false);
+        } else if (!xfer_rdma_on_accept(x, c, reason)) {
+            xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
+        }
+    }
+}
