@@ -272,7 +272,7 @@ static void seq_append(struct td_seq *seq, int32_t token)
     if (seq->n_tokens - seq->n_prompt >= seq->max_tokens) seq->finish = TD_FINISH_LENGTH;
 }
 
-static int32_t blocks_for(const struct td_engine *e, int32_t n_tokens) { return (n_tokens + e->layout.block_size - 1) / e->layout.block_size; }
+static int32_t blocks_for(const struct td_engine *e, int32_t n_tokens) { return td_schedule_blocks(n_tokens, e->layout.block_size); }
 
 /* Offers the blocks that became full and final to the prefix cache. */
 static void seq_publish(struct td_engine *e, struct td_seq *seq)
@@ -289,12 +289,12 @@ td_status td_engine_admit(struct td_engine *e, struct td_seq *seq, bool import, 
     int32_t need = blocks_for(e, seq->n_tokens);
     struct td_kv_pool_stats st;
     td_kv_pool_stats(e->kv, &st);
-    /* A lone sequence may take the last block: headroom is a courtesy to others, never a reason to wait for nobody. */
-    int32_t keep = st.n_held > 0 ? headroom : 0;
-    if (need > st.n_free + st.n_cached && need > st.n_blocks) return TD_ERR_LIMIT;
-    int32_t hit = td_kv_prefix_lookup(e->kv, seq->tokens, seq->n_tokens, (seq->n_tokens - 1) / e->layout.block_size, seq->blocks); /* (3) */
+    struct td_schedule_room room = {.n_blocks = st.n_blocks, .n_held = st.n_held};
+    int32_t hit = td_kv_prefix_lookup(e->kv, seq->tokens, seq->n_tokens, td_schedule_max_hit(seq->n_tokens, e->layout.block_size), seq->blocks); /* (3) */
     td_kv_pool_stats(e->kv, &st);
-    td_status s = st.n_free + st.n_cached < need - hit + keep ? TD_ERR_AGAIN : td_kv_pool_alloc(e->kv, need - hit, seq->blocks + hit);
+    room.n_available = st.n_free + st.n_cached;
+    td_status s = td_schedule_admit(&room, need, hit, headroom);
+    if (!s) s = td_kv_pool_alloc(e->kv, need - hit, seq->blocks + hit);
     if (s) {
         for (int32_t i = 0; i < hit; i++) td_kv_pool_unref(e->kv, seq->blocks[i]);
         return s;
@@ -324,51 +324,47 @@ void td_engine_release(struct td_engine *e, struct td_seq *seq)
 
 /* ---- batches ------------------------------------------------------------------------------------------------------------------------- */
 
-int32_t td_batch_choose(const int32_t *remaining, const bool *is_decode, int32_t n, int32_t max_items, int32_t max_tokens, int32_t *ret_n_new)
+struct grow_ctx {
+    struct td_engine *e;
+    struct td_seq **running, **preempted;
+    int32_t n_preempted;
+};
+
+static bool grow_lacks(void *arg, int32_t i)
 {
-    int32_t n_items = 0, left = max_tokens;
-    memset(ret_n_new, 0, (size_t)n * sizeof *ret_n_new);
-    for (int32_t i = 0; i < n && n_items < max_items && left > 0; i++)
-        if (is_decode[i]) {
-            ret_n_new[i] = 1;
-            n_items++;
-            left--;
-        }
-    for (int32_t i = 0; i < n && n_items < max_items && left > 0; i++)
-        if (!is_decode[i]) {
-            ret_n_new[i] = remaining[i] < left ? remaining[i] : left;
-            n_items++;
-            left -= ret_n_new[i];
-        }
-    return n_items;
+    struct grow_ctx *c = arg;
+    const struct td_seq *seq = c->running[i];
+    if (seq->phase != TD_SEQ_DECODE) return false;
+    int32_t need = blocks_for(c->e, seq->n_tokens);
+    TD_ASSERT(need <= c->e->max_blocks_per_seq);
+    return seq->n_blocks < need;
 }
 
-static void seq_preempt(struct td_engine *e, struct td_seq *seq)
+static bool grow_one(void *arg, int32_t i)
 {
-    td_engine_release(e, seq);
-    seq->n_preemptions++;
+    struct grow_ctx *c = arg;
+    struct td_seq *seq = c->running[i];
+    if (td_kv_pool_alloc(c->e->kv, 1, seq->blocks + seq->n_blocks)) return false;
+    seq->n_blocks++;
+    return true;
 }
+
+static void grow_preempt(void *arg, int32_t i)
+{
+    struct grow_ctx *c = arg;
+    td_engine_release(c->e, c->running[i]);
+    c->running[i]->n_preemptions++;
+    c->preempted[c->n_preempted++] = c->running[i];
+}
+
+static const struct td_schedule_ops grow_ops = {grow_lacks, grow_one, grow_preempt};
 
 int32_t td_engine_plan(struct td_engine *e, struct td_seq **running, int32_t n, struct td_step_item *ret_items, struct td_seq **preempted,
                        int32_t *ret_n_preempted)
 {
-    int32_t n_preempted = 0, last = n; /* running[last..n) were preempted */
-    for (int32_t i = 0; i < last; i++) {
-        struct td_seq *seq = running[i];
-        if (seq->phase != TD_SEQ_DECODE) continue;
-        int32_t need = blocks_for(e, seq->n_tokens);
-        TD_ASSERT(need <= e->max_blocks_per_seq);
-        while (seq->n_blocks < need && i < last) {
-            if (td_kv_pool_alloc(e->kv, 1, seq->blocks + seq->n_blocks) == TD_OK) {
-                seq->n_blocks++;
-                continue;
-            }
-            struct td_seq *victim = running[--last]; /* may be seq itself: it waits, like everybody behind it */
-            seq_preempt(e, victim);
-            preempted[n_preempted++] = victim;
-        }
-    }
-    *ret_n_preempted = n_preempted;
+    struct grow_ctx g = {.e = e, .running = running, .preempted = preempted};
+    int32_t last = td_schedule_grow(&grow_ops, &g, n); /* running[last..n) were preempted */
+    *ret_n_preempted = g.n_preempted;
     for (int32_t i = 0; i < last; i++) {
         e->is_decode[i] = running[i]->phase == TD_SEQ_DECODE;
         e->remaining[i] = running[i]->n_tokens - running[i]->n_computed;

@@ -20,6 +20,7 @@
 #include "common/kv/kv_pool.h"
 #include "common/model/model.h"
 #include "common/model/sampler.h"
+#include "common/worker/schedule.h" /* the pure part: order, admission, batch, preemption */
 
 struct td_engine;
 
@@ -118,9 +119,5 @@ td_status td_engine_step(struct td_engine *engine, struct td_step_item *items, i
  * priority key): those are released, counted and returned in preempted[] for their owner to queue again. prefill_only: a prefill worker. */
 int32_t td_engine_plan(struct td_engine *engine, struct td_seq **running, int32_t n, struct td_step_item *ret_items, struct td_seq **preempted,
                        int32_t *ret_n_preempted);
-
-/* The pure part of plan: row counts for candidates in priority order. remaining[i] = tokens not yet computed (1 = a decode step).
- * ret_n_new[i] = 0 when not in this batch. Returns items chosen. */
-int32_t td_batch_choose(const int32_t *remaining, const bool *is_decode, int32_t n, int32_t max_items, int32_t max_tokens, int32_t *ret_n_new);
 
 #endif

@@ -161,8 +161,7 @@ void td_worker_on_abort_end(struct td_rpc_call *call, bool cancelled, void *ctx)
 
 static bool seq_before(const struct td_seq *a, const struct td_seq *b)
 {
-    if (a->priority != b->priority) return a->priority < b->priority;
-    return a->request < b->request;
+    return td_schedule_before(a->priority, a->request, b->priority, b->request);
 }
 
 static void waiting_insert(struct td_worker *w, struct td_req *r)
