@@ -184,22 +184,6 @@ static void stream_free(struct stream *s)
     memset(s, 0, sizeof *s);
 }
 
-static char *read_stdin(void)
-{
-    size_t capacity = 1 << 16, n = 0, got;
-    char *text = malloc(capacity);
-    while (text && (got = fread(text + n, 1, capacity - n - 1, stdin)) > 0) {
-        n += got;
-        if (capacity - n < 2) {
-            char *grown = realloc(text, capacity *= 2);
-            if (!grown) free(text);
-            text = grown;
-        }
-    }
-    if (text) text[n] = 0;
-    return text;
-}
-
 static td_status parse_ids(const char *text, Tandem__V1__TokenIds *ids, struct td_err *err)
 {
     ids->ids = malloc((strlen(text) + 1) * sizeof *ids->ids);
@@ -225,11 +209,13 @@ int cli_generate(int argc, char **argv)
                         positional, 1, &n_positional, &err))
         return td_die("tandem generate", &err);
     char *owned = NULL;
-    const char *prompt = c.prompt[0] ? c.prompt : n_positional ? positional[0] : c.ids[0] ? "" : (owned = read_stdin());
-    if (!prompt) prompt = "";
+    size_t owned_bytes = 0;
+    bool from_stdin = !c.prompt[0] && !n_positional && !c.ids[0];
+    if (from_stdin && cli_read_all(stdin, &owned, &owned_bytes, &err)) return td_die("tandem generate", &err);
+    const char *prompt = c.prompt[0] ? c.prompt : n_positional ? positional[0] : from_stdin ? owned : "";
     struct request r;
     request_init(&r, &c);
-    ProtobufCBinaryData text = {strlen(prompt), (uint8_t *)(uintptr_t)prompt};
+    ProtobufCBinaryData text = {from_stdin ? owned_bytes : strlen(prompt), (uint8_t *)(uintptr_t)prompt};
     Tandem__V1__ChatMessage system = TANDEM__V1__CHAT_MESSAGE__INIT, user = TANDEM__V1__CHAT_MESSAGE__INIT, *messages[2];
     Tandem__V1__Chat chat = TANDEM__V1__CHAT__INIT;
     Tandem__V1__TokenIds ids = TANDEM__V1__TOKEN_IDS__INIT;

@@ -70,25 +70,6 @@ static td_status decode_one(const struct td_tokenizer *t, const struct tokenize_
     return s;
 }
 
-static td_status read_all(char **ret_text, size_t *ret_bytes, struct td_err *err)
-{
-    size_t capacity = 1 << 16, n = 0, got;
-    char *text = malloc(capacity);
-    while (text && (got = fread(text + n, 1, capacity - n - 1, stdin)) > 0) {
-        n += got;
-        if (capacity - n < 2) {
-            char *grown = realloc(text, capacity *= 2);
-            if (!grown) free(text);
-            text = grown;
-        }
-    }
-    if (!text) return td_fail(err, TD_ERR_NOMEM, "stdin is too large");
-    text[n] = 0;
-    *ret_text = text;
-    *ret_bytes = n;
-    return TD_OK;
-}
-
 int cli_tokenize(int argc, char **argv)
 {
     struct tokenize_config c = {0};
@@ -104,7 +85,7 @@ int cli_tokenize(int argc, char **argv)
     if (c.whole) {
         char *text = NULL;
         size_t n = 0;
-        s = read_all(&text, &n, &err);
+        s = cli_read_all(stdin, &text, &n, &err);
         if (!s) s = one(t, &c, text, n, &err);
         free(text);
     } else {

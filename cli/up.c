@@ -16,6 +16,7 @@
 
 #include "cli/cli.h"
 #include "common/base/clock.h"
+#include "common/base/signals.h"
 
 #define MAX_CHILDREN 130
 #define MAX_ARGS 64
@@ -206,17 +207,6 @@ static void describe_end(const struct child *ch)
     else fprintf(stderr, "tandem up: %s ended with status %d\n", ch->name, WEXITSTATUS(ch->status));
 }
 
-static int wait_signal(int timeout_ms)
-{
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGTERM);
-    struct timespec ts = {timeout_ms / 1000, (timeout_ms % 1000) * 1000000L};
-    int sig = sigtimedwait(&set, NULL, &ts);
-    return sig > 0 ? sig : 0;
-}
-
 struct joined {
     const struct cluster *cluster;
     size_t have;
@@ -266,7 +256,7 @@ static bool wait_joined(struct cluster *c)
                     (unsigned long long)g->start_timeout_ms);
             break;
         }
-        if (wait_signal(20)) break;
+        if (td_stop_signal_wait(20)) break;
     }
     cli_client_close(&client);
     return ok;
@@ -296,7 +286,7 @@ static bool stop_children(struct cluster *c, int first, int last)
             }
         }
         if (!left) return clean;
-        if (wait_signal(10) || td_now_ns() > deadline)
+        if (td_stop_signal_wait(10) || td_now_ns() > deadline)
             for (int i = first; i < last; i++)
                 if (c->children[i].pid) {
                     fprintf(stderr, "tandem up: %s did not stop in time, killing it\n", c->children[i].name);
@@ -326,9 +316,7 @@ int cli_up(int argc, char **argv)
     }
     *slash = 0;
     sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGTERM);
+    td_stop_signals(&set);
     sigprocmask(SIG_BLOCK, &set, NULL);
 
     td_status s = spawn_router(&c, &err);
@@ -340,7 +328,7 @@ int cli_up(int argc, char **argv)
         printf("tandem is up at %s: %lld prefill, %lld decode, mode %s. Ctrl-C stops it.\n  tandem generate --server %s --stats \"Once upon a time\"\n",
                g.listen, (long long)g.prefill, (long long)g.decode, g.mode, g.listen);
         fflush(stdout);
-        while (!wait_signal(200)) {
+        while (!td_stop_signal_wait(200)) {
             struct child *dead = reap(&c);
             if (!dead) continue;
             describe_end(dead);

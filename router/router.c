@@ -11,6 +11,7 @@
 #include "common/base/hash.h"
 #include "common/base/log.h"
 #include "common/base/metrics.h"
+#include "common/base/signals.h"
 #include "common/worker/metrics_http.h"
 
 #define OFF(f) offsetof(struct router_config, f)
@@ -202,9 +203,7 @@ static td_status open_server(struct router *r, struct td_err *err)
 td_status router_open(struct router *r, const struct router_config *config, struct td_err *err)
 {
     sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGINT);
+    td_stop_signals(&set);
     sigaddset(&set, SIGHUP);
     pthread_sigmask(SIG_BLOCK, &set, NULL); /* before gRPC: its threads inherit the mask */
     signal(SIGPIPE, SIG_IGN);
@@ -227,22 +226,11 @@ td_status router_open(struct router *r, const struct router_config *config, stru
 
 /* ---- run, drain, close -------------------------------------------------------------------------------------------------------------------------- */
 
-static int wait_signal(int timeout_ms)
-{
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGINT);
-    struct timespec ts = {timeout_ms / 1000, (timeout_ms % 1000) * 1000000L};
-    int sig = timeout_ms < 0 ? sigwaitinfo(&set, NULL) : sigtimedwait(&set, NULL, &ts);
-    return sig > 0 ? sig : 0;
-}
-
 void router_run(struct router *r)
 {
     (void)r;
     int sig;
-    while (!(sig = wait_signal(-1))) {}
+    while (!(sig = td_stop_signal_wait(-1))) {}
     td_info("signal", "sig=%d action=drain", sig);
 }
 
@@ -253,7 +241,7 @@ void router_drain(struct router *r)
     uint64_t deadline = td_deadline_after_ms(td_now_ns(), r->cfg.drain_timeout_ms);
     unsigned live = atomic_load(&r->n_live);
     while (atomic_load(&r->n_live) > 0 && td_now_ns() < deadline)
-        if (wait_signal(10)) {
+        if (td_stop_signal_wait(10)) {
             td_warn("second_signal", "live=%u action=exit", atomic_load(&r->n_live));
             _exit(1);
         }

@@ -9,48 +9,27 @@
 #include <grpc/support/alloc.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
+#include "common/base/file_stamp.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/rpc/rpc_internal.h"
 
 enum { MAX_PEM_BYTES = 1 << 20, N_FILES = 3 };
 
-struct stamp {
-    struct timespec changed;
-    off_t bytes;
-    ino_t inode;
-};
-
 struct td_rpc_tls_files {
     pthread_mutex_t mu;
     char *paths[N_FILES];                    /* cert, key, ca (NULL = none) */
-    struct stamp stamps[N_FILES];            /* mu: of what was last tried */
-    struct stamp seen[N_FILES];              /* client: at the last look */
+    struct td_file_stamp stamps[N_FILES];    /* mu: of what was last tried */
+    struct td_file_stamp seen[N_FILES];      /* client: at the last look */
     char *texts[N_FILES];                    /* mu: in use */
     bool given;                              /* mu */
 };
 
-static void take_stamps(const struct td_rpc_tls_files *files, struct stamp *ret_stamps)
+/* What the files look like now; compared with td_file_stamps_equal. */
+static void look(const struct td_rpc_tls_files *files, struct td_file_stamp *ret_stamps)
 {
-    memset(ret_stamps, 0, N_FILES * sizeof *ret_stamps);
-    for (int i = 0; i < N_FILES; i++) {
-        struct stat st;
-        if (!files->paths[i] || stat(files->paths[i], &st) != 0) continue;
-        ret_stamps[i].changed = st.st_mtim;
-        ret_stamps[i].bytes = st.st_size;
-        ret_stamps[i].inode = st.st_ino;
-    }
-}
-
-static bool same_stamps(const struct stamp *a, const struct stamp *b)
-{
-    for (int i = 0; i < N_FILES; i++)
-        if (a[i].changed.tv_sec != b[i].changed.tv_sec || a[i].changed.tv_nsec != b[i].changed.tv_nsec || a[i].bytes != b[i].bytes ||
-            a[i].inode != b[i].inode)
-            return false;
-    return true;
+    td_file_stamps_take((const char *const *)files->paths, N_FILES, ret_stamps);
 }
 
 static void free_texts(char **texts)
@@ -84,13 +63,13 @@ static struct td_rpc_tls_files *open_files(const struct td_rpc_tls *tls)
     files->paths[0] = tls->cert_file ? td_rpc_strdup(tls->cert_file) : NULL;
     files->paths[1] = tls->key_file ? td_rpc_strdup(tls->key_file) : NULL;
     files->paths[2] = tls->ca_file ? td_rpc_strdup(tls->ca_file) : NULL;
-    take_stamps(files, files->stamps);
+    look(files, files->stamps);
     memcpy(files->seen, files->stamps, sizeof files->seen);
     return files;
 }
 
 /* Takes what the files hold now; false = unreadable, the old texts stay. */
-static bool reload(struct td_rpc_tls_files *files, const struct stamp *now)
+static bool reload(struct td_rpc_tls_files *files, const struct td_file_stamp *now)
 {
     char *texts[N_FILES];
     struct td_err err = {0};
@@ -111,11 +90,11 @@ static grpc_ssl_certificate_config_reload_status fetch(void *arg, grpc_ssl_serve
 {
     struct td_rpc_tls_files *files = arg;
     grpc_ssl_certificate_config_reload_status answer = GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
-    struct stamp now[N_FILES];
+    struct td_file_stamp now[N_FILES];
     pthread_mutex_lock(&files->mu);
-    take_stamps(files, now);
+    look(files, now);
     bool fresh = !files->given;
-    if (!same_stamps(now, files->stamps) && reload(files, now)) fresh = true;
+    if (!td_file_stamps_equal(now, files->stamps, N_FILES) && reload(files, now)) fresh = true;
     if (fresh) {
         grpc_ssl_pem_key_cert_pair pair = {files->texts[1], files->texts[0]};
         /* Core 1.51 insists on roots even when it asks no client for a certificate: then any PEM does. */
@@ -179,10 +158,10 @@ td_status td_rpc_tls_client(const struct td_rpc_tls *tls, struct td_rpc_tls_file
 
 grpc_channel_credentials *td_rpc_tls_client_changed(struct td_rpc_tls_files *files)
 {
-    struct stamp now[N_FILES];
-    take_stamps(files, now);
-    bool settled = same_stamps(now, files->seen);
+    struct td_file_stamp now[N_FILES];
+    look(files, now);
+    bool settled = td_file_stamps_equal(now, files->seen, N_FILES);
     memcpy(files->seen, now, sizeof now);
-    if (!settled || same_stamps(now, files->stamps)) return NULL;
+    if (!settled || td_file_stamps_equal(now, files->stamps, N_FILES)) return NULL;
     return reload(files, now) ? client_credentials(files) : NULL;
 }

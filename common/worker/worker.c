@@ -13,18 +13,17 @@
 #include "common/worker/worker.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/log.h"
 #include "common/base/metrics.h"
+#include "common/base/signals.h"
 #include "common/rpc/rpc_status.h"
 #include "common/worker/metrics_http.h"
 #include "common/worker/registry.h"
@@ -684,9 +683,7 @@ static td_status open_engine_interruptible(struct td_worker *w, const sigset_t *
 td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role, const struct td_worker_config *config, struct td_err *err)
 {
     sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGINT);
+    td_stop_signals(&set);
     sigaddset(&set, SIGHUP);
     pthread_sigmask(SIG_BLOCK, &set, NULL); /* before gRPC: its threads inherit the mask */
     signal(SIGPIPE, SIG_IGN);
@@ -725,23 +722,11 @@ td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
     return TD_OK;
 }
 
-/* Waits for a signal or until *done_ns; 0 = timed out. */
-static int wait_signal(int timeout_ms)
-{
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGINT);
-    struct timespec ts = {timeout_ms / 1000, (timeout_ms % 1000) * 1000000L};
-    int sig = timeout_ms < 0 ? sigwaitinfo(&set, NULL) : sigtimedwait(&set, NULL, &ts);
-    return sig > 0 ? sig : 0;
-}
-
 void td_worker_run(struct td_worker *w)
 {
     (void)w;
     int sig;
-    while (!(sig = wait_signal(-1))) {}
+    while (!(sig = td_stop_signal_wait(-1))) {}
     td_info("signal", "sig=%d action=drain", sig);
 }
 
@@ -750,7 +735,7 @@ static bool wait_idle(struct td_worker *w, uint64_t deadline_ns)
 {
     while (atomic_load(&w->n_live) > 0) {
         if (td_now_ns() >= deadline_ns) return false;
-        if (wait_signal(10)) {
+        if (td_stop_signal_wait(10)) {
             td_warn("second_signal", "live=%u action=exit", atomic_load(&w->n_live));
             _exit(1);
         }

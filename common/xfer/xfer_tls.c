@@ -23,7 +23,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <time.h>
 
 #include <openssl/err.h>
@@ -31,6 +30,7 @@
 #include <openssl/ssl.h>
 #include <openssl/x509v3.h>
 
+#include "common/base/file_stamp.h"
 #include "common/base/mem.h"
 
 enum {
@@ -49,19 +49,13 @@ _Static_assert(TD_TLS_OUT_BYTES >= 2 * RECORD_ROOM, "one record under way, one b
 static const char *const CIPHERS = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256";
 static const char *const FILE_NAMES[N_FILES] = {"cert_file", "key_file", "ca_file"};
 
-struct stamp {
-    struct timespec changed;
-    off_t bytes;
-    ino_t inode;
-};
-
 struct td_xfer_tls {
     pthread_mutex_t mu;
     char *paths[N_FILES], *peer_name;
     bool ktls;
     uint64_t rekey_records;
     SSL_CTX *ctx;                     /* mu: the pointer; what it points to never changes */
-    struct stamp tried[N_FILES];      /* mu */
+    struct td_file_stamp tried[N_FILES]; /* mu */
 };
 
 enum tls_state { TLS_HANDSHAKE = 0, TLS_OPEN, TLS_BROKEN };
@@ -201,25 +195,6 @@ static void filter_init(void)
 }
 
 /* --- certificates ------------------------------------------------------------------------------------------------------------------- */
-
-static void take_stamps(char *const *paths, struct stamp *ret_stamps)
-{
-    memset(ret_stamps, 0, N_FILES * sizeof *ret_stamps);
-    for (int i = 0; i < N_FILES; i++) {
-        struct stat st;
-        if (!paths[i] || stat(paths[i], &st)) continue;
-        ret_stamps[i] = (struct stamp){.changed = st.st_mtim, .bytes = st.st_size, .inode = st.st_ino};
-    }
-}
-
-static bool same_stamps(const struct stamp *a, const struct stamp *b)
-{
-    for (int i = 0; i < N_FILES; i++)
-        if (a[i].changed.tv_sec != b[i].changed.tv_sec || a[i].changed.tv_nsec != b[i].changed.tv_nsec || a[i].bytes != b[i].bytes ||
-            a[i].inode != b[i].inode)
-            return false;
-    return true;
-}
 
 /* A key with a password would otherwise ask the terminal. */
 static int no_password(char *buf, int size, int writing, void *asked)
@@ -396,7 +371,7 @@ td_status td_xfer_tls_open(const struct td_xfer_tls_config *config, struct td_xf
         status = td_fail(err, TD_ERR_NOMEM, "tls: no memory");
         goto err_close;
     }
-    take_stamps(tls->paths, tls->tried);
+    td_file_stamps_take((const char *const *)tls->paths, N_FILES, tls->tried);
     status = context_open(tls, &tls->ctx, err);
     if (status) goto err_close;
     *ret_tls = tls;
@@ -419,12 +394,12 @@ void td_xfer_tls_close(struct td_xfer_tls *tls)
 
 td_status td_xfer_tls_reload(struct td_xfer_tls *tls, bool only_changed, bool *ret_loaded, struct td_err *err)
 {
-    struct stamp now[N_FILES];
+    struct td_file_stamp now[N_FILES];
     SSL_CTX *ctx = NULL;
     if (ret_loaded) *ret_loaded = false;
-    take_stamps(tls->paths, now);
+    td_file_stamps_take((const char *const *)tls->paths, N_FILES, now);
     pthread_mutex_lock(&tls->mu);
-    bool same = same_stamps(now, tls->tried);
+    bool same = td_file_stamps_equal(now, tls->tried, N_FILES);
     memcpy(tls->tried, now, sizeof now);
     pthread_mutex_unlock(&tls->mu);
     if (only_changed && same) return TD_OK;

@@ -1,0 +1,42 @@
+/* address.c - see address.h. */
+#include "common/base/address.h"
+
+#include <arpa/inet.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { HOST_MAX = 256 }; /* a DNS name has at most 253 bytes */
+
+td_status td_address_host(const char *text, char *ret_host, size_t host_bytes, struct td_err *err)
+{
+    char host[HOST_MAX];
+    uint8_t raw[16];
+    size_t n = strlen(text);
+    bool bracket = n >= 2 && text[0] == '[' && text[n - 1] == ']';
+    if (n == 0) return td_fail(err, TD_ERR_INVALID, "host is empty");
+    if (n >= sizeof host + 2) return td_fail(err, TD_ERR_INVALID, "host \"%.40s...\" has %zu bytes, limit %d", text, n, HOST_MAX - 1);
+    int wrote = snprintf(host, sizeof host, "%.*s", (int)(n - (bracket ? 2 : 0)), text + bracket);
+    if ((size_t)wrote >= sizeof host || (size_t)wrote >= host_bytes)
+        return td_fail(err, TD_ERR_INVALID, "host \"%.40s...\" has %d bytes, limit %zu", text, wrote, (host_bytes < sizeof host ? host_bytes : sizeof host) - 1);
+    bool six = inet_pton(AF_INET6, host, raw) == 1;
+    if (bracket && !six) return td_fail(err, TD_ERR_INVALID, "host \"%s\": no IPv6 address stands between the brackets", text);
+    if (!six && strchr(host, ':'))
+        return td_fail(err, TD_ERR_INVALID, "host \"%s\" is neither a name nor an address: no port, and no zone, may stand here", text);
+    for (const char *p = host; *p; p++)
+        if ((unsigned char)*p <= ' ' || (unsigned char)*p >= 0x7f || strchr("[]/%@\"", *p))
+            return td_fail(err, TD_ERR_INVALID, "host has the byte 0x%02x, which no host has", (unsigned char)*p);
+    memcpy(ret_host, host, (size_t)wrote + 1);
+    return TD_OK;
+}
+
+td_status td_address_join(const char *host, uint16_t port, char *ret_address, size_t address_bytes, struct td_err *err)
+{
+    char bare[HOST_MAX], text[HOST_MAX + 16];
+    td_status s = td_address_host(host, bare, sizeof bare, err);
+    if (s) return s;
+    int n = snprintf(text, sizeof text, strchr(bare, ':') ? "[%s]:%u" : "%s:%u", bare, port);
+    if ((size_t)n >= address_bytes) return td_fail(err, TD_ERR_INVALID, "address \"%.40s...\" has %d bytes, limit %zu", text, n, address_bytes - 1);
+    memcpy(ret_address, text, (size_t)n + 1);
+    return TD_OK;
+}
