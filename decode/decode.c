@@ -54,20 +54,26 @@ static void send_prefill_times(struct td_req *r, uint64_t end_ns)
     send_event(r, &ev);
 }
 
-/* After the last token: what the ledger needs, then OK. */
-static void finish(struct td_worker *w, struct td_req *r)
+/* What the ledger needs: after the first step, because a stop string at the router ends the call before there is a last token, and after that. */
+static void send_times(struct td_req *r, bool last)
 {
     Tandem__V1__DecodeTimes t = TANDEM__V1__DECODE_TIMES__INIT;
     Tandem__V1__DecodeEvent ev = TANDEM__V1__DECODE_EVENT__INIT;
     t.transfer_us = r->xfer_us;
+    t.transfer_exposed_us = r->exposed_us;
     t.transfer_bytes = r->xfer_bytes;
     t.transfer_path = (char *)(r->xfer_path ? r->xfer_path : "local");
     if (r->ready_ns && r->first_step_ns) t.decode_queue_us = (r->first_step_ns - r->ready_ns) / TD_NS_PER_US;
     t.first_step_us = r->step_us;
-    t.preemptions = r->seq->n_preemptions;
+    if (last) t.preemptions = r->seq->n_preemptions; /* the router adds them up */
     ev.event_case = TANDEM__V1__DECODE_EVENT__EVENT_TIMES;
     ev.times = &t;
     send_event(r, &ev);
+}
+
+static void finish(struct td_worker *w, struct td_req *r)
+{
+    send_times(r, true);
     td_worker_finish_ok(w, r);
 }
 
@@ -148,6 +154,9 @@ static void slot_ready(struct td_worker *w, struct td_req *r, const struct td_xf
     td_fault_point("slot_ready");
     r->ready_ns = td_now_ns();
     r->xfer_us = ev->elapsed_ns / TD_NS_PER_US;
+    /* Sampled, submitted, READY, taken by this thread: each on one clock. */
+    r->exposed_us = first->age_us + (ev->tail_ns + (r->ready_ns - ev->at_ns)) / TD_NS_PER_US;
+    first->age_us = 0;
     r->xfer_bytes = ev->bytes;
     r->xfer_path = td_xfer_path_name(ev->path);
     td_engine_imported(w->engine, r->seq, first->token);
@@ -188,9 +197,10 @@ static void decode_stepped(struct td_worker *w, struct td_req *r, const struct t
 {
     if (!item->sampled) return;
     struct td_seq *seq = r->seq;
-    bool first_here = seq->n_tokens == seq->n_input + 1;
+    bool first_here = seq->n_tokens == seq->n_input + 1, first_step = false;
     if (r->local_prefill && first_here) send_prefill_times(r, step_end_ns);
     if (!r->first_step_ns && !(r->local_prefill && first_here)) {
+        first_step = true;
         r->first_step_ns = step_start_ns;
         r->step_us = (step_end_ns - step_start_ns) / TD_NS_PER_US;
     }
@@ -200,6 +210,7 @@ static void decode_stepped(struct td_worker *w, struct td_req *r, const struct t
     send_token(r, &out.msg);
     td_fault_point("decode_token");
     if (seq->finish) finish(w, r);
+    else if (first_step) send_times(r, false);
 }
 
 /* ---- RPC ------------------------------------------------------------------------------------------------------------------------------- */

@@ -116,6 +116,7 @@ static void prefill_stepped(struct td_worker *w, struct td_req *r, const struct 
         td_worker_finish_ok(w, r); /* cancels the op: nothing to decode */
         return;
     }
+    out.msg.age_us = (td_now_ns() - step_end_ns) / TD_NS_PER_US;
     uint8_t note[TD_XFER_NOTE_MAX];
     size_t note_bytes = tandem__v1__token_out__get_packed_size(&out.msg);
     TD_ASSERT(note_bytes <= sizeof note);
@@ -134,7 +135,7 @@ static void prefill_xfer_event(struct td_worker *w, struct td_req *r, const stru
         Tandem__V1__PrefillEvent out = TANDEM__V1__PREFILL_EVENT__INIT;
         done.transfer_us = ev->elapsed_ns / TD_NS_PER_US;
         done.bytes = ev->bytes;
-        done.path = (char *)(ev->path == TD_XFER_PATH_SHM ? "shm" : "tcp");
+        done.path = (char *)(uintptr_t)td_xfer_path_name(ev->path);
         out.event_case = TANDEM__V1__PREFILL_EVENT__EVENT_DONE;
         out.done = &done;
         send_event(r, &out);

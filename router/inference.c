@@ -319,7 +319,6 @@ static void close_ledger(struct router *r, struct request_state *q)
         }
     }
     l->rpc_us = l->ttft_us - known;
-    l->transfer_exposed_us = us_between(q->prefill_first_ns, q->decode_first_ns);
     l->failovers = td_core_failovers(r->core, q->slot);
     l->transfer_path = q->path[0] ? q->path : (char *)"local";
     l->prefill_worker = q->prefill_name;

@@ -103,7 +103,6 @@ static void decode_tokens(struct leg *l, const Tandem__V1__Tokens *t)
 {
     struct request_state *q = l->request;
     bool done_before = q->output_done;
-    if (!q->decode_first_ns) q->decode_first_ns = td_now_ns();
     for (size_t i = 0; i < t->n_out; i++)
         if (t->out[i]->finish) l->finished_seen = true;
     if (output_take(l->router, q, t->out, t->n_out)) {
@@ -122,6 +121,7 @@ static void decode_tokens(struct leg *l, const Tandem__V1__Tokens *t)
 static void take_decode_times(struct request_state *q, const Tandem__V1__DecodeTimes *t)
 {
     q->ledger.transfer_us = t->transfer_us;
+    q->ledger.transfer_exposed_us = t->transfer_exposed_us;
     q->ledger.decode_queue_us = t->decode_queue_us;
     q->ledger.first_step_us = t->first_step_us;
     q->ledger.transfer_bytes = t->transfer_bytes;
@@ -204,7 +204,6 @@ static void take_first(struct leg *l, Tandem__V1__FirstToken *f)
         leg_broken(l, "the first-token event is empty");
         return;
     }
-    q->prefill_first_ns = td_now_ns();
     td_fault_point("router_first_token");
     if (f->times) take_prefill_times(q, f->times);
     bool done_before = q->output_done;

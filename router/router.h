@@ -88,7 +88,7 @@ struct request_state {
     uint32_t ticket_cached;
     char last_error[512];                  /* of a leg: the reason is never discarded */
 
-    uint64_t arrived_ns, decode_sent_ns, ticket_ns, prefill_sent_ns, first_ns, prefill_first_ns, decode_first_ns, last_ns;
+    uint64_t arrived_ns, decode_sent_ns, ticket_ns, prefill_sent_ns, first_ns, last_ns;
     uint64_t first_decode_sent_ns, first_ticket_ns; /* of the attempt that made the first token */
     Tandem__V1__Ledger ledger;
     char prefill_name[128], decode_name[128], path[16];

@@ -114,7 +114,7 @@ struct td_req {
     uint32_t xfer_id;
     uint32_t n_skip, n_sent;           /* prefill: blocks decode holds already; blocks submitted (both of the sequence) */
     uint64_t arrived_ns, admitted_ns, first_run_ns, sampled_ns, granted_ns, ready_ns, first_step_ns, step_us;
-    uint64_t xfer_us, xfer_bytes;
+    uint64_t xfer_us, exposed_us, xfer_bytes; /* decode; docs/operations.md says what they are */
     const char *xfer_path;
     ProtobufCBinaryData grant;         /* prefill: malloc'd copy until the op starts */
     struct td_mail mail_new, mail_ended;

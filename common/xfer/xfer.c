@@ -541,7 +541,7 @@ static bool conn_fill(struct td_xfer *x, struct td_xfer_conn *c)
             if (!xfer_conn_by_id(x, id)) return false;
             continue;
         }
-        if (!(c->initiator ? td_xfer_core_tx_next(&x->core, c->link, c->lane, &c->tx_cursor, XFER_MAX_IOV, &tx)
+        if (!(c->initiator ? td_xfer_core_tx_next(&x->core, xfer_now(x), c->link, c->lane, &c->tx_cursor, XFER_MAX_IOV, &tx)
                            : c->rdma && xfer_rdma_targets_next(x, c, &c->tx_cursor, &tx))) {
             if (!digests || c->out_used) return true;
             digests = false; /* the op of that batch is over: another's may be due, and nothing goes out that would bring us back */

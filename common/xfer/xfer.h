@@ -137,7 +137,11 @@ struct td_xfer_event {
     uint64_t user;
     td_status status;
     enum td_xfer_path path;
-    uint64_t bytes, elapsed_ns;       /* READY, DONE: payload, and first submit/arrival to completion */
+    uint64_t bytes;                   /* READY, DONE: payload */
+    /* READY, DONE: the sender's first submit to completion, and its final one to completion. The sender measures to DONE; the receiver adds what FINAL says of
+     * the sender's clock to what it saw itself since FINAL came, so no clocks are compared, and the flight of FINAL is the only time left out. */
+    uint64_t elapsed_ns, tail_ns;
+    uint64_t at_ns;                   /* READY, DONE: when that was, on this side's clock */
     char reason[160];
     uint8_t note[TD_XFER_NOTE_MAX];
     size_t note_bytes;

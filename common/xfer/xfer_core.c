@@ -64,6 +64,13 @@ static void due_by(struct td_xfer_core *c, uint64_t deadline_ns)
     if (deadline_ns < c->next_tick_ns) c->next_tick_ns = deadline_ns;
 }
 
+static void set_times(struct td_xfer_event *e, uint64_t first_ns, uint64_t last_ns, uint64_t at_ns)
+{
+    e->elapsed_ns = at_ns > first_ns ? at_ns - first_ns : 0; /* the caller's clock may be that of its turn's start */
+    e->tail_ns = at_ns > last_ns ? at_ns - last_ns : 0;
+    e->at_ns = at_ns;
+}
+
 size_t td_xfer_core_poll(struct td_xfer_core *c, struct td_xfer_event *events, size_t max)
 {
     size_t n = 0;
@@ -73,7 +80,7 @@ size_t td_xfer_core_poll(struct td_xfer_core *c, struct td_xfer_event *events, s
         e->kind = (enum td_xfer_event_kind)c->events[c->event_head].kind;
         e->id = id;
         e->status = TD_OK;
-        e->bytes = e->elapsed_ns = 0;
+        e->bytes = e->elapsed_ns = e->tail_ns = e->at_ns = 0;
         e->note_bytes = 0;
         e->reason[0] = 0;
         c->event_head = (c->event_head + 1) % c->max_events;
@@ -85,7 +92,7 @@ size_t td_xfer_core_poll(struct td_xfer_core *c, struct td_xfer_event *events, s
             e->path = op->path;
             e->status = op->status;
             e->bytes = (uint64_t)op->grant.n_blocks * c->block_bytes;
-            e->elapsed_ns = op->elapsed_ns;
+            if (e->kind == TD_XFER_OP_DONE) set_times(e, op->first_ns, op->last_ns, op->done_ns);
             memcpy(e->reason, op->reason, sizeof e->reason);
             memset(op->grant.key, 0, sizeof op->grant.key);
             op->state = TD_OP_FREE;
@@ -97,7 +104,7 @@ size_t td_xfer_core_poll(struct td_xfer_core *c, struct td_xfer_event *events, s
         e->path = slot->path;
         if (e->kind == TD_XFER_SLOT_READY) {
             e->bytes = slot->bytes_got;
-            e->elapsed_ns = slot->elapsed_ns;
+            set_times(e, slot->first_ns, slot->last_ns, slot->ready_ns);
             e->note_bytes = slot->note_bytes;
             memcpy(e->note, slot->note, slot->note_bytes);
         } else {
@@ -357,7 +364,7 @@ static void slot_check_ready(struct td_xfer_core *c, uint64_t now_ns, uint32_t i
     if (s->state != TD_SLOT_VERIFYING || s->verify_at < s->n_digests) return;
     s->state = TD_SLOT_READY;
     s->completed = true;
-    s->elapsed_ns = s->first_ns ? now_ns - s->first_ns : 0;
+    s->ready_ns = now_ns;
     slot_answer(c, id, TD_XFER_DONE, TD_OK, NULL);
     slot_unbind(s);
     c->stats.n_done++;
@@ -374,9 +381,8 @@ static bool slot_io_end(struct td_xfer_core *c, uint32_t id)
     return s->state == TD_SLOT_FILLING;
 }
 
-static void count_bytes(struct td_xfer_core *c, uint64_t now_ns, struct td_xfer_slot *s, size_t n_bytes)
+static void count_bytes(struct td_xfer_core *c, struct td_xfer_slot *s, size_t n_bytes)
 {
-    if (!s->first_ns) s->first_ns = now_ns;
     s->bytes_got += n_bytes;
     c->stats.bytes_received += n_bytes;
     c->stats.bytes_by_path[s->path] += n_bytes;
@@ -385,7 +391,7 @@ static void count_bytes(struct td_xfer_core *c, uint64_t now_ns, struct td_xfer_
 void td_xfer_core_place_end(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, size_t n_bytes)
 {
     if (!slot_io_end(c, id) || !n_bytes) return;
-    count_bytes(c, now_ns, &c->slots[id], n_bytes);
+    count_bytes(c, &c->slots[id], n_bytes);
     slot_check_ready(c, now_ns, id);
 }
 
@@ -444,13 +450,20 @@ void td_xfer_core_copy_end(struct td_xfer_core *c, uint64_t now_ns, const struct
         c->stats.n_stale_frames++;
         return;
     }
-    count_bytes(c, now_ns, s, copy->n_bytes);
+    count_bytes(c, s, copy->n_bytes);
     s->copy_off += (uint32_t)copy->n_bytes;
     while (s->copy_off >= c->block_bytes) {
         s->copy_off -= (uint32_t)c->block_bytes;
         s->copy_at++;
     }
     slot_check_ready(c, now_ns, copy->slot);
+}
+
+/* A time of the peer's, as an age; never before this side's clock began. */
+static uint64_t ago(uint64_t now_ns, uint32_t us)
+{
+    uint64_t ns = us * TD_NS_PER_US;
+    return now_ns > ns ? now_ns - ns : 0;
 }
 
 td_status td_xfer_core_rx_final(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn, const struct td_xfer_frame *f, const uint8_t *note)
@@ -469,6 +482,8 @@ td_status td_xfer_core_rx_final(struct td_xfer_core *c, uint64_t now_ns, uint64_
     if (s->qps_got & ~(uint32_t)f->flags) return TD_ERR_CORRUPT;
     s->qps_want = f->flags;
     s->final_seen = true;
+    s->first_ns = ago(now_ns, f->first_us);
+    s->last_ns = ago(now_ns, f->last_us);
     s->note_bytes = f->length;
     memcpy(s->note, note, f->length);
     slot_check_ready(c, now_ns, f->slot);
@@ -534,7 +549,7 @@ void td_xfer_core_rd_done(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, 
     s->n_rd--;
     /* Reads of one attempt only are ever under way: another one is bound when they are over. */
     if (ok && s->state == TD_SLOT_FILLING) {
-        count_bytes(c, now_ns, s, n_bytes);
+        count_bytes(c, s, n_bytes);
         c->stats.bytes_pulled += n_bytes;
         slot_check_ready(c, now_ns, id);
     }
@@ -632,7 +647,6 @@ void td_xfer_core_rx_imm(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn,
         c->stats.n_stale_frames++;
         return;
     }
-    if (!s->first_ns) s->first_ns = now_ns;
     s->qps_got |= 1u << qp;
     slot_check_ready(c, now_ns, id);
 }
@@ -827,6 +841,7 @@ td_status td_xfer_core_submit(struct td_xfer_core *c, uint64_t now_ns, uint32_t 
         op->order[op->n_queued++] = first + i;
     }
     if (!op->first_ns) op->first_ns = now_ns;
+    op->last_ns = now_ns;
     op->final = final;
     if (final && note_bytes) memcpy(op->note, note, note_bytes);
     op->note_bytes = final ? note_bytes : 0;
@@ -943,7 +958,13 @@ static bool final_due(const struct td_xfer_core *c, const struct td_xfer_op *op)
     return (!writes || op->n_targets == op->grant.n_blocks) && (!op->can_pull || op->ref_at == op->n_pull) && op->qps_said == op->qps_used;
 }
 
-bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane, uint32_t *cursor, int32_t max_blocks, struct td_xfer_tx *tx)
+static uint32_t us_since(uint64_t now_ns, uint64_t then_ns)
+{
+    uint64_t us = now_ns > then_ns ? (now_ns - then_ns) / TD_NS_PER_US : 0;
+    return us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
+}
+
+bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn, uint32_t lane, uint32_t *cursor, int32_t max_blocks, struct td_xfer_tx *tx)
 {
     for (uint32_t k = 0; k < c->max_ops; k++) {
         uint32_t id = (*cursor + k) % c->max_ops;
@@ -963,6 +984,8 @@ bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane, 
         } else if (lane == 0 && final_due(c, op)) {
             tx->frame.type = TD_XFER_FINAL;
             tx->frame.flags = (uint16_t)op->qps_used;
+            tx->frame.first_us = us_since(now_ns, op->first_ns);
+            tx->frame.last_us = us_since(now_ns, op->last_ns);
             tx->frame.offset = (uint64_t)op->grant.n_blocks * c->block_bytes;
             tx->frame.length = (uint32_t)op->note_bytes;
             memcpy(tx->payload, op->note, op->note_bytes);
@@ -1160,7 +1183,7 @@ td_status td_xfer_core_rx_done(struct td_xfer_core *c, uint64_t now_ns, uint64_t
         op_end(c, f->op, true, TD_ERR_STALE, "the grant was used before, and its slot is complete", false);
         return TD_OK;
     }
-    op->elapsed_ns = now_ns - op->first_ns;
+    op->done_ns = now_ns;
     op_end(c, f->op, false, TD_OK, "", false);
     return TD_OK;
 }

@@ -66,7 +66,8 @@ struct td_xfer_slot {
     uint32_t generation;
     uint16_t attempt;         /* highest seen of this generation; 0 = none */
     uint8_t key[TD_XFER_KEY_BYTES];
-    uint64_t user, deadline_ns, orphan_ns, first_ns, elapsed_ns;
+    uint64_t user, deadline_ns, orphan_ns, ready_ns;
+    uint64_t first_ns, last_ns;   /* when the sender was given its first and last blocks, as FINAL says, on this side's clock */
     uint64_t conn, handle;    /* FILLING: the writer's binding */
     uint32_t op;
     enum td_xfer_path path;
@@ -99,7 +100,8 @@ struct td_xfer_op {
     uint64_t tell_conn, tell_handle; /* rdma: who is told ABORT when n_wr is 0 */
     int32_t n_targets, digest_at;
     uint64_t retry_ns;        /* WAIT_CONN: not before */
-    uint64_t user, deadline_ns, first_ns, elapsed_ns, bytes_sent;
+    uint64_t user, deadline_ns, bytes_sent;
+    uint64_t first_ns, last_ns, done_ns; /* the first submit, the final one, DONE */
     uint64_t conn, handle;
     enum td_xfer_path path;
     struct td_xfer_grant_blob grant;
@@ -228,13 +230,15 @@ void td_xfer_core_op_fail(struct td_xfer_core *core, uint64_t now_ns, uint32_t o
 
 /* The next frame for this lane of the connection, round-robin over its ops from *cursor; false when nothing is to be sent. Lanes other than 0 carry
  * DATA only, after an OPEN of their own, and each block stays on one lane. DATA: read ret_n_blocks grant blocks
- * from ret_grant_block, starting ret_offset bytes into the first. REF, FINAL: the payload is written to ret_payload (TD_XFER_PAYLOAD_MAX). */
+ * from ret_grant_block, starting ret_offset bytes into the first. REF, FINAL: the payload is written to ret_payload (TD_XFER_PAYLOAD_MAX); FINAL also
+ * says how old the first and the last submit are now. */
 struct td_xfer_tx {
     struct td_xfer_frame frame;
     uint32_t op;
     uint8_t payload[TD_XFER_PAYLOAD_MAX];
 };
-bool td_xfer_core_tx_next(struct td_xfer_core *core, uint64_t conn, uint32_t lane, uint32_t *cursor, int32_t max_blocks, struct td_xfer_tx *ret_tx);
+bool td_xfer_core_tx_next(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn, uint32_t lane, uint32_t *cursor, int32_t max_blocks,
+                          struct td_xfer_tx *ret_tx);
 /* tcp: every byte of a DATA frame has left. */
 void td_xfer_core_tx_done(struct td_xfer_core *core, uint32_t op, uint64_t handle);
 

@@ -11,7 +11,7 @@
 #include "common/xfer/xfer.h"
 
 #define TD_XFER_MAGIC 0x31584454u         /* "TDX1" */
-#define TD_XFER_WIRE_VERSION 2
+#define TD_XFER_WIRE_VERSION 3
 #define TD_XFER_FRAME_DATA_MAX (1u << 20) /* payload of DATA: so long a small transfer may wait behind a large one */
 #define TD_XFER_PAYLOAD_MAX 4096u         /* payload of every other frame */
 #define TD_XFER_REF_MAX 1000              /* block ids in one REF */
@@ -59,9 +59,9 @@ struct td_xfer_frame {
     uint64_t handle;      /* random per attempt, bound to the key by OPEN */
     uint64_t offset;
     uint32_t length;      /* payload bytes */
-    uint32_t reserved;    /* 0 */
+    uint32_t first_us;    /* FINAL: how long ago the sender was given the first blocks; else 0. Saturates, as last_us */
     uint64_t conn;        /* xor of both HELLO nonces; 0 in HELLO and HELLO_ACK */
-    uint32_t reserved2;   /* 0 */
+    uint32_t last_us;     /* FINAL: ... and the last ones; else 0 */
     uint32_t crc;         /* CRC32C of the 60 bytes before it */
 };
 _Static_assert(sizeof(struct td_xfer_frame) == 64, "wire: frame header");

@@ -1,4 +1,6 @@
 """One prefill worker, one decode worker: a prompt becomes streamed tokens, and every promise about the stream holds."""
+import os
+
 import grpc
 import pytest
 
@@ -31,6 +33,42 @@ def test_ledger_adds_up(cluster):
     assert led.prefill_worker == "prefill-0" and led.decode_worker == "decode-0" and led.mode == "pd"
     trailing = dict(item.split("=") for item in r.trailing["tandem-ledger"].split(";"))
     assert int(trailing["ttft_us"]) == led.ttft_us and int(trailing["rpc_us"]) == led.rpc_us
+
+
+@pytest.mark.parametrize("path", ["shm", "tcp", "rdma"])
+def test_ledger_of_each_path(path):
+    """The transfer of a prompt in chunks begins with its first one, whoever moves the bytes; what the first token waited for nothing is in the hand-over."""
+    fabric = f"/dev/shm/tandem-ledger-{os.getpid()}"
+    env = {"TANDEM_VERBS_FAKE": f"path={fabric}"} if path == "rdma" else {}
+    try:
+        with Cluster(envs={"prefill-0": env, "decode-0": env}, worker_args=["--transfer", path, "--max-step-tokens", 32]) as c:
+            ledgers = []
+            for i in range(6):
+                ids = [3 + (7 * i + k) % 1000 for k in range(400)]  # no prefix hits
+                r = c.generate(ids=ids, max_tokens=4, temperature=0, ignore_eos=True)
+                assert (r.code, r.details) == (OK, "")
+                ledgers.append(r.ledger)
+            for led in ledgers:
+                assert led.router_queue_us + led.reserve_us + led.prefill_queue_us + led.prefill_us + led.rpc_us == led.ttft_us > 0, led
+                assert led.transfer_path == path and led.transfer_bytes > 0 and led.first_step_us > 0, led
+                assert 0 < led.transfer_us < led.e2e_us and 0 < led.transfer_exposed_us < led.e2e_us, led
+                assert led.transfer_exposed_us + led.decode_queue_us + led.first_step_us < led.e2e_us, led
+            # 12 of 13 chunks are computed while it runs; one request of six may have had its first chunk held up by others on the machine
+            assert any(led.transfer_us > led.prefill_us / 2 for led in ledgers), ledgers
+            # ... and after the first token only the rest of it is left
+            assert any(led.transfer_exposed_us < led.transfer_us / 2 for led in ledgers), ledgers
+            c.wait_idle()
+    finally:
+        if os.path.exists(fabric):
+            os.unlink(fabric)
+
+
+def test_ledger_when_a_stop_string_ends_it(cluster):
+    """The router ends such a request, so decode's times must be there before its last token."""
+    free = cluster.generate(prompt="Once upon a time", max_tokens=40, temperature=0)
+    r = cluster.generate(prompt="Once upon a time", max_tokens=40, temperature=0, stop=[free.text[30:36]])
+    assert r.code == OK and r.finish == pb.FINISH_STOP and 2 < len(r.tokens) < 40
+    assert r.ledger.transfer_path in ("shm", "tcp", "rdma") and r.ledger.transfer_us > 0 and r.ledger.first_step_us > 0, r.ledger
 
 
 def test_long_prompt_in_chunks(cluster):

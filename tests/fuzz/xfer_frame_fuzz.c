@@ -68,7 +68,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
         if (td_xfer_frame_decode(header, &f, NULL) != TD_OK) {
             memcpy(&f, header, sizeof f);
             f.flags = 0;
-            f.reserved = f.reserved2 = 0;
+            if (f.type != TD_XFER_FINAL) f.first_us = f.last_us = 0;
+            if (f.last_us > f.first_us) f.last_us = f.first_us;
             if (f.status > 0) f.status = (int16_t)-f.status;
             td_xfer_frame_encode(&f, header);
             if (td_xfer_frame_decode(header, &f, NULL) != TD_OK) continue;

@@ -329,7 +329,7 @@ static bool transmit(struct world *w)
 {
     struct td_xfer_tx tx;
     if (w->path == TD_XFER_PATH_RDMA && post_request(w)) return true;
-    if (!w->conn || w->to_d.n > MAX_FRAMES / 2 || !td_xfer_core_tx_next(&w->p, w->conn, 0, &w->tx_cursor, 4, &tx)) return false;
+    if (!w->conn || w->to_d.n > MAX_FRAMES / 2 || !td_xfer_core_tx_next(&w->p, w->now, w->conn, 0, &w->tx_cursor, 4, &tx)) return false;
     if (tx.frame.type != TD_XFER_DATA) {
         put(&w->to_d, &tx.frame, tx.payload);
         return true;
@@ -706,6 +706,61 @@ static void a_lost_verdict_is_asked_for_again(void **state)
     world_close(&w);
 }
 
+/* What the receiver says a transfer took: the sender's time up to FINAL and its own from then on, whatever lies in between and wherever bytes are seen. */
+static void times_are_of_both_sides(void **state)
+{
+    enum td_xfer_path path = *(enum td_xfer_path *)*state;
+    struct world w;
+    struct td_xfer_event e;
+    world_open(&w, path, 1);
+    w.calm = true;
+    w.fixed_n = 4;
+    w.now = 1000 * TD_NS_PER_US;
+    start(&w, &w.t[0], TD_NS_PER_S);
+    connect_ops(&w);
+    w.now += 100 * TD_NS_PER_US; /* computing */
+    submit_some(&w, &w.t[0], 2);
+    while (transmit(&w) || deliver_to_d(&w) || copy_step(&w) || deliver_to_p(&w)) {}
+    w.now += 300 * TD_NS_PER_US; /* computing the rest */
+    submit_some(&w, &w.t[0], 2);
+    w.now += 20 * TD_NS_PER_US;
+    while (transmit(&w)) {}
+    w.now += 7 * TD_NS_PER_US; /* the flight */
+    while (deliver_to_d(&w)) {}
+    bool all_seen = path == TD_XFER_PATH_TCP; /* its bytes came before FINAL; others are fetched, or land, after it */
+    assert_int_equal(td_xfer_core_poll(&w.d, &e, 1), all_seen);
+    w.now += 40 * TD_NS_PER_US;
+    while (copy_step(&w)) {}
+    assert_int_equal(all_seen ? 1 : td_xfer_core_poll(&w.d, &e, 1), 1);
+    assert_int_equal(e.kind, TD_XFER_SLOT_READY);
+    assert_int_equal(e.elapsed_ns, (all_seen ? 320 : 360) * TD_NS_PER_US);
+    assert_int_equal(e.tail_ns, (all_seen ? 20 : 60) * TD_NS_PER_US);
+    assert_int_equal(e.at_ns, (1000 + 100 + 300 + 20 + 7 + (all_seen ? 0 : 40)) * TD_NS_PER_US);
+    w.now += 9 * TD_NS_PER_US;
+    while (deliver_to_p(&w)) {}
+    assert_int_equal(td_xfer_core_poll(&w.p, &e, 1), 1);
+    assert_int_equal(e.kind, TD_XFER_OP_DONE);
+    assert_int_equal(e.elapsed_ns, (300 + 20 + 7 + 40 + 9) * TD_NS_PER_US);
+    assert_int_equal(e.tail_ns, (20 + 7 + 40 + 9) * TD_NS_PER_US);
+    world_close(&w);
+
+    /* A lying sender's ages reach back to the beginning of time and no further. */
+    struct td_xfer_frame f = {.type = TD_XFER_FINAL, .first_us = UINT32_MAX, .last_us = UINT32_MAX};
+    world_open(&w, TD_XFER_PATH_TCP, 1);
+    w.fixed_n = 1;
+    start(&w, &w.t[0], TD_NS_PER_S);
+    connect_ops(&w);
+    submit_some(&w, &w.t[0], 1);
+    while (transmit(&w)) {}
+    for (int i = 0; i < w.to_d.n; i++)
+        if (w.to_d.q[i].f.type == TD_XFER_FINAL) w.to_d.q[i].f.first_us = f.first_us, w.to_d.q[i].f.last_us = f.last_us;
+    while (deliver_to_d(&w)) {}
+    assert_int_equal(td_xfer_core_poll(&w.d, &e, 1), 1);
+    assert_int_equal(e.kind, TD_XFER_SLOT_READY);
+    assert_int_equal(e.elapsed_ns, w.now);
+    world_close(&w);
+}
+
 static void attempts_are_bounded_and_old_ones_are_refused(void **state)
 {
     enum td_xfer_path path = *(enum td_xfer_path *)*state;
@@ -829,8 +884,8 @@ static void frames_and_grants_survive_the_wire(void **state)
     struct td_xfer_frame f = {.type = TD_XFER_DATA, .slot = 0x01020304, .generation = 0x05060708, .op = 0x090a0b0c, .attempt = 0x0d0e, .handle = 0x1112131415161718,
                               .offset = 0x2122232425262728, .length = 0x00100000, .conn = 0x3132333435363738}, back;
     td_xfer_frame_encode(&f, bytes);
-    /* golden: version 2 of the header, byte for byte */
-    static const uint8_t golden[60] = {'T', 'D', 'X', '1', 2, 5, 0, 0, 4, 3, 2, 1, 8, 7, 6, 5, 0xc, 0xb, 0xa, 9, 0xe, 0xd, 0, 0,
+    /* golden: version 3 of the header, byte for byte */
+    static const uint8_t golden[60] = {'T', 'D', 'X', '1', 3, 5, 0, 0, 4, 3, 2, 1, 8, 7, 6, 5, 0xc, 0xb, 0xa, 9, 0xe, 0xd, 0, 0,
                                        0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11, 0x28, 0x27, 0x26, 0x25, 0x24, 0x23, 0x22, 0x21,
                                        0, 0, 0x10, 0, 0, 0, 0, 0, 0x38, 0x37, 0x36, 0x35, 0x34, 0x33, 0x32, 0x31, 0, 0, 0, 0};
     assert_memory_equal(bytes, golden, sizeof golden);
@@ -852,6 +907,14 @@ static void frames_and_grants_survive_the_wire(void **state)
         struct td_xfer_frame g = {.type = lengths[i].type, .status = lengths[i].status, .length = lengths[i].length};
         td_xfer_frame_encode(&g, bytes);
         if ((td_xfer_frame_decode(bytes, &back, NULL) == TD_OK) != lengths[i].ok) fail_msg("case %zu", i);
+    }
+    static const struct { uint8_t type; uint32_t first_us, last_us; bool ok; } ages[] = {
+        {TD_XFER_FINAL, 9, 9, true}, {TD_XFER_FINAL, UINT32_MAX, 0, true}, {TD_XFER_FINAL, 8, 9, false}, {TD_XFER_DONE, 1, 0, false}, {TD_XFER_PING, 1, 1, false},
+    };
+    for (size_t i = 0; i < sizeof ages / sizeof ages[0]; i++) {
+        struct td_xfer_frame g = {.type = ages[i].type, .first_us = ages[i].first_us, .last_us = ages[i].last_us};
+        td_xfer_frame_encode(&g, bytes);
+        if ((td_xfer_frame_decode(bytes, &back, NULL) == TD_OK) != ages[i].ok) fail_msg("ages %zu", i);
     }
     struct td_xfer_grant_blob grant = {.n_blocks = 3, .block_bytes = 4096, .port = 7, .host = "127.0.0.1", .instance = "decode-0"}, other;
     td_xfer_grant_encode(&grant, blob);
@@ -883,6 +946,9 @@ int main(void)
         cmocka_unit_test(a_grant_that_was_used_before_fails_its_op),
         cmocka_unit_test_prestate(a_lost_verdict_is_asked_for_again, &tcp),
         cmocka_unit_test_prestate(a_lost_verdict_is_asked_for_again, &shm),
+        cmocka_unit_test_prestate(times_are_of_both_sides, &tcp),
+        cmocka_unit_test_prestate(times_are_of_both_sides, &shm),
+        cmocka_unit_test_prestate(times_are_of_both_sides, &rdma),
         cmocka_unit_test_prestate(attempts_are_bounded_and_old_ones_are_refused, &tcp),
         cmocka_unit_test_prestate(attempts_are_bounded_and_old_ones_are_refused, &shm),
         cmocka_unit_test_prestate(random_walks, &tcp),

@@ -339,6 +339,41 @@ static void transfers_arrive_whole(void **state)
     pair_close(&t);
 }
 
+/* The time of a transfer is what it took from the first submit on, on every path: the receiver of RDMA sees only the last words. */
+static void times_begin_at_the_first_submit(void **state)
+{
+    struct pair t;
+    struct transfer m;
+    pair_open(&t, *state, BLOCK_BYTES);
+    grant(&t, &m, 8, WAIT_MS);
+    op(&t, &m, WAIT_MS);
+    uint64_t before_first = td_now_ns();
+    assert_int_equal(submit(&t, &m, 0, 4, false), TD_OK);
+    uint64_t after_first = td_now_ns();
+    while (td_now_ns() < after_first + 5 * TD_NS_PER_MS) stats(t.d); /* the sender computes */
+    uint64_t before_last = td_now_ns();
+    assert_int_equal(submit(&t, &m, 4, 4, true), TD_OK);
+    struct td_xfer_event ready = event(t.d);
+    uint64_t after_ready = td_now_ns();
+    assert_int_equal(ready.kind, TD_XFER_SLOT_READY);
+    struct td_xfer_event done = event(t.p);
+    uint64_t after_done = td_now_ns();
+    assert_int_equal(done.kind, TD_XFER_OP_DONE);
+    /* FINAL says ages in whole microseconds, and its flight is left out; a turn's clock is read at its start. */
+    uint64_t apart = before_last - after_first - 2 * TD_NS_PER_US;
+    assert_in_range(ready.elapsed_ns, apart, after_ready - before_first);
+    assert_in_range(ready.tail_ns, 0, after_ready - before_last);
+    assert_true(ready.elapsed_ns >= ready.tail_ns + apart);
+    assert_in_range(ready.at_ns, after_first, after_ready);
+    assert_in_range(done.elapsed_ns, apart, after_done - before_first);
+    assert_true(done.elapsed_ns >= done.tail_ns + apart);
+    check_pool(&t, &m, true);
+    give_back(&t, m.slot);
+    expect(t.d, TD_XFER_SLOT_FREE, TD_OK);
+    check_idle(&t);
+    pair_close(&t);
+}
+
 static void blocks_larger_than_a_frame_arrive_whole(void **state)
 {
     struct pair t;
@@ -1988,6 +2023,7 @@ int main(int argc, char **argv)
         bool needs_child, tcp_only, receiver_child_only, shm_only, tls_only;
     } suite[] = {
         {"transfers_arrive_whole", transfers_arrive_whole, false, false, false, false, false},
+        {"times_begin_at_the_first_submit", times_begin_at_the_first_submit, false, false, false, false, false},
         {"blocks_larger_than_a_frame_arrive_whole", blocks_larger_than_a_frame_arrive_whole, false, false, false, false, false},
         {"any_order_and_late_final", any_order_and_late_final, false, false, false, false, false},
         {"cancel_at_every_point", cancel_at_every_point, false, false, false, false, false},
