@@ -24,14 +24,16 @@
  *
  * On rdma FILLING has a live writer (td_xfer_writer) until FINAL and the last word of every queue pair are there (READY), until its ABORT, or until
  * this side's queue pairs are fenced; FAILED and REVOKING wait for the same before RETIRED. An op that ends while its NIC reads is STOPPING,
- * and its ABORT ("retired") goes out after its last completion. Between all bytes and READY lies VERIFYING when digests came along.
+ * and its ABORT ("retired") goes out after its last completion. Between all bytes and READY lies VERIFYING when digests came along, or while an
+ * earlier attempt's writer is in its quarantine.
  * With memory windows (td_xfer_core_windows_open) SLOT_FREE also waits until the attempt's windows have ended. They end when the writer has
  * retired; a writer that was told FAIL and says nothing for orphan_grace_ns loses them (windows_due), and that is its retirement (windows_ended).
  *
  * Invariants, asserted: (1) a byte is counted only while slot, generation, attempt, handle and connection are the bound ones; (2) READY needs
  * n_blocks * block_bytes counted bytes and FINAL of the bound attempt; (3) no SLOT_FREE while io, with a writer or with windows, no op's end while io
  * or with work requests; (4) an op's handle is
- * withdrawn before its terminal event; (5) events cannot overflow: two per slot, one per op, and numbers return to FREE by poll only. */
+ * withdrawn before its terminal event; (5) events cannot overflow: two per slot, one per op, and numbers return to FREE by poll only; (6) no READY, and no digest is
+ * compared, before the quarantine of every earlier attempt's writer is over: its last bytes could land in what the caller writes on into. */
 #include "common/xfer/xfer_core.h"
 
 #include <inttypes.h>
@@ -361,7 +363,7 @@ static void slot_check_ready(struct td_xfer_core *c, uint64_t now_ns, uint32_t i
         if (s->writer == TD_WRITER_LIVE) slot_writer_retired(c, s); /* that was all it had */
         s->state = TD_SLOT_VERIFYING;
     }
-    if (s->state != TD_SLOT_VERIFYING || s->verify_at < s->n_digests) return;
+    if (s->state != TD_SLOT_VERIFYING || s->writer != TD_WRITER_NONE || s->verify_at < s->n_digests) return; /* invariant 6 */
     s->state = TD_SLOT_READY;
     s->completed = true;
     s->ready_ns = now_ns;
@@ -671,7 +673,7 @@ bool td_xfer_core_verify_next(struct td_xfer_core *c, uint32_t *cursor, uint64_t
     for (uint32_t k = 0; k < c->max_slots; k++) {
         uint32_t id = (*cursor + k) % c->max_slots;
         struct td_xfer_slot *s = &c->slots[id];
-        if (s->state != TD_SLOT_VERIFYING || s->io || s->verify_at == s->n_digests) continue;
+        if (s->state != TD_SLOT_VERIFYING || s->writer != TD_WRITER_NONE || s->io || s->verify_at == s->n_digests) continue;
         int32_t n = (int32_t)(max_bytes / c->block_bytes);
         if (n < 1) n = 1;
         if (n > s->n_digests - s->verify_at) n = s->n_digests - s->verify_at;
@@ -1081,6 +1083,7 @@ bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, ui
 void td_xfer_core_hold(struct td_xfer_core *c, uint32_t id)
 {
     c->ops[id].n_wr++;
+    c->ops[id].wr_conn = c->ops[id].conn; /* closing it ends what is held */
 }
 
 void td_xfer_core_wr_done(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, uint64_t n_bytes, bool ok)
@@ -1198,7 +1201,7 @@ void td_xfer_core_rx_fail(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn
     struct td_xfer_op *op = &c->ops[f->op];
     bool again = f->status == TD_ERR_AGAIN || (f->status == TD_ERR_CORRUPT && op->n_mismatches++ == 0);
     if (again && op->attempt < 15) {
-        op->retry_ns = f->status == TD_ERR_AGAIN ? now_ns + TD_XFER_AGAIN_NS : now_ns;
+        op->retry_ns = f->status == TD_ERR_AGAIN ? now_ns + (TD_XFER_AGAIN_NS << (op->n_again < 6 ? op->n_again++ : 6)) : now_ns;
         op_detach(c, f->op);
         return;
     }
@@ -1253,6 +1256,7 @@ uint64_t td_xfer_core_tick(struct td_xfer_core *c, uint64_t now_ns)
             s->writer = TD_WRITER_NONE;
             s->quarantine_ns = 0;
             slot_check_retired(c, i);
+            slot_check_ready(c, now_ns, i);
         } else if (s->writer == TD_WRITER_FENCED) {
             due_by(c, s->fence_ns);
         } else if (s->writer == TD_WRITER_LIVE && (s->state == TD_SLOT_REVOKING || s->state == TD_SLOT_FAILED)) {

@@ -24,13 +24,13 @@
 #include "common/xfer/xfer_wire.h"
 
 #define TD_XFER_ATTEMPTS_MAX 3         /* connections that may break under one op */
-#define TD_XFER_AGAIN_NS 5000000       /* an op whose slot still has an older writer asks again after this */
+#define TD_XFER_AGAIN_NS 5000000       /* an op whose slot still has an older writer asks again after this, then after twice as long, up to 64 times */
 
 enum td_xfer_slot_state {
     TD_SLOT_FREE = 0,
     TD_SLOT_ARMED,        /* waits for a sender's OPEN */
     TD_SLOT_FILLING,      /* bound to one attempt of one op on one connection */
-    TD_SLOT_VERIFYING,    /* all bytes are in; digests are compared */
+    TD_SLOT_VERIFYING,    /* all bytes are in; an earlier attempt's quarantine is waited for, digests are compared */
     TD_SLOT_READY,        /* complete; the caller owns the bytes until it revokes */
     TD_SLOT_FAILED,       /* will never be ready; waits for revoke */
     TD_SLOT_REVOKING,     /* revoked while a piece was landing or the writer has not retired; FREE when that is over */
@@ -88,7 +88,7 @@ struct td_xfer_op {
     bool io, final, failed;
     bool again;               /* STOPPING: WAIT_CONN follows */
     uint16_t attempt;
-    uint8_t n_lost, n_mismatches; /* connections that broke; digests that differed */
+    uint8_t n_lost, n_mismatches, n_again; /* connections that broke; digests that differed; FAIL(AGAIN)s */
     uint32_t n_wr;            /* rdma: work requests that have not completed */
     uint64_t wr_conn;         /* rdma: where they are */
     uint32_t qps_used, qps_said; /* rdma: queue pairs with data of this attempt; those that were given the final word */

@@ -82,6 +82,9 @@ struct world {
     uint64_t old_conn;          /* rdma: the sender has left it, the receiver has not noticed; 0: none */
     struct { int32_t block; uint64_t cell; int content; } late[N_BLOCKS * CELLS]; /* what is still in its network */
     int n_late, n_landed_late;
+    /* What a fenced queue pair had accepted and the host has not placed yet: it may, until its quarantine is over. */
+    struct { int32_t block; uint64_t cell; int content; uint64_t until; } dma[N_BLOCKS * CELLS];
+    int n_dma, n_landed_dma;
 };
 
 static uint64_t next_random(uint64_t *state)
@@ -257,7 +260,13 @@ static void old_conn_step(struct world *w, bool fence)
     td_xfer_core_conn_fenced(&w->d, w->old_conn, w->now + QUARANTINE_NS);
     td_xfer_core_conn_lost(&w->d, w->now, w->old_conn, TD_ERR_PEER, "broken", true);
     w->old_conn = 0;
-    w->n_late = 0; /* its queue pairs are dead */
+    w->n_dma = 0;
+    for (; w->n_late; w->n_late--, w->n_dma++) { /* its queue pairs are dead; what they had taken in lands yet */
+        w->dma[w->n_dma].block = w->late[w->n_late - 1].block;
+        w->dma[w->n_dma].cell = w->late[w->n_late - 1].cell;
+        w->dma[w->n_dma].content = w->late[w->n_late - 1].content;
+        w->dma[w->n_dma].until = w->now + QUARANTINE_NS;
+    }
 }
 
 /* rdma: the NIC reads the source now and the bytes land, or the word comes, or the oldest of a queue pair completes. */
@@ -266,6 +275,13 @@ static bool nic_step(struct world *w)
     uint32_t first = (uint32_t)next_random(&w->rng) % N_QPS;
     if (w->old_conn && next_random(&w->rng) % 4 == 0) {
         old_conn_step(w, false);
+        return true;
+    }
+    while (w->n_dma && w->now >= w->dma[w->n_dma - 1].until) w->n_dma--;
+    if (w->n_dma && next_random(&w->rng) % 4 == 0) {
+        w->n_dma--;
+        w->n_landed_dma++;
+        land_raw(w, w->dma[w->n_dma].block, w->dma[w->n_dma].cell, w->dma[w->n_dma].content);
         return true;
     }
     for (uint32_t k = 0; k < N_QPS; k++) {
@@ -641,7 +657,7 @@ static void random_walks(void **state)
     enum td_xfer_path path = *(enum td_xfer_path *)*state;
     const char *seed_text = getenv("SEED");
     uint64_t seed = seed_text ? strtoull(seed_text, NULL, 0) : td_random_u64() >> 32;
-    int n_ready = 0, n_done = 0, n_failed = 0, n_started = 0, n_late = 0;
+    int n_ready = 0, n_done = 0, n_failed = 0, n_started = 0, n_late = 0, n_dma = 0;
     print_message("SEED=%llu\n", (unsigned long long)seed);
     for (int walk = 0; walk < 200; walk++) {
         struct world w;
@@ -671,11 +687,12 @@ static void random_walks(void **state)
         n_failed += w.n_failed;
         n_started += w.n_started;
         n_late += w.n_landed_late;
+        n_dma += w.n_landed_dma;
         assert_int_equal(w.n_done + w.n_failed, w.n_started);
         world_close(&w);
     }
-    print_message("%d transfers: %d ready, %d done, %d failed; %d cells landed late\n", n_started, n_ready, n_done, n_failed, n_late);
-    assert_true(path != TD_XFER_PATH_RDMA || n_late > 0);
+    print_message("%d transfers: %d ready, %d done, %d failed; %d cells landed late, %d after a fence\n", n_started, n_ready, n_done, n_failed, n_late, n_dma);
+    assert_true(path != TD_XFER_PATH_RDMA || (n_late > 0 && n_dma > 0));
     assert_true(n_ready > n_started / 4 && n_failed > n_started / 20 && n_done <= n_ready);
 }
 
@@ -852,6 +869,80 @@ static void a_grant_that_was_used_before_fails_its_op(void **state)
     world_close(&w);
 }
 
+/* rdma: all of the second attempt is there while the first attempt's writer is in its quarantine. READY now would let the caller write on into the last,
+ * partly filled block, and the first attempt's last bytes undo that: READY comes when it is over, whatever path the second attempt took, and not later. */
+static void ready_waits_for_an_earlier_quarantine(void **state)
+{
+    enum td_xfer_path second = *(enum td_xfer_path *)*state;
+    struct world w;
+    world_open(&w, TD_XFER_PATH_RDMA, 8);
+    w.calm = true;
+    w.fixed_n = 2;
+    start(&w, &w.t[0], 100000);
+    connect_ops(&w);
+    while (submit_some(&w, &w.t[0], 2)) {}
+    while (deliver_to_d(&w)) {}
+    copy_step(&w); /* TARGETS */
+    while (deliver_to_p(&w)) {}
+    assert_true(post_request(&w));
+    uint64_t over = w.now + QUARANTINE_NS;
+    break_conn(&w, true);
+    assert_int_equal(w.d.slots[w.t[0].slot].writer, TD_WRITER_FENCED);
+    w.path = second;
+    connect_ops(&w);
+    for (int step = 0; step < 1000; step++) /* the NIC's next step is by chance, or none */
+        if (!transmit(&w) && !deliver_to_d(&w) && !deliver_to_p(&w)) copy_step(&w);
+    assert_int_equal(w.d.slots[w.t[0].slot].state, TD_SLOT_VERIFYING);
+    assert_true(w.d.next_tick_ns <= over);
+    tick(&w, QUARANTINE_NS - 1);
+    poll_events(&w);
+    assert_int_equal(w.n_ready + w.n_done, 0);
+    int32_t last = dst_block(&w, &w.t[0], 1);
+    land_raw(&w, last, 0, w.src[src_block(&w, &w.t[0], 1) * CELLS]); /* allowed, and seen to be before READY */
+    tick(&w, 1);
+    assert_int_equal(w.now, over);
+    while (deliver_to_p(&w)) {}
+    poll_events(&w);
+    assert_int_equal(w.n_ready, 1);
+    assert_int_equal(w.n_done, 1);
+    settle(&w);
+    world_close(&w);
+}
+
+/* tcp without copies: the kernel does not let go of an op that is over. Its connection is named to be closed, within the time that any peer has to retire. */
+static void what_the_kernel_holds_is_bounded(void **state)
+{
+    struct world w;
+    struct td_xfer_tx tx;
+    (void)state;
+    world_open(&w, TD_XFER_PATH_TCP, 9);
+    w.calm = true;
+    w.fixed_n = 2;
+    start(&w, &w.t[0], 100000);
+    connect_ops(&w);
+    while (submit_some(&w, &w.t[0], 2)) {}
+    deliver_to_d(&w);
+    assert_true(td_xfer_core_tx_next(&w.p, w.conn, 0, &w.tx_cursor, 4, &tx));
+    assert_true(td_xfer_core_read_begin(&w.p, tx.op, tx.frame.handle));
+    td_xfer_core_hold(&w.p, tx.op);
+    td_xfer_core_read_end(&w.p, w.now, tx.op, tx.frame.length);
+    td_xfer_core_cancel(&w.p, w.t[0].op, "cancelled");
+    td_xfer_core_tick(&w.p, w.now);
+    uint64_t due = w.now + 8 * GRACE_NS; /* a peer time-out */
+    assert_int_equal(w.p.next_tick_ns, due);
+    td_xfer_core_tick(&w.p, due - 1);
+    assert_int_equal(w.p.stuck_conn, 0);
+    assert_int_equal(w.p.n_events, 0);
+    td_xfer_core_tick(&w.p, due);
+    assert_int_equal(w.p.stuck_conn, w.conn);
+    td_xfer_core_wr_done(&w.p, due, w.t[0].op, 0, true); /* as the socket's end does */
+    poll_events(&w);
+    assert_int_equal(w.n_failed, 1);
+    w.p.stuck_conn = 0;
+    settle(&w);
+    world_close(&w);
+}
+
 static void limits_are_back_pressure(void **state)
 {
     (void)state;
@@ -942,6 +1033,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(frames_and_grants_survive_the_wire),
         cmocka_unit_test(limits_are_back_pressure),
+        cmocka_unit_test_prestate(ready_waits_for_an_earlier_quarantine, &rdma),
+        cmocka_unit_test_prestate(ready_waits_for_an_earlier_quarantine, &tcp),
+        cmocka_unit_test_prestate(ready_waits_for_an_earlier_quarantine, &shm),
+        cmocka_unit_test(what_the_kernel_holds_is_bounded),
         cmocka_unit_test(a_second_op_on_a_grant_is_dropped),
         cmocka_unit_test(a_grant_that_was_used_before_fails_its_op),
         cmocka_unit_test_prestate(a_lost_verdict_is_asked_for_again, &tcp),
