@@ -496,7 +496,8 @@ void td_xfer_core_rx_abort(struct td_xfer_core *c, uint64_t conn, const struct t
 {
     if (f->slot < c->max_slots) {
         struct td_xfer_slot *s = &c->slots[f->slot];
-        if (s->writer == TD_WRITER_LIVE && s->writer_conn == conn && s->generation == f->generation && s->writer_handle == f->handle) {
+        bool retired = !(f->flags & TD_XFER_ABORT_UNRETIRED);
+        if (retired && s->writer == TD_WRITER_LIVE && s->writer_conn == conn && s->generation == f->generation && s->writer_handle == f->handle) {
             slot_writer_retired(c, s); /* all its work requests have completed: the retirement proof */
             slot_check_retired(c, f->slot);
         }
@@ -562,6 +563,15 @@ void td_xfer_core_rd_done(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, 
         s->owe.conn = 0;
     }
     slot_check_retired(c, id);
+}
+
+bool td_xfer_core_slot_give_up(struct td_xfer_core *c, uint32_t id, td_status status, const char *reason)
+{
+    struct td_xfer_slot *s = &c->slots[id];
+    if (s->state != TD_SLOT_FILLING) return false;
+    slot_answer(c, id, TD_XFER_FAIL, status, reason); /* owed until its READs are over; a next attempt is told, too */
+    slot_fail(c, id, status, reason);
+    return true;
 }
 
 td_status td_xfer_core_rx_digest(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f, const struct td_xfer_digest *digests, int32_t n)
@@ -715,10 +725,10 @@ void td_xfer_core_verify_end(struct td_xfer_core *c, uint64_t now_ns, const stru
 
 /* --- sender --------------------------------------------------------------------------------------------------------------------- */
 
-static void op_say_abort(struct td_xfer_core *c, uint32_t id, uint64_t conn, uint64_t handle)
+static void op_say_abort(struct td_xfer_core *c, uint32_t id, uint64_t conn, uint64_t handle, uint16_t flags)
 {
     const struct td_xfer_op *op = &c->ops[id];
-    struct td_xfer_frame f = {.type = TD_XFER_ABORT, .slot = op->grant.slot, .generation = op->grant.generation, .op = id, .attempt = op->attempt,
+    struct td_xfer_frame f = {.type = TD_XFER_ABORT, .flags = flags, .slot = op->grant.slot, .generation = op->grant.generation, .op = id, .attempt = op->attempt,
                               .handle = handle, .status = (int16_t)op->status, .length = (uint32_t)strlen(op->reason)};
     c->hooks.send(c->hooks.ctx, conn, &f, op->reason);
 }
@@ -742,7 +752,7 @@ static void op_check_stopped(struct td_xfer_core *c, uint32_t id)
         due_by(c, 1); /* the time that this may take is counted from the next tick */
         return;
     }
-    if (op->tell_conn) op_say_abort(c, id, op->tell_conn, op->tell_handle); /* rdma: the writer has retired */
+    if (op->tell_conn) op_say_abort(c, id, op->tell_conn, op->tell_handle, 0); /* rdma: the writer has retired */
     op->tell_conn = 0;
     if (op->reader_conn) {
         due_by(c, 1);
@@ -770,7 +780,7 @@ static void op_end(struct td_xfer_core *c, uint32_t id, bool failed, td_status s
         op->tell_conn = op->conn;
         op->tell_handle = op->handle;
     } else if (tell && op->conn) {
-        op_say_abort(c, id, op->conn, op->handle);
+        op_say_abort(c, id, op->conn, op->handle, 0);
     }
     c->hooks.op_handle(c->hooks.ctx, id, 0); /* invariant 4 */
     op->conn = 0;
@@ -870,6 +880,19 @@ void td_xfer_core_op_fail(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, 
 {
     (void)now_ns;
     if (op_is_live(&c->ops[id])) op_end(c, id, true, status, reason, false);
+}
+
+bool td_xfer_core_op_give_up(struct td_xfer_core *c, uint32_t id, td_status status, const char *reason)
+{
+    struct td_xfer_op *op = &c->ops[id];
+    uint64_t conn = op->conn, handle = op->handle;
+    if (!op_is_live(op)) return false;
+    op->status = status;
+    set_reason(op->reason, reason);
+    if (conn) op_say_abort(c, id, conn, handle, TD_XFER_ABORT_UNRETIRED);
+    op_end(c, id, true, status, reason, false);
+    op->tell_conn = 0; /* it was told */
+    return true;
 }
 
 void td_xfer_core_op_attach(struct td_xfer_core *c, uint32_t id, uint64_t conn, enum td_xfer_path path, bool can_pull)

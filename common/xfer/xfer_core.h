@@ -226,6 +226,10 @@ td_status td_xfer_core_submit_pull(struct td_xfer_core *core, uint64_t now_ns, u
 void td_xfer_core_cancel(struct td_xfer_core *core, uint32_t op, const char *reason);
 /* WAIT_CONN -> STREAMING. can_pull: rdma, and the receiver may READ from this side's pool. */
 void td_xfer_core_op_attach(struct td_xfer_core *core, uint32_t op, uint64_t conn, enum td_xfer_path path, bool can_pull);
+/* rdma: a request of this op, or of this slot's READs, failed in a way that another try cannot mend: it ends alone, and its other end is told at once; conn_lost
+ * follows. False: it has ended already. */
+bool td_xfer_core_op_give_up(struct td_xfer_core *core, uint32_t op, td_status status, const char *reason);
+bool td_xfer_core_slot_give_up(struct td_xfer_core *core, uint32_t slot, td_status status, const char *reason);
 void td_xfer_core_op_fail(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, td_status status, const char *reason);
 
 /* The next frame for this lane of the connection, round-robin over its ops from *cursor; false when nothing is to be sent. Lanes other than 0 carry

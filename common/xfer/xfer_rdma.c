@@ -40,8 +40,9 @@
  *                   PCIe, relaxed ordering or not. Seen on the fake and on Soft-RoCE; on hardware it is to be tried.
  *   with the link   A fence frees a link's windows before its queue pairs; the quarantine stands.
  *
- * Errors. Any failed completion ends the link: fence, then the core gives its ops another attempt (RETRY_EXC, RNR, flush, fatal: the way was
- * bad) or fails them (access, protection, length: a bug, never retried). The rail that erred is avoided by new links: 1 s, then doubling to
+ * Errors. Any failed completion ends the link: fence, then the core gives its ops another attempt. RETRY_EXC, RNR, flush, fatal: the way was bad.
+ * Access, protection, length: a bug, never retried, but it is the bug of the one op (or slot, for READs) whose request failed: that one fails, and its
+ * other end is told by ABORT with UNRETIRED, so that the fence and not this word frees its blocks. The rail that erred is avoided by new links: 1 s, then doubling to
  * 300 s while errors go on, unless every rail is. Asynchronous events end the links of their rail or queue pair, because a dead
  * completion queue would never tell. Source: reference design "transfer", 1, 2.7, 7.3, 7.4, 7.6. */
 #include <arpa/inet.h>
@@ -139,6 +140,7 @@ struct xfer_rdma_link {
     uint32_t n_qps, n_rails, per_rail, next_qp, op_cursor, slot_cursor;
     bool may_pull;             /* initiator: the acceptor can READ from this side's pool */
     struct link_qp qp[TD_XFER_QPS_MAX];
+    struct pending fault;      /* the request whose failure no other try mends; id NO_ID: none */
     bool broken, retry, quiet; /* quiet: the fence takes completions; nothing is reported any more */
     char reason[TD_XFER_REASON_MAX];
     uint8_t offer[TD_XFER_RDMA_SETUP_BYTES]; /* initiator: ours, for the answer */
@@ -394,6 +396,7 @@ static struct xfer_rdma_link *link_new(struct xfer_rdma *r, uint64_t conn)
     if (!l) return NULL;
     l->index = at;
     l->conn = conn;
+    l->fault.id = NO_ID;
     r->link[at] = l;
     r->n_links++;
     memset(cell(r, 0, at, 0), 0, (size_t)TD_XFER_QPS_MAX * CELL);
@@ -812,6 +815,12 @@ static void close_broken(struct td_xfer *x, struct xfer_rdma_link *l)
     char reason[TD_XFER_REASON_MAX];
     TD_ASSERT(c && c->rdma == l);
     memcpy(reason, l->reason, sizeof reason);
+    if (l->fault.id != NO_ID) { /* its own request is at fault: it alone ends; what else the link carried gets another attempt */
+        char text[TD_XFER_REASON_MAX];
+        xfer_say(text, "peer %.40s (rdma): %.110s", c->peer_instance, reason);
+        if (l->fault.is_read) td_xfer_core_slot_give_up(&x->core, l->fault.id, TD_ERR_PEER, text);
+        else td_xfer_core_op_give_up(&x->core, l->fault.id, TD_ERR_PEER, text);
+    }
     xfer_conn_close(x, c, TD_ERR_PEER, reason, l->retry);
 }
 
@@ -1134,14 +1143,18 @@ static uint64_t seq_of(const struct link_qp *lq, const struct td_vb_wc *wc)
     return (lq->head & ~UINT64_C(0xffffffffffff)) | (wc->id & 0xffffffffffff);
 }
 
-/* A write for an op that has ended here met a window that the receiver has ended, because it waited long enough: nobody's bug. */
-static bool is_late(const struct td_xfer *x, const struct xfer_rdma_link *l, uint32_t q, const struct td_vb_wc *wc)
+/* Whose request it is; NO_ID: nobody's, or none that is pending. */
+static struct pending pending_of(const struct td_xfer *x, const struct link_qp *lq, const struct td_vb_wc *wc)
 {
-    const struct link_qp *lq = &l->qp[q];
     uint64_t seq = seq_of(lq, wc);
-    if (wc->status != TD_VB_WC_REM_ACCESS || !l->windows || seq >= lq->head || seq < lq->tail) return false;
-    const struct pending *p = &lq->ring[seq % x->rdma->rail[lq->rail].sq_depth];
-    return p->id != NO_ID && !p->is_read && x->core.ops[p->id].state == TD_OP_STOPPING;
+    if (seq >= lq->head || seq < lq->tail) return (struct pending){.id = NO_ID};
+    return lq->ring[seq % x->rdma->rail[lq->rail].sq_depth];
+}
+
+/* A write for an op that has ended here met a window that the receiver has ended, because it waited long enough: nobody's bug. */
+static bool is_late(const struct td_xfer *x, const struct xfer_rdma_link *l, const struct pending *p, const struct td_vb_wc *wc)
+{
+    return wc->status == TD_VB_WC_REM_ACCESS && l->windows && p->id != NO_ID && !p->is_read && x->core.ops[p->id].state == TD_OP_STOPPING;
 }
 
 static void on_sent(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, const struct td_vb_wc *wc)
@@ -1236,8 +1249,10 @@ static void on_completion(struct td_xfer *x, uint32_t rail_at, const struct td_v
         bool first = !l->broken;
         if (first) {
             xfer_say(l->reason, "rdma: %s: %s (vendor code %u)", rail->name, td_vb_wc_status_name(wc->status), wc->vendor_error);
-            bool late = !is_recv && is_late(x, l, q, wc);
-            l->retry = late || is_retryable(wc->status);
+            struct pending p = is_recv ? (struct pending){.id = NO_ID} : pending_of(x, lq, wc);
+            bool late = is_late(x, l, &p, wc);
+            if (!late && !is_retryable(wc->status)) l->fault = p;
+            l->retry = late || is_retryable(wc->status) || p.id != NO_ID;
             if (!late) rail_erred(x, rail_at);
         }
         l->broken = true;

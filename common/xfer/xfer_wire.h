@@ -35,7 +35,7 @@ enum td_xfer_frame_type {
     TD_XFER_DATA,       /* tcp, sender: payload belongs at `offset` of the grant */
     TD_XFER_REF,        /* sender: payload u32 first, i32 block ids: the receiver may copy (shm) or READ (rdma) these source blocks now */
     TD_XFER_FINAL,      /* sender: nothing follows; offset = all bytes of the grant, payload is the note. rdma: flags = the queue pairs that carried data */
-    TD_XFER_ABORT,      /* sender: this op ended without FINAL; payload is the reason, no byte of it follows (writer retired) */
+    TD_XFER_ABORT,      /* sender: this op ended without FINAL; payload is the reason, no byte of it follows (writer retired), but for TD_XFER_ABORT_UNRETIRED */
     TD_XFER_DONE,       /* receiver: every byte is applied */
     TD_XFER_FAIL,       /* receiver: the slot takes nothing more from this op; payload is the reason */
     TD_XFER_PING,       /* both: alive */
@@ -48,10 +48,12 @@ enum td_xfer_frame_type {
     TD_XFER_N_TYPES
 };
 
+#define TD_XFER_ABORT_UNRETIRED 1         /* ABORT on rdma: not all requests of the op have ended; the connection is about to, and is fenced then */
+
 struct td_xfer_frame {
     uint32_t magic;
     uint8_t version, type;
-    uint16_t flags;       /* FINAL on rdma: bit per queue pair; else 0 */
+    uint16_t flags;       /* FINAL on rdma: bit per queue pair; ABORT: 0 or TD_XFER_ABORT_UNRETIRED; else 0 */
     uint32_t slot, generation;
     uint32_t op;          /* the sender's op number; also the index of its control word (shm) */
     uint16_t attempt;

@@ -943,6 +943,51 @@ static void what_the_kernel_holds_is_bounded(void **state)
     world_close(&w);
 }
 
+/* rdma: a request of one op failed for good. Its slot is told at once, and the word does not retire its writer: only the fence and the quarantine do. */
+static void giving_up_frees_nothing_early(void **state)
+{
+    struct world w;
+    (void)state;
+    world_open(&w, TD_XFER_PATH_RDMA, 10);
+    w.calm = true;
+    w.fixed_n = 2;
+    start(&w, &w.t[0], 100000);
+    start(&w, &w.t[1], 100000);
+    connect_ops(&w);
+    while (deliver_to_d(&w)) {}
+    for (int i = 0; i < 4; i++) copy_step(&w); /* TARGETS */
+    while (deliver_to_p(&w)) {}
+    for (int i = 0; i < 2; i++)
+        while (submit_some(&w, &w.t[i], 2)) {}
+    while (post_request(&w)) {}
+    assert_true(td_xfer_core_op_give_up(&w.p, w.t[0].op, TD_ERR_PEER, "remote access error"));
+    assert_false(td_xfer_core_op_give_up(&w.p, w.t[0].op, TD_ERR_PEER, "twice"));
+    assert_int_equal(w.p.n_events, 0); /* the NIC still reads for it */
+    while (deliver_to_d(&w)) {}
+    poll_events(&w);
+    assert_true(w.t[0].slot_failed && !w.t[1].slot_failed);
+    revoke_slot(&w, &w.t[0]);
+    assert_int_equal(w.d.slots[w.t[0].slot].state, TD_SLOT_REVOKING);
+    assert_int_equal(w.d.slots[w.t[0].slot].writer, TD_WRITER_LIVE);
+    break_conn(&w, true);
+    poll_events(&w);
+    assert_int_equal(w.n_failed, 1);
+    assert_true(w.t[0].slot_live);
+    tick(&w, QUARANTINE_NS - 1);
+    poll_events(&w);
+    assert_true(w.t[0].slot_live);
+    tick(&w, 1);
+    poll_events(&w);
+    assert_false(w.t[0].slot_live);
+    connect_ops(&w); /* the other one has another attempt */
+    for (int step = 0; step < 1000; step++)
+        if (!transmit(&w) && !deliver_to_d(&w) && !deliver_to_p(&w)) copy_step(&w);
+    poll_events(&w);
+    assert_true(w.t[1].ready);
+    settle(&w);
+    world_close(&w);
+}
+
 static void limits_are_back_pressure(void **state)
 {
     (void)state;
@@ -1007,6 +1052,15 @@ static void frames_and_grants_survive_the_wire(void **state)
         td_xfer_frame_encode(&g, bytes);
         if ((td_xfer_frame_decode(bytes, &back, NULL) == TD_OK) != ages[i].ok) fail_msg("ages %zu", i);
     }
+    static const struct { uint8_t type; uint16_t flags; bool ok; } flags[] = {
+        {TD_XFER_ABORT, TD_XFER_ABORT_UNRETIRED, true}, {TD_XFER_ABORT, 2, false}, {TD_XFER_ABORT, 3, false}, {TD_XFER_FINAL, 0xffff, true},
+        {TD_XFER_PING, 1, false}, {TD_XFER_BYE, 1, false},
+    };
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
+        struct td_xfer_frame g = {.type = flags[i].type, .flags = flags[i].flags};
+        td_xfer_frame_encode(&g, bytes);
+        if ((td_xfer_frame_decode(bytes, &back, NULL) == TD_OK) != flags[i].ok) fail_msg("flags %zu", i);
+    }
     struct td_xfer_grant_blob grant = {.n_blocks = 3, .block_bytes = 4096, .port = 7, .host = "127.0.0.1", .instance = "decode-0"}, other;
     td_xfer_grant_encode(&grant, blob);
     assert_int_equal(td_xfer_grant_decode(blob, sizeof blob, &other, NULL), TD_OK);
@@ -1037,6 +1091,7 @@ int main(void)
         cmocka_unit_test_prestate(ready_waits_for_an_earlier_quarantine, &tcp),
         cmocka_unit_test_prestate(ready_waits_for_an_earlier_quarantine, &shm),
         cmocka_unit_test(what_the_kernel_holds_is_bounded),
+        cmocka_unit_test(giving_up_frees_nothing_early),
         cmocka_unit_test(a_second_op_on_a_grant_is_dropped),
         cmocka_unit_test(a_grant_that_was_used_before_fails_its_op),
         cmocka_unit_test_prestate(a_lost_verdict_is_asked_for_again, &tcp),

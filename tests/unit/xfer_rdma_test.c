@@ -62,6 +62,7 @@ struct end {
     uint32_t fail_data_posts;  /* so many calls with data are refused by the device */
     uint32_t wrong_data;       /* so many requests with data carry other bytes than they should */
     uint64_t wrong_addr;       /* these */
+    uint64_t bad_key_of;       /* what is sent from this address goes by a key that the receiver never gave */
     uint32_t n_data, n_words;
     uint64_t data_bytes[TD_FAKE_DEVICES_MAX]; /* posted */
     bool hide_events;
@@ -143,6 +144,8 @@ static int spy_post_send(struct td_vb_qp *qp, struct td_vb_send *wrs, uint32_t n
         e->n_data++;
         for (uint32_t k = 0; k < wrs[i].n_sge; k++) e->data_bytes[d] += wrs[i].sge[k].bytes;
         if (e->fail_data_posts) refuse = true;
+        for (uint32_t k = 0; k < wrs[i].n_sge && e->bad_key_of; k++)
+            if (e->bad_key_of - wrs[i].sge[k].addr < wrs[i].sge[k].bytes) wrs[i].rkey ^= 0x5a5a00;
         if (e->wrong_data) {
             e->wrong_data--;
             wrs[i].sge[0].addr = e->wrong_addr; /* of the same registration */
@@ -636,6 +639,51 @@ static void every_status_at_every_position(void **state)
             if (s == TD_VB_WC_RETRY_EXC || (i == 1 && s == TD_VB_WC_REM_OP)) one_failure(t, TD_FAKE_FAIL_AFTER, nths[i], s); /* the other end has it, and this one does not know */
         }
     pair_close(t);
+}
+
+/* Three transfers share a link, and a request of one of them meets a key that was never given: real, and no fault of the way. That one ends with the reason,
+ * on both sides; the other two get another attempt, over the other rail where there is one, and arrive. */
+static void a_bug_costs_its_own_transfer(void **state)
+{
+    static const struct setup setups[] = {
+        {.qps = 1},
+        {.side = {{.fake = "devices=2"}, {.fake = "devices=2"}}},
+        {.qps = 1, .side = {{.path = AUTO}, {.path = AUTO}}},
+    };
+    (void)state;
+    for (size_t k = 0; k < sizeof setups / sizeof setups[0]; k++) {
+        struct transfer m[3];
+        struct pair *t = pair_open(&setups[k]);
+        whole(t, 3);
+        uint64_t n_violations = counters(&t->d).rkey_violations;
+        for (int i = 0; i < 3; i++) {
+            grant_run(t, &m[i], 15 * i, 12, WAIT_MS);
+            op(t, &m[i], WAIT_MS);
+            assert_int_equal(submit(t, &m[i], 0, 6, false), TD_OK);
+        }
+        WAIT_FOR(stats(&t->p).bytes_sent == (3 + 18) * t->s.block_bytes);
+        pthread_mutex_lock(&t->p.lock);
+        t->p.bad_key_of = (uint64_t)(uintptr_t)block(t, &t->p, m[1].src[8]);
+        pthread_mutex_unlock(&t->p.lock);
+        for (int i = 0; i < 3; i++) assert_true(submit(t, &m[i], 6, 6, true) == TD_OK || i > 1); /* the first may be told already */
+        for (int i = 0; i < 3; i++) TAKE_UNTIL(t, false, m[i].slot_free && (m[i].done || m[i].op_failed));
+        pthread_mutex_lock(&t->p.lock);
+        t->p.bad_key_of = 0;
+        pthread_mutex_unlock(&t->p.lock);
+        uint64_t n_bad = counters(&t->d).rkey_violations - n_violations; /* more than one when the receiver said first that the link is over */
+        assert_true(n_bad >= 1 && n_bad <= 3);
+        assert_true(m[1].op_failed && m[1].slot_failed);
+        assert_int_equal(m[1].op_end.status, TD_ERR_PEER);
+        expect_text(m[1].op_end.reason, "remote access error");
+        for (int i = 0; i < 3; i += 2)
+            if (!m[i].ready || !m[i].done) fail_msg("setup %zu, transfer %d: %s, %s", k, i, m[i].slot_end.reason, m[i].op_end.reason);
+        for (int i = 0; i < 3; i++) forget(&m[i]);
+        check_poison(t);
+        assert_int_equal(stats(&t->d).n_slots_used, 0);
+        assert_int_equal(stats(&t->p).n_ops_used, 0);
+        whole(t, 9);
+        pair_close(t);
+    }
 }
 
 /* The receiver sees flushes, the connection breaks, and a third break is one too many. */
@@ -1845,6 +1893,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_status_at_every_position),
         cmocka_unit_test(attempts_are_bounded),
+        cmocka_unit_test(a_bug_costs_its_own_transfer),
         cmocka_unit_test(a_partial_post_is_another_attempt),
         cmocka_unit_test(a_queue_pair_breaks_on_one_side),
         cmocka_unit_test(a_dead_rail_is_left),
