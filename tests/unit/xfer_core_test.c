@@ -922,7 +922,7 @@ static void what_the_kernel_holds_is_bounded(void **state)
     connect_ops(&w);
     while (submit_some(&w, &w.t[0], 2)) {}
     deliver_to_d(&w);
-    assert_true(td_xfer_core_tx_next(&w.p, w.conn, 0, &w.tx_cursor, 4, &tx));
+    assert_true(td_xfer_core_tx_next(&w.p, w.now, w.conn, 0, &w.tx_cursor, 4, &tx));
     assert_true(td_xfer_core_read_begin(&w.p, tx.op, tx.frame.handle));
     td_xfer_core_hold(&w.p, tx.op);
     td_xfer_core_read_end(&w.p, w.now, tx.op, tx.frame.length);
