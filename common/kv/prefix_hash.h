@@ -1,0 +1,18 @@
+/* prefix_hash.h - chain hashes of the whole blocks of a token sequence: the names under which workers report prefix blocks and the router looks
+ * for them.
+ *
+ * hash[0] = H(tokens of block 0, seed), hash[i] = H(tokens of block i, hash[i - 1]); H = XXH3-64 over the tokens as little-endian int32, keyed by
+ * its second argument. So hash[i] stands for every token of blocks 0..i, and nobody without the seed can aim at a value. Both sides must use the
+ * same seed (Welcome.prefix_seed) and block size. 64 bits only find candidates: who serves a block compares its tokens (I2).
+ *
+ * Pure; any thread. */
+#ifndef TD_KV_PREFIX_HASH_H
+#define TD_KV_PREFIX_HASH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Writes the hashes of the leading whole blocks of tokens[0..n_tokens), at most `max`; returns how many. block_size in tokens, >= 1. */
+size_t td_prefix_hashes(const int32_t *tokens, size_t n_tokens, uint32_t block_size, uint64_t seed, uint64_t *ret_hashes, size_t max);
+
+#endif
