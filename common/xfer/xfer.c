@@ -22,6 +22,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -248,7 +249,7 @@ static void on_open(struct td_xfer *x, struct td_xfer_conn *c)
         x->n_unproven--;
     }
     if (c->path == TD_XFER_PATH_RDMA) c->tx_ready = true; /* TARGETS are due */
-    c->last_use_ns = xfer_now(x);
+    c->last_use_ns = c->last_rx_ns;
 }
 
 static void on_ref(struct td_xfer *x, struct td_xfer_conn *c)
@@ -268,7 +269,6 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
 {
     const struct td_xfer_frame *f = &c->rx_frame;
     char reason[TD_XFER_REASON_MAX];
-    uint64_t now = xfer_now(x);
     if (c->state == XFER_CONN_HELLO) {
         xfer_path_on_hello(x, c);
         return;
@@ -287,18 +287,18 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
     case TD_XFER_OPEN: on_open(x, c); break;
     case TD_XFER_REF: on_ref(x, c); break;
     case TD_XFER_FINAL:
-        if (td_xfer_core_rx_final(&x->core, now, c->link, f, c->rx_payload) == TD_ERR_CORRUPT) xfer_conn_refuse(x, c, "final before the last byte");
+        if (td_xfer_core_rx_final(&x->core, xfer_now(x), c->link, f, c->rx_payload) == TD_ERR_CORRUPT) xfer_conn_refuse(x, c, "final before the last byte");
         break;
     case TD_XFER_ABORT:
         xfer_conn_take_reason(reason, c);
         td_xfer_core_rx_abort(&x->core, c->link, f, reason);
         break;
     case TD_XFER_DONE:
-        if (td_xfer_core_rx_done(&x->core, now, c->link, f) == TD_ERR_CORRUPT) xfer_conn_refuse(x, c, "done before final");
+        if (td_xfer_core_rx_done(&x->core, xfer_now(x), c->link, f) == TD_ERR_CORRUPT) xfer_conn_refuse(x, c, "done before final");
         break;
     case TD_XFER_FAIL:
         xfer_conn_take_reason(reason, c);
-        td_xfer_core_rx_fail(&x->core, now, c->link, f, reason);
+        td_xfer_core_rx_fail(&x->core, xfer_now(x), c->link, f, reason);
         break;
     case TD_XFER_PING: break;
     case TD_XFER_BYE: { /* an acceptor's word does not keep the initiator from trying again */
@@ -372,7 +372,7 @@ static void on_header(struct td_xfer *x, struct td_xfer_conn *c)
     c->rx_drop = false;
     if (f->type == TD_XFER_DATA) {
         td_status status = td_xfer_core_rx_data(&x->core, c->link, f);
-        c->last_use_ns = xfer_now(x);
+        c->last_use_ns = c->last_rx_ns;
         if (status == TD_ERR_CORRUPT) xfer_conn_refuse(x, c, "data outside the grant, or twice");
         else c->rx_drop = status == TD_ERR_STALE;
     }
@@ -422,7 +422,7 @@ ssize_t xfer_conn_in(struct td_xfer_conn *c, void *to, size_t n)
 /* Reads until the socket is empty or the turn is over, and what was read ahead to its end. May close the connection. */
 static void conn_read(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    uint64_t id = c->id;
+    uint64_t id = c->id, now = xfer_now(x); /* one look at the clock for all of it: there may be many frames */
     c->rx_more = c->drained = false;
     for (size_t turn = 0; turn < XFER_TURN_BYTES || c->in_used;) {
         ssize_t k;
@@ -450,7 +450,7 @@ static void conn_read(struct td_xfer *x, struct td_xfer_conn *c)
         }
         if (!xfer_conn_by_id(x, id)) return;
         turn += (size_t)k;
-        c->last_rx_ns = xfer_now(x);
+        c->last_rx_ns = now;
         if (c->n_header == 64 && c->n_payload == c->rx_frame.length) {
             c->n_header = 0;
             if (c->rx_frame.type != TD_XFER_DATA) on_frame(x, c);
@@ -695,6 +695,21 @@ static void on_event(struct td_xfer *x, const struct epoll_event *e)
     }
 }
 
+/* epoll_wait that looks for a moment before it sleeps: between two processes under load the next frame is microseconds away, and putting a thread to sleep
+ * and waking it costs both sides more than that. Only while sleeps prove short; whoever else wants the core gets it. */
+static int wait_events(struct td_xfer *x, struct epoll_event *events, int max, int timeout_ms)
+{
+    uint64_t start = td_now_ns(), now = start;
+    for (; timeout_ms && now - start < x->linger_ns; now = td_now_ns()) {
+        int n = epoll_wait(x->epoll_fd, events, max, 0);
+        if (n) return n;
+        sched_yield();
+    }
+    int n = epoll_wait(x->epoll_fd, events, max, timeout_ms);
+    if (timeout_ms) x->linger_ns = n > 0 && td_now_ns() - start < XFER_NAP_NS ? XFER_LINGER_NS : x->linger_ns / 2;
+    return n;
+}
+
 static void *progress(void *ctx)
 {
     struct td_xfer *x = ctx;
@@ -742,7 +757,7 @@ static void *progress(void *ctx)
         if (timeout && x->rdma && !xfer_rdma_sleep(x)) timeout = 0;
         slept_until = now + (uint64_t)timeout * TD_NS_PER_MS;
         unlock_and_wake(x);
-        n = epoll_wait(x->epoll_fd, events, 64, timeout);
+        n = wait_events(x, events, 64, timeout);
         if (n < 0) {
             TD_ASSERT(errno == EINTR);
             n = 0;

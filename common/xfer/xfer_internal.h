@@ -26,6 +26,8 @@
 #define XFER_MAX_FDS 2
 #define XFER_TURN_BYTES (4u << 20) /* moved for one connection before the next has its turn */
 #define XFER_IDLE_NS (30 * TD_NS_PER_S)
+#define XFER_LINGER_NS 20000       /* the progress thread looks for events so long before it sleeps, */
+#define XFER_NAP_NS 100000         /* if its last sleep was shorter than this */
 
 /* TLS: with certificates, not on shm: the handshake. SETUP: rdma, from HELLO_ACK until every queue pair has been probed in both directions. */
 enum xfer_conn_state { XFER_CONN_FREE = 0, XFER_CONN_CONNECTING, XFER_CONN_TLS, XFER_CONN_HELLO, XFER_CONN_SETUP, XFER_CONN_READY };
@@ -134,7 +136,7 @@ struct td_xfer {
     struct xfer_news { enum td_xfer_path path; td_status status; char text[TD_XFER_REASON_MAX]; } news[16]; /* path choices that were not polled yet */
     uint32_t n_news;
     bool attach_due;               /* an op may need a connection */
-    uint64_t next_check_ns, loop_ns;
+    uint64_t next_check_ns, loop_ns, linger_ns;
     uint64_t n_woken;              /* events that hooks.wake has announced */
     uint32_t copy_cursor;
     uint64_t n_bad_frames, n_refused_peers;

@@ -240,8 +240,9 @@ static size_t copy_piece(struct td_xfer *x)
     FENCE(memory_order_acquire); /* the copy's reads, then the word */
     valid = valid && word_shows(word, copy.handle);
     pthread_mutex_lock(&x->lock);
-    if (valid) c->last_use_ns = xfer_now(x);
-    td_xfer_core_copy_end(&x->core, xfer_now(x), &copy, valid);
+    uint64_t now = xfer_now(x);
+    if (valid) c->last_use_ns = now;
+    td_xfer_core_copy_end(&x->core, now, &copy, valid);
     return copy.n_bytes;
 }
 
