@@ -169,7 +169,10 @@ void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status
     if (initiator) xfer_say(text, "peer %.40s at %.40s:%u (%s): %.120s", c->peer_instance, c->host, c->port, td_xfer_path_name(path), reason);
     else xfer_say(text, "peer %.40s (%s): %.80s", c->peer_instance, td_xfer_path_name(path), reason);
     if (was_ready) say_bye(x, c, status, reason, retry);
-    if (c->rdma) xfer_rdma_fence(x, c); /* first of all: what the core does next may give blocks away */
+    if (c->rdma) { /* first of all: what the core does next may give blocks away. Drops the lock: no caller may take the connection for one that stands */
+        c->state = XFER_CONN_ENDING;
+        xfer_rdma_fence(x, c);
+    }
     if (was_ready) x->conns_by_path[path]--;
     conn_free(x, c);
     for (uint32_t i = x->n_conns; i-- > 0;)
@@ -861,6 +864,7 @@ void td_xfer_close(struct td_xfer *x)
         td_doorbell_ring(&x->bell);
         pthread_join(x->thread, NULL);
     }
+    pthread_mutex_lock(&x->lock); /* of nobody else; but fences drop it */
     for (uint32_t i = 0; x->words && i < x->core.max_ops; i++) xfer_shm_op_handle(x, i, 0); /* no copy of what comes after us is valid */
     for (uint32_t i = 0; i < x->n_conns; i++) {
         if (x->live[i]->rdma) xfer_rdma_fence(x, x->live[i]);
@@ -871,6 +875,7 @@ void td_xfer_close(struct td_xfer *x)
         xfer_shm_conn_clear(x->live[i]);
     }
     xfer_rdma_close(x);
+    pthread_mutex_unlock(&x->lock);
     if (x->words) munmap(x->words, (size_t)x->core.max_ops * sizeof *x->words);
     int fds[] = {x->epoll_fd, x->tcp_fd, x->shm_fd, x->arena_ro_fd, x->words_fd};
     for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++)

@@ -1,9 +1,10 @@
 /* xfer_internal.h - what xfer.c (life, frames, timers), xfer_path.c (how connections come to stand), xfer_tcp.c, xfer_shm.c and xfer_rdma.c (how bytes
  * move) share. Not for other folders.
  *
- * One progress thread does all I/O; x->lock guards everything here and the core. The progress thread drops the lock only around system calls
- * that move blocks (between the core's *_begin and *_end), and only it opens, closes, reads and writes connections; but a submitter may send frames
- * on shm, under the lock. */
+ * One progress thread does all I/O; x->lock guards everything here and the core. The progress thread drops the lock around system calls
+ * that move blocks (between the core's *_begin and *_end) and around verbs that make or change queue pairs, so whenever a connection begins its rdma set-up
+ * or ends: slots and ops may be others after it. Only that thread opens, closes, reads and writes connections; but a submitter may send frames on shm,
+ * under the lock. */
 #ifndef TD_XFER_INTERNAL_H
 #define TD_XFER_INTERNAL_H
 
@@ -29,8 +30,9 @@
 #define XFER_LINGER_NS 20000       /* the progress thread looks for events so long before it sleeps, */
 #define XFER_NAP_NS 100000         /* if its last sleep was shorter than this */
 
-/* TLS: with certificates, not on shm: the handshake. SETUP: rdma, from HELLO_ACK until every queue pair has been probed in both directions. */
-enum xfer_conn_state { XFER_CONN_FREE = 0, XFER_CONN_CONNECTING, XFER_CONN_TLS, XFER_CONN_HELLO, XFER_CONN_SETUP, XFER_CONN_READY };
+/* TLS: with certificates, not on shm: the handshake. SETUP: rdma, from HELLO_ACK until every queue pair has been probed in both directions.
+ * ENDING: rdma, while it is fenced; it comes from SETUP or READY. */
+enum xfer_conn_state { XFER_CONN_FREE = 0, XFER_CONN_CONNECTING, XFER_CONN_TLS, XFER_CONN_HELLO, XFER_CONN_SETUP, XFER_CONN_READY, XFER_CONN_ENDING };
 
 struct xfer_rdma;
 struct xfer_rdma_link;
@@ -171,6 +173,7 @@ void xfer_path_pause_accept(struct td_xfer *x, bool pause);
 void xfer_path_say_hello(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type);
 void xfer_path_on_hello(struct td_xfer *x, struct td_xfer_conn *c);                 /* HELLO or HELLO_ACK; may close c */
 void xfer_path_on_setup(struct td_xfer *x, struct td_xfer_conn *c);                 /* rdma's offer and its answer; may close c */
+void xfer_path_refuse_offer(struct td_xfer *x, struct td_xfer_conn *c, td_status status, const char *reason); /* says why, closes c */
 void xfer_path_ready(struct td_xfer *x, struct td_xfer_conn *c);                    /* SETUP or HELLO is over: ops that wait may go */
 /* A connection of ours did not come to stand: its ops take another path, or fail. */
 void xfer_path_failed(struct td_xfer *x, uint64_t id, enum td_xfer_path path, td_status status, const char *reason, bool in_setup);
@@ -191,7 +194,8 @@ td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_rdma_config *co
 void xfer_rdma_close(struct td_xfer *x);
 td_status xfer_rdma_mem_add(struct td_xfer *x, struct td_err *err);                /* registers the pool on every rail */
 bool xfer_rdma_usable(const struct td_xfer *x);                                    /* a rail is there whose port is active */
-/* Set-up: the initiator offers, the acceptor accepts; both go READY by probes. false: reason says why there can be no link. */
+/* Set-up: the initiator offers, the acceptor accepts; both go READY by probes. false: reason says why there can be no link. Its queue pairs are connected
+ * by a thread, and what comes of that is told by xfer_rdma_poll. They drop the lock. */
 bool xfer_rdma_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX]);
 td_status xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX]);
 bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX]);
@@ -208,7 +212,7 @@ void xfer_rdma_post(struct td_xfer *x, struct td_xfer_conn *c);                 
 bool xfer_rdma_poll(struct td_xfer *x);
 bool xfer_rdma_sleep(struct td_xfer *x);                                           /* arms the channels; false: something came meanwhile, do not sleep */
 void xfer_rdma_woke(struct td_xfer *x, uint64_t slept_ns, bool by_channel);
-void xfer_rdma_fence(struct td_xfer *x, struct td_xfer_conn *c);                   /* kills the link: after it nothing of it reads or lands */
+void xfer_rdma_fence(struct td_xfer *x, struct td_xfer_conn *c);                   /* kills the link: after it nothing of it reads or lands. Drops the lock */
 void xfer_rdma_late(struct td_xfer *x, const struct td_xfer_conn *c);              /* SETUP took too long: its silent rails are avoided for a while */
 void xfer_rdma_op_over(struct td_xfer *x, uint32_t op);                            /* its final words are taken */
 void xfer_rdma_stats(const struct td_xfer *x, struct td_xfer_stats *stats);

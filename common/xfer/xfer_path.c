@@ -89,7 +89,7 @@ static struct td_xfer_conn *find_conn(struct td_xfer *x, const struct td_xfer_gr
     return NULL;
 }
 
-/* Closes an idle connection of ours to make room. */
+/* Closes an idle connection of ours to make room. May drop the lock. */
 static void evict_idle(struct td_xfer *x)
 {
     for (uint32_t i = x->n_conns; i-- > 0;) {
@@ -113,10 +113,6 @@ static struct td_xfer_conn *dial_socket(struct td_xfer *x, const char *shm_name,
         return NULL;
     }
     struct td_xfer_conn *c = xfer_conn_new(x, fd, path, true);
-    if (!c && x->n_conns == XFER_MAX_CONNS) {
-        evict_idle(x);
-        c = xfer_conn_new(x, fd, path, true);
-    }
     if (!c) {
         close(fd);
         if (x->n_conns < XFER_MAX_CONNS) xfer_say(reason, "peer %.40s: no memory for another connection", instance);
@@ -238,12 +234,19 @@ static void tell_no_rdma(struct td_xfer *x, uint32_t op)
     tell_path(x, TD_XFER_PATH_RDMA, TD_ERR_UNSUPPORTED, text);
 }
 
+static bool attach_due(const struct td_xfer *x, uint32_t id, uint64_t now_ns)
+{
+    const struct td_xfer_op *op = &x->core.ops[id];
+    return op->state == TD_OP_WAIT_CONN && !x->op_aux[id].waits_for && op->retry_ns <= now_ns;
+}
+
 void xfer_path_attach(struct td_xfer *x, uint64_t now_ns)
 {
     x->attach_due = x->core.retry_due = false;
     for (uint32_t i = 0; i < x->core.max_ops; i++) {
         struct td_xfer_op *op = &x->core.ops[i];
-        if (op->state != TD_OP_WAIT_CONN || x->op_aux[i].waits_for || op->retry_ns > now_ns) continue;
+        if (attach_due(x, i, now_ns) && x->n_conns == XFER_MAX_CONNS) evict_idle(x); /* not later: it may be another op afterwards */
+        if (!attach_due(x, i, now_ns)) continue;
         op->retry_ns = 0; /* it is tried now: no tick need remind us */
         const struct td_xfer_grant_blob *g = &op->grant;
         char reason[TD_XFER_REASON_MAX];
@@ -467,21 +470,24 @@ void xfer_path_on_hello(struct td_xfer *x, struct td_xfer_conn *c)
     else on_hello(x, c);
 }
 
+void xfer_path_refuse_offer(struct td_xfer *x, struct td_xfer_conn *c, td_status status, const char *reason)
+{
+    struct td_xfer_frame f = {.type = TD_XFER_RDMA_ACCEPT, .conn = c->tag, .status = (int16_t)status, .length = (uint32_t)strlen(reason)};
+    uint8_t bytes[64 + TD_XFER_REASON_MAX];
+    td_xfer_frame_encode(&f, bytes);
+    memcpy(bytes + 64, reason, f.length);
+    xfer_tcp_send(c, bytes, 64 + f.length); /* a courtesy, as in hello_ack_refuse */
+    x->n_refused_peers++;
+    xfer_conn_close(x, c, status, reason, false);
+}
+
 /* rdma: the frames of SETUP. READY comes with the probes. */
 void xfer_path_on_setup(struct td_xfer *x, struct td_xfer_conn *c)
 {
     char reason[TD_XFER_REASON_MAX];
     if (c->rx_frame.type == TD_XFER_RDMA_OFFER) {
         td_status status = xfer_rdma_on_offer(x, c, reason);
-        if (!status) return;
-        struct td_xfer_frame f = {.type = TD_XFER_RDMA_ACCEPT, .status = (int16_t)status, .length = (uint32_t)strlen(reason)};
-        uint8_t bytes[64 + TD_XFER_REASON_MAX];
-        f.conn = c->tag;
-        td_xfer_frame_encode(&f, bytes);
-        memcpy(bytes + 64, reason, f.length);
-        xfer_tcp_send(c, bytes, 64 + f.length); /* a courtesy, as in hello_ack_refuse */
-        x->n_refused_peers++;
-        xfer_conn_close(x, c, status, reason, false);
+        if (status) xfer_path_refuse_offer(x, c, status, reason);
     } else if (c->rx_frame.type == TD_XFER_RDMA_ACCEPT) {
         if (c->rx_frame.status) {
             char theirs[TD_XFER_REASON_MAX];

@@ -18,6 +18,10 @@
  *   receives    each such word takes one receive; a writer has at most the receiver's recv_wr words under way on a queue pair, so RNR cannot happen without
  *               an error in counting (rnr_retry 0 in tests makes one loud). With many peers a shared receive queue per rail takes their place.
  *
+ * Who waits for the device. Changing queue pairs takes it milliseconds, and the lock is dropped meanwhile; RTR also asks the kernel for the peer's
+ * address, which takes a second where nobody answers, and then other peers' blocks must not wait either: a thread per link does RTR and RTS (struct
+ * joining). A link whose connection ends before that thread does is let go: nothing was on it yet, and xfer_rdma_poll ends it when the thread is over.
+ *
  * Retirement. Source blocks are read by this side's NIC until the request's completion: the core counts (n_wr). Granted blocks are written by the
  * peer's NIC until it says ABORT, which it says after its last completion; a peer that cannot say so is fenced: xfer_rdma_fence sets this side's
  * queue pairs to ERR (from then on the NIC drops what arrives for them), takes every flushed completion, destroys them, and the slots' blocks stay
@@ -48,6 +52,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -134,14 +139,27 @@ struct grant_windows {         /* of the slot's bound attempt; the same on every
     struct { uint32_t n_bound, n_posted; uint64_t until; } qp[TD_XFER_QPS_MAX]; /* n_posted of this state's requests; until: tail when they have completed */
 };
 
+/* RTR and RTS of a link's queue pairs. The thread has them, and all of this, until `over`. */
+struct joining {
+    pthread_t thread;
+    atomic_bool over, unwanted;
+    const struct td_verbs *vb;
+    struct td_doorbell *bell;
+    uint32_t n, n_joined;
+    int error;                 /* of queue pair n_joined */
+    struct { struct td_vb_qp *qp; struct td_vb_route route; } at[TD_XFER_QPS_MAX];
+    struct td_xfer_rdma_setup setup; /* what goes on when it is over: acceptor: ours, to be said; initiator: the peer's, to be probed */
+};
+
 struct xfer_rdma_link {
     uint32_t index;            /* in rdma->link */
     uint64_t conn;
     uint32_t n_qps, n_rails, per_rail, next_qp, op_cursor, slot_cursor;
     bool may_pull;             /* initiator: the acceptor can READ from this side's pool */
     struct link_qp qp[TD_XFER_QPS_MAX];
+    struct joining *joining;   /* NULL: its queue pairs are connected, or not yet to be */
     struct pending fault;      /* the request whose failure no other try mends; id NO_ID: none */
-    bool broken, retry, quiet; /* quiet: the fence takes completions; nothing is reported any more */
+    bool broken, retry, quiet; /* quiet: it has no connection any more; its completions are taken and nothing is reported */
     char reason[TD_XFER_REASON_MAX];
     uint8_t offer[TD_XFER_RDMA_SETUP_BYTES]; /* initiator: ours, for the answer */
     /* what the peer said */
@@ -158,6 +176,8 @@ static uint8_t *cell(const struct xfer_rdma *r, int out, uint32_t link, uint32_t
 {
     return r->cells + (((size_t)out * MAX_LINKS + link) * TD_XFER_QPS_MAX + qp) * CELL;
 }
+
+static void link_end(struct td_xfer *x, struct xfer_rdma_link *l);
 
 /* --- rails ---------------------------------------------------------------------------------------------------------------------- */
 
@@ -327,6 +347,14 @@ void xfer_rdma_close(struct td_xfer *x)
 {
     struct xfer_rdma *r = x->rdma;
     if (!r) return;
+    for (uint32_t i = 0; i < MAX_LINKS; i++) {
+        struct xfer_rdma_link *l = r->link[i];
+        if (!l) continue; /* those with a connection were fenced with it */
+        pthread_join(l->joining->thread, NULL);
+        free(l->joining);
+        l->joining = NULL;
+        link_end(x, l);
+    }
     for (uint32_t i = 0; i < TD_XFER_RAILS_MAX; i++)
         if (r->rail[i].device) rail_close(r, &r->rail[i]);
     for (uint32_t i = 0; r->op_keys && i < x->core.max_ops; i++) free(r->op_keys[i]);
@@ -403,8 +431,13 @@ static struct xfer_rdma_link *link_new(struct xfer_rdma *r, uint64_t conn)
     return l;
 }
 
-static void link_free(struct xfer_rdma *r, struct xfer_rdma_link *l)
+/* Drops the lock. */
+static void link_free(struct td_xfer *x, struct xfer_rdma_link *l)
 {
+    struct xfer_rdma *r = x->rdma;
+    r->link[l->index] = NULL;
+    r->n_links--;
+    pthread_mutex_unlock(&x->lock);
     for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++) {
         struct link_qp *lq = &l->qp[q];
         if (!lq->qp) continue;
@@ -415,12 +448,11 @@ static void link_free(struct xfer_rdma *r, struct xfer_rdma_link *l)
         r->vb->qp_destroy(lq->qp);
         free(lq->ring);
     }
-    r->link[l->index] = NULL;
-    r->n_links--;
     free(l);
+    pthread_mutex_lock(&x->lock);
 }
 
-/* A queue pair in INIT with its receives posted. */
+/* A queue pair in INIT with its receives posted. Without the lock. */
 static bool qp_open(struct xfer_rdma *r, struct link_qp *lq, uint32_t rail_at, char reason[TD_XFER_REASON_MAX])
 {
     struct rail *rail = &r->rail[rail_at];
@@ -454,13 +486,15 @@ static bool qp_open(struct xfer_rdma *r, struct link_qp *lq, uint32_t rail_at, c
     return true;
 }
 
-/* RTR and RTS towards the peer's queue pair. */
-static bool qp_connect(struct xfer_rdma *r, struct link_qp *lq, const struct td_xfer_rdma_setup *mine, const struct td_xfer_rail *my_rail,
-                       const struct td_xfer_rdma_setup *theirs, const struct td_xfer_rail *peer, uint32_t k, char reason[TD_XFER_REASON_MAX])
+/* The way to the peer's queue pair, as the next that the link's thread takes. */
+static bool join_add(const struct xfer_rdma *r, struct joining *j, const struct link_qp *lq, const struct td_xfer_rdma_setup *mine,
+                     const struct td_xfer_rail *my_rail, const struct td_xfer_rdma_setup *theirs, const struct td_xfer_rail *peer, uint32_t k,
+                     char reason[TD_XFER_REASON_MAX])
 {
     const struct rail *rail = &r->rail[lq->rail];
     const struct td_xfer_rdma_config *c = &r->config;
-    struct td_vb_route route = {
+    struct td_vb_route *route = &j->at[j->n].route;
+    *route = (struct td_vb_route){
         .port = c->port, .sl = c->service_level, .hop_limit = 64, .gid_index = rail->gid.index, .remote_lid = peer->lid, .ethernet = rail->port.ethernet,
         .traffic_class = c->traffic_class < 0 ? 0 : c->traffic_class ? (uint8_t)c->traffic_class : rail->gid.type == TD_VB_GID_ROCE_V2 ? 106 : 0,
         .mtu_bytes = my_rail->mtu_bytes < peer->mtu_bytes ? my_rail->mtu_bytes : peer->mtu_bytes, .remote_qp = peer->qpn[k], .remote_psn = peer->psn[k],
@@ -468,15 +502,42 @@ static bool qp_connect(struct xfer_rdma *r, struct link_qp *lq, const struct td_
         .rd_atomic_in = mine->rd_atomic_in < theirs->rd_atomic_out ? mine->rd_atomic_in : theirs->rd_atomic_out,
         .rd_atomic_out = mine->rd_atomic_out < theirs->rd_atomic_in ? mine->rd_atomic_out : theirs->rd_atomic_in,
     };
-    memcpy(route.remote_gid, peer->gid, sizeof route.remote_gid);
+    memcpy(route->remote_gid, peer->gid, sizeof route->remote_gid);
     if ((bool)peer->ethernet != rail->port.ethernet) {
         xfer_say(reason, "rdma: rail %u is Ethernet on one side and InfiniBand on the other", my_rail->index);
         return false;
     }
-    int e = r->vb->qp_rtr(lq->qp, &route);
-    if (!e) e = r->vb->qp_rts(lq->qp, &route);
-    if (e) xfer_say(reason, "rdma: %s GID %u: connecting a queue pair: %s (a GID without a route to the peer's?)", rail->name, rail->gid.index, strerror(e));
-    return e == 0;
+    j->at[j->n++].qp = lq->qp;
+    return true;
+}
+
+static void *join_main(void *arg)
+{
+    struct joining *j = arg;
+    for (; j->n_joined < j->n && !atomic_load(&j->unwanted); j->n_joined++) {
+        j->error = j->vb->qp_rtr(j->at[j->n_joined].qp, &j->at[j->n_joined].route);
+        if (!j->error) j->error = j->vb->qp_rts(j->at[j->n_joined].qp, &j->at[j->n_joined].route);
+        if (j->error) break;
+    }
+    struct td_doorbell *bell = j->bell; /* after `over` the rest is the progress thread's, who frees it when this thread is joined */
+    atomic_store(&j->over, true);
+    td_doorbell_ring(bell);
+    return NULL;
+}
+
+/* Takes j, whatever comes of it. */
+static bool join_start(struct td_xfer *x, struct xfer_rdma_link *l, struct joining *j, char reason[TD_XFER_REASON_MAX])
+{
+    j->vb = x->rdma->vb;
+    j->bell = &x->bell;
+    int e = pthread_create(&j->thread, NULL, join_main, j); /* with the progress thread's mask: no signals */
+    if (e) {
+        xfer_say(reason, "rdma: a thread to connect queue pairs: %s", strerror(e));
+        free(j);
+        return false;
+    }
+    l->joining = j;
+    return true;
 }
 
 /* This side's part of a setup for these rails; creates the queue pairs. */
@@ -502,7 +563,10 @@ static bool link_describe(struct td_xfer *x, struct xfer_rdma_link *l, const uin
         if (rail->limits.max_rd_atomic_out < out) out = rail->limits.max_rd_atomic_out;
         for (uint32_t k = 0; k < n_qps; k++) {
             struct link_qp *lq = &l->qp[i * n_qps + k];
-            if (!qp_open(r, lq, rails[i], reason)) return false;
+            pthread_mutex_unlock(&x->lock);
+            bool opened = qp_open(r, lq, rails[i], reason);
+            pthread_mutex_lock(&x->lock);
+            if (!opened) return false;
             l->key_at[i * n_qps + k] = (uint8_t)i;
             to->qpn[k] = lq->qp->num;
             to->psn[k] = (uint32_t)xfer_random(x) & 0xffffff;
@@ -627,15 +691,18 @@ static void probe(struct td_xfer *x, const struct td_xfer_conn *c, struct xfer_r
 }
 
 /* An accepted link's windows: as many as the devices give, but at least so many that any grant can have its wide ones. */
-static bool windows_make(struct xfer_rdma *r, struct xfer_rdma_link *l, char reason[TD_XFER_REASON_MAX])
+static bool windows_make(struct td_xfer *x, struct xfer_rdma_link *l, char reason[TD_XFER_REASON_MAX])
 {
+    const struct xfer_rdma *r = x->rdma;
     uint32_t n = 0;
     int e = 0;
+    pthread_mutex_unlock(&x->lock);
     for (; n < WINDOWS && !e; n += !e)
         for (uint32_t q = 0; q < l->n_qps && !e; q++) {
             e = r->vb->mw_alloc(r->rail[l->qp[q].rail].device, &l->qp[q].mw[n]);
             if (e) l->qp[q].mw[n] = NULL;
         }
+    pthread_mutex_lock(&x->lock);
     if (n < r->n_regions) {
         xfer_say(reason, "rdma: %u memory windows for each of %u queue pairs, and the pool has %u registrations: %s", n, l->n_qps, r->n_regions,
                  e ? strerror(e) : "too large a pool");
@@ -678,11 +745,8 @@ td_status xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c, char rea
         xfer_say(reason, "rdma: all %d links are in use", MAX_LINKS);
         return TD_ERR_UNSUPPORTED;
     }
-    if (!link_describe(x, l, rails, n, n_qps, &mine, reason) || (r->config.windows && !windows_make(r, l, reason))) return TD_ERR_UNSUPPORTED;
+    if (!link_describe(x, l, rails, n, n_qps, &mine, reason) || (r->config.windows && !windows_make(x, l, reason))) return TD_ERR_UNSUPPORTED;
     mine.windows = l->windows;
-    for (uint32_t i = 0; i < n; i++)
-        for (uint32_t k = 0; k < n_qps; k++)
-            if (!qp_connect(r, &l->qp[i * n_qps + k], &mine, &mine.rail[i], &theirs, &theirs.rail[from[i]], k, reason)) return TD_ERR_UNSUPPORTED;
     if (!l->windows) link_keys(r, rails, &mine);
     if (theirs.n_regions && theirs.region_bytes % x->block_bytes == 0) { /* it lets us READ */
         l->base = theirs.base;
@@ -692,8 +756,19 @@ td_status xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c, char rea
         memcpy(l->rkey, theirs.rkey, sizeof l->rkey);
         for (uint32_t q = 0; q < l->n_qps; q++) l->key_at[q] = from[q / n_qps];
     }
-    say_setup(x, c, TD_XFER_RDMA_ACCEPT, &mine);
-    return TD_OK;
+    struct joining *j = calloc(1, sizeof *j);
+    if (!j) {
+        xfer_say(reason, "rdma: out of memory");
+        return TD_ERR_UNSUPPORTED;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t k = 0; k < n_qps; k++)
+            if (!join_add(r, j, &l->qp[i * n_qps + k], &mine, &mine.rail[i], &theirs, &theirs.rail[from[i]], k, reason)) {
+                free(j);
+                return TD_ERR_UNSUPPORTED;
+            }
+    j->setup = mine;
+    return join_start(x, l, j, reason) ? TD_OK : TD_ERR_UNSUPPORTED;
 }
 
 bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX])
@@ -719,6 +794,11 @@ bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[
         return false;
     }
     /* Both sides number the queue pairs of the rails that both have, in the offer's order. Ours that found no partner go. */
+    struct joining *j = calloc(1, sizeof *j);
+    if (!j) {
+        xfer_say(reason, "rdma: out of memory");
+        return false;
+    }
     struct xfer_rdma_link had = *l;
     memset(l->qp, 0, sizeof l->qp);
     uint32_t n = 0;
@@ -730,11 +810,13 @@ bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[
             if (taken && k < theirs.n_qps) {
                 l->qp[n] = *lq;
                 l->key_at[n++] = (uint8_t)at;
-                if (fits) fits = qp_connect(r, lq, &offer, &offer.rail[i], &theirs, &theirs.rail[at], k, reason);
+                if (fits) fits = join_add(r, j, lq, &offer, &offer.rail[i], &theirs, &theirs.rail[at], k, reason);
             } else {
                 struct rail *rail = &r->rail[lq->rail];
                 rail->cq_used -= rail->sq_depth + lq->recv_posted; /* RESET or INIT: nothing was sent, and its receives die with it */
+                pthread_mutex_unlock(&x->lock);
                 r->vb->qp_destroy(lq->qp);
+                pthread_mutex_lock(&x->lock);
                 free(lq->ring);
             }
         }
@@ -743,10 +825,13 @@ bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[
     l->n_qps = n;
     l->n_rails = theirs.n_rails;
     l->per_rail = theirs.n_qps;
-    if (!fits) return false;
-    if (n != (uint32_t)theirs.n_rails * theirs.n_qps) {
+    if (fits && n != (uint32_t)theirs.n_rails * theirs.n_qps) {
         x->n_bad_frames++;
         xfer_say(reason, "rdma setup: rails were accepted that were not offered");
+        fits = false;
+    }
+    if (!fits) {
+        free(j);
         return false;
     }
     l->windows = theirs.windows;
@@ -757,8 +842,8 @@ bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[
     l->region_bytes = theirs.region_bytes;
     l->n_keys = theirs.n_rails;
     memcpy(l->rkey, theirs.rkey, sizeof l->rkey);
-    probe(x, c, l, &theirs);
-    return true;
+    j->setup = theirs;
+    return join_start(x, l, j, reason);
 }
 
 bool xfer_rdma_may_pull(const struct td_xfer_conn *c)
@@ -775,22 +860,41 @@ int32_t xfer_rdma_peer_blocks(const struct td_xfer *x, const struct td_xfer_conn
 /* Takes the completions of every rail; true when there were any. Links that broke are marked. */
 static bool take_completions(struct td_xfer *x);
 
-void xfer_rdma_fence(struct td_xfer *x, struct td_xfer_conn *c)
+/* Until a completion comes, or a while: callers of the engine get the lock meanwhile, which they would not if this thread merely yielded. */
+static void wait_completion(struct td_xfer *x)
 {
     struct xfer_rdma *r = x->rdma;
-    struct xfer_rdma_link *l = c->rdma;
-    uint64_t until = td_now_ns() + FENCE_NS;
-    l->quiet = true;
+    struct pollfd fds[TD_XFER_RAILS_MAX];
+    for (uint32_t i = 0; i < r->n_rails; i++) {
+        fds[i] = (struct pollfd){.fd = r->rail[i].dead ? -1 : r->vb->cq_fd(r->rail[i].cq), .events = POLLIN};
+        if (r->rail[i].dead) continue;
+        r->vb->cq_clear(r->rail[i].cq);
+        r->vb->cq_arm(r->rail[i].cq);
+    }
+    if (take_completions(x)) return;
+    pthread_mutex_unlock(&x->lock);
+    poll(fds, r->n_rails, 1);
+    pthread_mutex_lock(&x->lock);
+}
+
+/* Kills a link: after it nothing of it reads or lands. Drops the lock. */
+static void link_end(struct td_xfer *x, struct xfer_rdma_link *l)
+{
+    struct xfer_rdma *r = x->rdma;
+    uint64_t conn = l->conn;
+    pthread_mutex_unlock(&x->lock);
     for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++)
         if (l->qp[q].qp) r->vb->qp_error(l->qp[q].qp);
+    pthread_mutex_lock(&x->lock);
     /* Every request and receive comes back; a dead completion queue or device gives none, and destroying the queue pair must do. */
+    uint64_t until = td_now_ns() + FENCE_NS;
     for (bool left = true; left && td_now_ns() < until;) {
         left = false;
         for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++) {
             const struct link_qp *lq = &l->qp[q];
             if (lq->qp && !r->rail[lq->rail].dead && (lq->flushed < lq->head || lq->recv_left)) left = true;
         }
-        if (left && !take_completions(x)) sched_yield();
+        if (left && !take_completions(x)) wait_completion(x);
     }
     for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++) {
         struct link_qp *lq = &l->qp[q];
@@ -798,14 +902,44 @@ void xfer_rdma_fence(struct td_xfer *x, struct td_xfer_conn *c)
             pending_over(x, &lq->ring[lq->tail % r->rail[lq->rail].sq_depth], false);
         }
     }
-    uint64_t conn = l->conn;
     for (uint32_t i = 0; r->grant && i < x->core.max_slots; i++)
         if (r->grant[i].link == l) r->grant[i] = (struct grant_windows){0};
-    link_free(r, l);
-    c->rdma = NULL;
     for (uint32_t i = 0; i < x->core.max_ops; i++)
         if (x->op_aux[i].link == conn) x->op_aux[i].words = 0;
+    link_free(x, l);
     td_xfer_core_conn_fenced(&x->core, conn, xfer_now(x) + r->quarantine_ns);
+}
+
+void xfer_rdma_fence(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    struct xfer_rdma_link *l = c->rdma;
+    l->quiet = true;
+    c->rdma = NULL;
+    if (l->joining) atomic_store(&l->joining->unwanted, true); /* still in SETUP: no slot or op was on it; xfer_rdma_poll ends it */
+    else link_end(x, l);
+}
+
+/* The link's thread is over: the set-up goes on, unless its connection has ended meanwhile. */
+static void joined(struct td_xfer *x, struct xfer_rdma_link *l)
+{
+    struct joining *j = l->joining;
+    struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
+    pthread_join(j->thread, NULL);
+    l->joining = NULL;
+    if (l->quiet) {
+        link_end(x, l);
+    } else if (j->error) {
+        const struct rail *rail = &x->rdma->rail[l->qp[j->n_joined].rail];
+        char reason[TD_XFER_REASON_MAX];
+        xfer_say(reason, "rdma: %s GID %u: connecting a queue pair: %s (a GID without a route to the peer's?)", rail->name, rail->gid.index, strerror(j->error));
+        if (c->initiator) xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
+        else xfer_path_refuse_offer(x, c, TD_ERR_UNSUPPORTED, reason);
+    } else if (c->initiator) {
+        probe(x, c, l, &j->setup);
+    } else {
+        say_setup(x, c, TD_XFER_RDMA_ACCEPT, &j->setup);
+    }
+    free(j);
 }
 
 /* Ends a link that broke. The connection is gone after it. */
@@ -1351,6 +1485,11 @@ bool xfer_rdma_poll(struct td_xfer *x)
             any = true;
         }
     }
+    for (uint32_t i = 0; i < MAX_LINKS; i++)
+        if (r->link[i] && r->link[i]->joining && atomic_load(&r->link[i]->joining->over)) {
+            joined(x, r->link[i]);
+            any = true;
+        }
     if (r->n_links && take_completions(x)) any = true;
     for (uint32_t i = 0; i < MAX_LINKS; i++)
         if (r->link[i] && r->link[i]->broken && !r->link[i]->quiet) close_broken(x, r->link[i]);

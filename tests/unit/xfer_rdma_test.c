@@ -45,6 +45,9 @@ struct qp_seen {
     bool shared;               /* receives come from an SRQ */
 };
 
+enum gate { GATE_NONE = 0, GATE_CREATE, GATE_INIT, GATE_RTR, GATE_RTS, GATE_ERROR, GATE_DESTROY };
+#define GATE_S 10
+
 struct end {
     struct td_verbs vb;        /* the fake's, with some calls passing by here first */
     const struct td_verbs *real;
@@ -66,6 +69,9 @@ struct end {
     uint32_t n_data, n_words;
     uint64_t data_bytes[TD_FAKE_DEVICES_MAX]; /* posted */
     bool hide_events;
+    enum gate gate;            /* these calls wait until it is another */
+    uint32_t n_at_gate, n_expired; /* now; that waited for GATE_S */
+    pthread_cond_t gate_moved;
 };
 
 #define MAX_ENDS 160
@@ -82,6 +88,39 @@ static struct end *end_of(const struct td_vb_device *d, uint32_t *ret_device)
     pthread_mutex_unlock(&ends_lock);
     TD_ASSERT(found);
     return found;
+}
+
+/* A device that takes its time. */
+static void pass(struct end *e, enum gate call)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += GATE_S;
+    pthread_mutex_lock(&e->lock);
+    e->n_at_gate += e->gate == call;
+    for (int error = 0; e->gate == call && !error;) {
+        error = pthread_cond_timedwait(&e->gate_moved, &e->lock, &until);
+        e->n_expired += error != 0;
+    }
+    pthread_mutex_unlock(&e->lock);
+}
+
+static void set_gate(struct end *e, enum gate gate)
+{
+    pthread_mutex_lock(&e->lock);
+    e->gate = gate;
+    e->n_at_gate = 0;
+    pthread_cond_broadcast(&e->gate_moved);
+    pthread_mutex_unlock(&e->lock);
+}
+
+/* Somebody waits at it, and nobody has waited too long. */
+static bool at_gate(struct end *e)
+{
+    pthread_mutex_lock(&e->lock);
+    bool waits = e->n_at_gate > 0 && e->n_expired == 0;
+    pthread_mutex_unlock(&e->lock);
+    return waits;
 }
 
 static uint32_t spy_max_reg;   /* so many registrations succeed; 0: all */
@@ -111,6 +150,7 @@ static int spy_qp_create(struct td_vb_device *d, struct td_vb_cq *cq, struct td_
     uint32_t i;
     struct end *e = end_of(d, &i);
     bool shared = caps->srq;
+    pass(e, GATE_CREATE);
     int error = e->real->qp_create(d, cq, caps, ret_qp);
     pthread_mutex_lock(&e->lock);
     TD_ASSERT(e->n_qps < MAX_QPS);
@@ -128,7 +168,40 @@ static void spy_qp_destroy(struct td_vb_qp *qp)
     for (uint32_t k = 0; k < e->n_qps; k++)
         if (e->qp[k].qp == qp) e->qp[k].qp = NULL;
     pthread_mutex_unlock(&e->lock);
+    pass(e, GATE_DESTROY);
     e->real->qp_destroy(qp);
+}
+
+static int spy_qp_init(struct td_vb_qp *qp, uint8_t port, uint16_t pkey_index, unsigned access)
+{
+    uint32_t i;
+    struct end *e = end_of(qp->device, &i);
+    pass(e, GATE_INIT);
+    return e->real->qp_init(qp, port, pkey_index, access);
+}
+
+static int spy_qp_rtr(struct td_vb_qp *qp, const struct td_vb_route *route)
+{
+    uint32_t i;
+    struct end *e = end_of(qp->device, &i);
+    pass(e, GATE_RTR);
+    return e->real->qp_rtr(qp, route);
+}
+
+static int spy_qp_rts(struct td_vb_qp *qp, const struct td_vb_route *route)
+{
+    uint32_t i;
+    struct end *e = end_of(qp->device, &i);
+    pass(e, GATE_RTS);
+    return e->real->qp_rts(qp, route);
+}
+
+static int spy_qp_error(struct td_vb_qp *qp)
+{
+    uint32_t i;
+    struct end *e = end_of(qp->device, &i);
+    pass(e, GATE_ERROR);
+    return e->real->qp_error(qp);
 }
 
 static int spy_post_send(struct td_vb_qp *qp, struct td_vb_send *wrs, uint32_t n, uint32_t *ret_n_posted)
@@ -205,6 +278,7 @@ static td_status end_open(struct end *e, const struct setup *s, const struct sid
     memset(e, 0, sizeof *e);
     e->bell = bell;
     pthread_mutex_init(&e->lock, NULL);
+    pthread_cond_init(&e->gate_moved, NULL);
     pthread_mutex_lock(&ends_lock);
     int at = 0;
     while (ends[at]) at++;
@@ -226,6 +300,10 @@ static td_status end_open(struct end *e, const struct setup *s, const struct sid
     e->vb.reg = spy_reg;
     e->vb.qp_create = spy_qp_create;
     e->vb.qp_destroy = spy_qp_destroy;
+    e->vb.qp_init = spy_qp_init;
+    e->vb.qp_rtr = spy_qp_rtr;
+    e->vb.qp_rts = spy_qp_rts;
+    e->vb.qp_error = spy_qp_error;
     e->vb.post_send = spy_post_send;
     e->vb.async_get = spy_async_get;
     struct td_xfer_rdma_config rdma = {.verbs = &e->vb, .gid_index = -1, .timeout = s->ib_timeout ? s->ib_timeout : IB_TIMEOUT, .retry = 3,
@@ -1530,7 +1608,7 @@ static void forged_answers_are_refused(void **state)
         }
         expect_text(m.op_end.reason, says[f]);
         if (f != REFUSAL) assert_true(stats(&t->p).n_bad_frames > 0);
-        assert_int_equal(n_live_qps(&t->p), 0);
+        WAIT_FOR(n_live_qps(&t->p) == 0); /* at once, or when the thread that connects them is over */
         td_xfer_revoke(t->d.x, m.slot, "");
         finish(t, &m, true);
     }
@@ -1803,6 +1881,146 @@ static void pains_05_a_dead_peer_harms_no_other(void **state)
     free(second);
 }
 
+/* --- devices that take their time ----------------------------------------------------------------------------------------------- */
+
+/* What an engine calls between two steps comes back although the device's call does not. */
+static void callers_are_not_kept(struct pair *t, struct end *e, struct transfer *extra)
+{
+    WAIT_FOR(at_gate(e));
+    assert_int_equal(stats(e).n_bad_frames, 0);
+    take_path_news(e);
+    take_events(t, false);
+    if (e == &t->d) {
+        grant_run(t, extra, 40, 1, WAIT_MS);
+        td_xfer_revoke(e->x, extra->slot, "not wanted");
+    }
+    if (!at_gate(e)) fail_msg("gate %d: the callers waited for the device", (int)e->gate);
+}
+
+/* The helpers drive the other one from here on. */
+static void swap_sender(struct pair *t, struct end *other)
+{
+    struct td_xfer *x = t->p.x;
+    struct td_arena arena = t->p.arena;
+    t->p.x = other->x;
+    t->p.arena = other->arena;
+    other->x = x;
+    other->arena = arena;
+}
+
+static void go_run(struct pair *t, struct transfer *m, int32_t first, int32_t n)
+{
+    grant_run(t, m, first, n, WAIT_MS);
+    op(t, m, WAIT_MS);
+    assert_int_equal(submit(t, m, 0, n, true), TD_OK);
+}
+
+static void slow_set_up_keeps_nobody_waiting(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 2 * (GATE_RTS + 1 - GATE_CREATE); round++) { /* which call; at which side */
+        enum gate gate = (enum gate)(GATE_CREATE + round / 2);
+        struct transfer m, extra, other;
+        struct td_err err = {0};
+        struct pair *t = pair_open(&plain);
+        struct end *e = round & 1 ? &t->d : &t->p, *second = calloc(1, sizeof *second);
+        assert_non_null(second);
+        if (end_open(second, &t->s, &t->s.side[0], NULL, &t->bell, &err)) fail_msg("second sender: %s", err.msg);
+        swap_sender(t, second);
+        whole(t, 3);
+        swap_sender(t, second);
+
+        set_gate(e, gate);
+        go_run(t, &m, 0, 12);
+        callers_are_not_kept(t, e, &extra);
+        if (e == &t->d && gate >= GATE_RTR) { /* who has a connection is served meanwhile */
+            swap_sender(t, second);
+            go_run(t, &other, 20, 6);
+            TAKE_UNTIL(t, false, other.slot_free && other.done);
+            assert_true(other.ready && at_gate(e));
+            forget(&other);
+            swap_sender(t, second);
+        }
+        set_gate(e, GATE_NONE);
+        if (e == &t->d) {
+            TAKE_UNTIL(t, false, extra.slot_free);
+            forget(&extra);
+        }
+        finish(t, &m, true);
+        if (!m.ready || !m.done) fail_msg("gate %d: %s, %s", (int)gate, m.slot_end.reason, m.op_end.reason);
+        end_close(second);
+        free(second);
+        pair_close(t);
+    }
+}
+
+static void slow_fences_keep_nobody_waiting(void **state)
+{
+    (void)state;
+    struct pair *t = pair_open(&plain);
+    for (int round = 0; round < 4; round++) {
+        enum gate gate = round / 2 ? GATE_DESTROY : GATE_ERROR;
+        struct end *e = round & 1 ? &t->d : &t->p;
+        struct transfer m, extra;
+        whole(t, 3);
+        set_gate(e, gate);
+        assert_true(td_fake_qp_break(e->f, live_qp(e, 0, 0).num, true));
+        WAIT_FOR(at_gate(e));
+        go_run(t, &m, 0, 12); /* on a connection that is about to end, or on the next */
+        callers_are_not_kept(t, e, &extra);
+        set_gate(e, GATE_NONE);
+        if (e == &t->d) {
+            TAKE_UNTIL(t, false, extra.slot_free);
+            forget(&extra);
+        }
+        finish(t, &m, true);
+        if (!m.ready || !m.done) fail_msg("gate %d: %s, %s", (int)gate, m.slot_end.reason, m.op_end.reason);
+    }
+    pair_close(t);
+}
+
+static void *open_gate_later(void *arg)
+{
+    poll(NULL, 0, 100); /* so that td_xfer_close is likely to wait already: either order must do */
+    set_gate(arg, GATE_NONE);
+    return NULL;
+}
+
+/* The peer goes, or this side, while the device has not answered yet. */
+static void a_set_up_that_nobody_wants_any_more_leaves_nothing(void **state)
+{
+    struct transfer m;
+    struct td_err err = {0};
+    pthread_t opener;
+    (void)state;
+    struct pair *t = pair_open(&plain);
+    for (int round = 0; round < 4; round++) { /* RTR, RTS; at the receiver, at the sender */
+        struct end *e = round & 1 ? &t->p : &t->d;
+        set_gate(e, round & 2 ? GATE_RTS : GATE_RTR);
+        go_run(t, &m, 0, 12);
+        WAIT_FOR(at_gate(e));
+        if (e == &t->p) assert_int_equal(pthread_create(&opener, NULL, open_gate_later, e), 0);
+        end_close(&t->p);
+        if (e == &t->p) {
+            pthread_join(opener, NULL);
+            assert_int_equal(n_live_qps(e), 0);
+        } else {
+            WAIT_FOR(stats(e).n_conns == 0);
+            assert_true(at_gate(e) && n_live_qps(e) > 0);
+            set_gate(e, GATE_NONE);
+        }
+        WAIT_FOR(n_live_qps(&t->d) == 0);
+        td_xfer_revoke(t->d.x, m.slot, "its sender is gone");
+        finish(t, &m, false);
+        if (end_open(&t->p, &t->s, &t->s.side[0], NULL, &t->bell, &err)) fail_msg("sender: %s", err.msg);
+        whole(t, 5);
+        end_close(&t->p); /* so that the next round sets up a connection */
+        WAIT_FOR(stats(&t->d).n_conns == 0);
+        if (end_open(&t->p, &t->s, &t->s.side[0], NULL, &t->bell, &err)) fail_msg("sender: %s", err.msg);
+    }
+    pair_close(t);
+}
+
 /* The first cause is what both sides hear, not what followed from it. */
 static void pains_06_the_first_reason_reaches_the_other_side(void **state)
 {
@@ -1912,6 +2130,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_bad_rail_is_avoided_for_a_while),
         cmocka_unit_test(a_rail_without_a_route_is_left_out),
         cmocka_unit_test(sides_may_have_different_rails),
+        cmocka_unit_test(slow_set_up_keeps_nobody_waiting),
+        cmocka_unit_test(slow_fences_keep_nobody_waiting),
+        cmocka_unit_test(a_set_up_that_nobody_wants_any_more_leaves_nothing),
         cmocka_unit_test(forged_answers_are_refused),
         cmocka_unit_test(forged_offers_are_refused),
         cmocka_unit_test(wrong_bytes_are_never_ready),
