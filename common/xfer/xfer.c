@@ -645,6 +645,10 @@ static void check_conns(struct td_xfer *x, uint64_t now)
 {
     if (x->accept_paused) xfer_path_pause_accept(x, false);
     for (uint32_t i = x->n_conns; i-- > 0;) {
+        struct td_xfer_conn *c = x->live[i];
+        if (c->rdma && c->initiator && c->state == XFER_CONN_READY && !c->retiring && xfer_rdma_lacks(x, c, now)) xfer_path_more_rails(x, c);
+    }
+    for (uint32_t i = x->n_conns; i-- > 0;) {
         if (i >= x->n_conns) continue; /* a connection went with its lanes */
         struct td_xfer_conn *c = x->live[i];
         bool handshake = c->state == XFER_CONN_TLS;
@@ -659,10 +663,10 @@ static void check_conns(struct td_xfer *x, uint64_t now)
             x->n_refused_peers++;
             xfer_conn_close(x, c, TD_ERR_PEER, "showed no key", false);
         } else if (c->state == XFER_CONN_READY) {
-            bool busy = !c->initiator || c->lane || since(now, c->last_use_ns) < XFER_IDLE_NS;
-            for (uint32_t k = 0; k < x->core.max_ops && !busy; k++) busy = x->core.ops[k].conn == c->id || x->core.ops[k].tell_conn == c->id;
+            bool busy = !c->initiator || c->lane || (!c->retiring && since(now, c->last_use_ns) < XFER_IDLE_NS);
+            for (uint32_t k = 0; k < x->core.max_ops && !busy; k++) busy = td_xfer_core_op_is_on(&x->core, k, c->id);
             if (!busy) {
-                xfer_conn_close(x, c, TD_ERR_PEER, "idle", true);
+                xfer_conn_close(x, c, TD_ERR_PEER, c->retiring ? "replaced" : "idle", true);
             } else if (since(now, c->last_tx_ns) >= x->peer_timeout_ns / 4 && !c->out_used && !c->tx_left) {
                 struct td_xfer_frame ping = {.type = TD_XFER_PING};
                 xfer_conn_queue(x, c, &ping, NULL);
@@ -734,6 +738,7 @@ static void *progress(void *ctx)
         for (uint32_t i = 0; i < x->n_conns && x->tls && !busy; i++) busy = x->live[i]->rx_more;
         if (x->attach_due || x->core.retry_due) xfer_path_attach(x, now);
         if (x->rdma) xfer_rdma_windows(x);
+        if (x->rdma) xfer_rdma_revive(x, now);
         if (xfer_shm_copy(x)) busy = true;
         for (uint32_t i = x->n_conns; i-- > 0;)
             if (i < x->n_conns && x->live[i]->tx_ready && x->live[i]->state != XFER_CONN_CONNECTING) conn_write(x, x->live[i]);
@@ -753,7 +758,7 @@ static void *progress(void *ctx)
             if (c) xfer_conn_close(x, c, TD_ERR_PEER, "what was given up does not retire", true); /* its other transfers are not to blame */
             busy = true;
         }
-        if (x->n_conns || x->accept_paused) tick = tick < x->next_check_ns ? tick : x->next_check_ns;
+        if (x->n_conns || x->accept_paused || (x->rdma && xfer_rdma_waits(x))) tick = tick < x->next_check_ns ? tick : x->next_check_ns;
         uint64_t wait_ms = tick == TD_NEVER_NS ? UINT64_MAX : tick <= now ? 0 : (tick - now + TD_NS_PER_MS - 1) / TD_NS_PER_MS;
         if (x->hooks.now_ns && wait_ms > 5) wait_ms = 5; /* an injected clock does not wake us */
         int timeout = busy ? 0 : wait_ms > 60000 ? 60000 : (int)wait_ms;

@@ -52,8 +52,8 @@ struct td_xfer_config {
     const char *listen_host;          /* address to bind the data port to: "127.0.0.1", "0.0.0.0" */
     uint16_t listen_port;             /* 0 = any */
     const char *advertise_host;       /* address peers dial; NULL = listen_host */
-    enum td_xfer_path path;           /* AUTO: shm when both sides share a host, else rdma when both have it, else tcp, each proved by a probe;
-                                       * naming one refuses to fall back */
+    enum td_xfer_path path;           /* AUTO: shm when both sides share a host, else rdma when both have it, else tcp, each proved by a probe; a device
+                                       * that cannot serve is told (td_xfer_poll_path) and left out. Naming one refuses to fall back */
     uint32_t max_slots, max_ops;      /* pools sized at boot */
     uint32_t peer_timeout_ms;         /* no progress and no heartbeat from a peer for so long = dead; default 2000 */
     uint32_t tcp_lanes;               /* sockets per peer on tcp, 1..8; 0 = 4 */
@@ -147,8 +147,8 @@ struct td_xfer_event {
     size_t note_bytes;
 };
 
-/* About a peer and no slot or op, for the log: status TD_OK: a connection to the peer that `reason` names stands on `path`; else `path` could not be had, for
- * that reason, and another is taken. False: nothing new. Wakes nobody; the oldest of 16 are dropped. Any thread. */
+/* About a peer and no slot or op, for the log: status TD_OK: a connection to the peer that `reason` names stands on `path`; else `path`, or one of
+ * its devices, could not be had, for that reason, and another is taken. False: nothing new. Wakes nobody; the oldest of 16 are dropped. Any thread. */
 bool td_xfer_poll_path(struct td_xfer *x, struct td_xfer_event *ret_event);
 
 /* Takes up to max events; never blocks. One consumer thread. */

@@ -895,6 +895,12 @@ bool td_xfer_core_op_give_up(struct td_xfer_core *c, uint32_t id, td_status stat
     return true;
 }
 
+bool td_xfer_core_op_is_on(const struct td_xfer_core *c, uint32_t id, uint64_t conn)
+{
+    const struct td_xfer_op *op = &c->ops[id];
+    return op->conn == conn || op->tell_conn == conn || op->reader_conn == conn || (op->n_wr && op->wr_conn == conn);
+}
+
 void td_xfer_core_op_attach(struct td_xfer_core *c, uint32_t id, uint64_t conn, enum td_xfer_path path, bool can_pull)
 {
     struct td_xfer_op *op = &c->ops[id];

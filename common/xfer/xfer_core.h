@@ -230,6 +230,8 @@ void td_xfer_core_op_attach(struct td_xfer_core *core, uint32_t op, uint64_t con
  * follows. False: it has ended already. */
 bool td_xfer_core_op_give_up(struct td_xfer_core *core, uint32_t op, td_status status, const char *reason);
 bool td_xfer_core_slot_give_up(struct td_xfer_core *core, uint32_t slot, td_status status, const char *reason);
+/* The op is on this connection, or something of it still is. */
+bool td_xfer_core_op_is_on(const struct td_xfer_core *core, uint32_t op, uint64_t conn);
 void td_xfer_core_op_fail(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, td_status status, const char *reason);
 
 /* The next frame for this lane of the connection, round-robin over its ops from *cursor; false when nothing is to be sent. Lanes other than 0 carry

@@ -98,6 +98,8 @@ struct td_xfer_conn {
         struct xfer_zc_send { uint32_t op; bool over; } sends[XFER_ZC_MAX];
     } zc;
     struct xfer_rdma_link *rdma;   /* path rdma, from SETUP on */
+    uint64_t instead_of;           /* rdma: the connection that this one replaces if it has more rails; 0: none */
+    bool retiring;                 /* rdma: no op starts here any more; closed when the last has ended */
 };
 
 struct td_xfer {
@@ -170,6 +172,8 @@ void xfer_path_attach_warm(struct td_xfer *x, uint32_t op);                     
 void xfer_path_connected(struct td_xfer *x, struct td_xfer_conn *c);                /* connect() is over; may close c */
 void xfer_path_accept(struct td_xfer *x, int listen_fd, enum td_xfer_path path);
 void xfer_path_pause_accept(struct td_xfer *x, bool pause);
+void xfer_path_tell(struct td_xfer *x, enum td_xfer_path path, td_status status, const char *text); /* for td_xfer_poll_path */
+void xfer_path_more_rails(struct td_xfer *x, struct td_xfer_conn *c);               /* dials one to take c's place */
 void xfer_path_say_hello(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type);
 void xfer_path_on_hello(struct td_xfer *x, struct td_xfer_conn *c);                 /* HELLO or HELLO_ACK; may close c */
 void xfer_path_on_setup(struct td_xfer *x, struct td_xfer_conn *c);                 /* rdma's offer and its answer; may close c */
@@ -214,6 +218,12 @@ bool xfer_rdma_sleep(struct td_xfer *x);                                        
 void xfer_rdma_woke(struct td_xfer *x, uint64_t slept_ns, bool by_channel);
 void xfer_rdma_fence(struct td_xfer *x, struct td_xfer_conn *c);                   /* kills the link: after it nothing of it reads or lands. Drops the lock */
 void xfer_rdma_late(struct td_xfer *x, const struct td_xfer_conn *c);              /* SETUP took too long: its silent rails are avoided for a while */
+/* Rails that died or were never up: tries them again when their time has come. waits: there are any, so it must be called now and then. */
+void xfer_rdma_revive(struct td_xfer *x, uint64_t now);
+bool xfer_rdma_waits(const struct td_xfer *x);
+/* Both sides have a rail that the link of this READY connection lacks, and it is time to try one with more; sets the next time. */
+bool xfer_rdma_lacks(struct td_xfer *x, struct td_xfer_conn *c, uint64_t now);
+uint32_t xfer_rdma_n_rails(const struct td_xfer_conn *c);
 void xfer_rdma_op_over(struct td_xfer *x, uint32_t op);                            /* its final words are taken */
 void xfer_rdma_stats(const struct td_xfer *x, struct td_xfer_stats *stats);
 

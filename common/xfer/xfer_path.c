@@ -26,7 +26,7 @@ const char *td_xfer_path_name(enum td_xfer_path path)
 }
 
 /* For td_xfer_poll: the oldest is lost when nobody polls. */
-static void tell_path(struct td_xfer *x, enum td_xfer_path path, td_status status, const char *text)
+void xfer_path_tell(struct td_xfer *x, enum td_xfer_path path, td_status status, const char *text)
 {
     uint32_t max = sizeof x->news / sizeof x->news[0];
     if (x->n_news == max) memmove(x->news, x->news + 1, --x->n_news * sizeof x->news[0]);
@@ -71,7 +71,7 @@ void xfer_path_failed(struct td_xfer *x, uint64_t id, enum td_xfer_path path, td
     }
     if (fell_back) {
         x->n_fallbacks++;
-        tell_path(x, path, status, reason);
+        xfer_path_tell(x, path, status, reason);
     }
     x->attach_due = true;
 }
@@ -82,7 +82,7 @@ static struct td_xfer_conn *find_conn(struct td_xfer *x, const struct td_xfer_gr
 {
     for (uint32_t i = 0; i < x->n_conns; i++) {
         struct td_xfer_conn *c = x->live[i];
-        if (c->initiator && c->lane == 0 && c->path == path && c->peer_incarnation == g->incarnation && c->port == g->port &&
+        if (c->initiator && c->lane == 0 && c->path == path && !c->retiring && !c->instead_of && c->peer_incarnation == g->incarnation && c->port == g->port &&
             strcmp(c->host, g->host) == 0)
             return c;
     }
@@ -95,7 +95,7 @@ static void evict_idle(struct td_xfer *x)
     for (uint32_t i = x->n_conns; i-- > 0;) {
         struct td_xfer_conn *idle = x->live[i];
         bool busy = idle->state != XFER_CONN_READY || !idle->initiator || idle->lane;
-        for (uint32_t k = 0; k < x->core.max_ops && !busy; k++) busy = x->core.ops[k].conn == idle->id || x->core.ops[k].tell_conn == idle->id;
+        for (uint32_t k = 0; k < x->core.max_ops && !busy; k++) busy = td_xfer_core_op_is_on(&x->core, k, idle->id);
         if (busy) continue;
         xfer_conn_close(x, idle, TD_ERR_PEER, "closed for another peer", true);
         return;
@@ -165,6 +165,19 @@ static struct td_xfer_conn *dial(struct td_xfer *x, const struct td_xfer_grant_b
     return c;
 }
 
+void xfer_path_more_rails(struct td_xfer *x, struct td_xfer_conn *old)
+{
+    char reason[TD_XFER_REASON_MAX];
+    bool connected;
+    for (uint32_t i = 0; i < x->n_conns; i++)
+        if (x->live[i]->instead_of == old->id) return; /* it is still at it */
+    struct td_xfer_conn *c = dial_socket(x, NULL, old->host, old->port, TD_XFER_PATH_RDMA, old->peer_instance, &connected, reason);
+    if (!c) return; /* nothing is lost; there is a next time */
+    c->peer_incarnation = old->peer_incarnation;
+    c->instead_of = old->id;
+    dial_go(x, c, connected);
+}
+
 /* The lanes of a tcp connection that stands. One that does not come about is not missed. */
 static void dial_lanes(struct td_xfer *x, struct td_xfer_conn *first)
 {
@@ -231,7 +244,7 @@ static void tell_no_rdma(struct td_xfer *x, uint32_t op)
     if (x->path != TD_XFER_PATH_AUTO || g->path != TD_XFER_PATH_AUTO || x->op_aux[op].tried & 1u << TD_XFER_PATH_RDMA || (!x->rdma && !g->has_rdma)) return;
     xfer_say(text, "peer %.60s: %s has no usable RDMA device", g->instance, g->has_rdma ? "this side" : "it");
     x->n_fallbacks++;
-    tell_path(x, TD_XFER_PATH_RDMA, TD_ERR_UNSUPPORTED, text);
+    xfer_path_tell(x, TD_XFER_PATH_RDMA, TD_ERR_UNSUPPORTED, text);
 }
 
 static bool attach_due(const struct td_xfer *x, uint32_t id, uint64_t now_ns)
@@ -280,8 +293,15 @@ void xfer_path_ready(struct td_xfer *x, struct td_xfer_conn *c)
     if (c->initiator && c->path == TD_XFER_PATH_TCP) xfer_zc_open(x, c);
     if (c->lane) return;
     x->conns_by_path[c->path]++;
+    if (c->instead_of) {
+        struct td_xfer_conn *old = xfer_conn_by_id(x, c->instead_of);
+        c->instead_of = 0;
+        c->retiring = old && !old->retiring && xfer_rdma_n_rails(c) <= xfer_rdma_n_rails(old); /* no gain */
+        if (c->retiring) return;
+        if (old) old->retiring = true;
+    }
     xfer_say(text, "peer %.60s%s", c->peer_instance, c->tls ? ", over TLS" : "");
-    tell_path(x, c->path, TD_OK, text);
+    xfer_path_tell(x, c->path, TD_OK, text);
     if (c->initiator && c->path == TD_XFER_PATH_TCP) dial_lanes(x, c);
     for (uint32_t i = 0; i < x->core.max_ops; i++) {
         if (x->op_aux[i].waits_for != c->id) continue;

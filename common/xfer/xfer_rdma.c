@@ -48,7 +48,12 @@
  * Access, protection, length: a bug, never retried, but it is the bug of the one op (or slot, for READs) whose request failed: that one fails, and its
  * other end is told by ABORT with UNRETIRED, so that the fence and not this word frees its blocks. The rail that erred is avoided by new links: 1 s, then doubling to
  * 300 s while errors go on, unless every rail is. Asynchronous events end the links of their rail or queue pair, because a dead
- * completion queue would never tell. Source: reference design "transfer", 1, 2.7, 7.3, 7.4, 7.6. */
+ * completion queue would never tell.
+ *
+ * Rails that come back. A port that becomes active is used again; a device that died, or had no active port at the start, is opened and registered anew by
+ * a thread beside this one (a pool takes seconds), first after 1 s, then after twice as long, up to 30 s. The initiator of a link that lacks a
+ * rail which both sides have dials a second connection with all that are up, at once when one came back here, else at the same intervals, because
+ * the peer's may have; when more rails than the old one's have been probed, ops start there, and the old one is closed when its last has ended. Source: reference design "transfer", 1, 2.7, 7.3, 7.4, 7.6. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -75,6 +80,8 @@
 #define SPIN_MAX_NS 50000
 #define AVOID_NS TD_NS_PER_S
 #define AVOID_MAX_NS (300 * TD_NS_PER_S)
+#define REOPEN_NS TD_NS_PER_S
+#define REOPEN_MAX_NS (30 * TD_NS_PER_S)
 #define WINDOWS 128            /* of each queue pair of an accepted link */
 
 struct rail {
@@ -89,22 +96,38 @@ struct rail {
     struct td_vb_mr **mr;      /* [n_regions] */
     struct td_vb_mr *probe_mr;
     uint32_t sq_depth, rq_depth, n_sge, cq_depth, cq_used; /* cq_used: a flush of every queue pair fits cq_depth */
-    bool dead;                 /* the device is gone */
+    bool dead;                 /* the device is gone, or tells nothing any more */
+    bool refused;              /* it can not serve: never tried again */
     uint64_t avoid_until_ns, avoid_ns, last_error_ns;
+    uint64_t reopen_ns, reopen_wait_ns; /* it has no device, or is dead: when it is tried again */
+};
+
+/* A rail comes back: a thread of its own closes what is left of it, opens the device and registers the pool, which may take seconds. */
+struct revival {
+    struct td_xfer *x;
+    pthread_t thread;
+    bool runs;
+    _Atomic bool done;
+    uint32_t at;
+    struct rail old, fresh;
+    td_status status;
+    struct td_err err;
 };
 
 struct xfer_rdma {
     const struct td_verbs *vb;
     struct td_xfer_rdma_config config;
     uint64_t quarantine_ns;
-    uint32_t n_rails, n_links;
+    uint32_t n_rails, n_links; /* rails keep their numbers: peers go by them. One that is not there has no device */
     struct rail rail[TD_XFER_RAILS_MAX];
+    struct revival revival;
+    bool has_pool;             /* mem_add was called */
     uint64_t region_bytes;
     uint32_t n_regions;
     uint8_t *cells;            /* [2][MAX_LINKS][TD_XFER_QPS_MAX][CELL]: that peers probe, that we send */
     struct xfer_rdma_link *link[MAX_LINKS];
     uint64_t spin_ns;
-    uint64_t n_wr, n_doorbells, n_rail_errors, n_async, n_windows, n_wide;
+    uint64_t n_wr, n_doorbells, n_rail_errors, n_async, n_windows, n_wide, n_ups; /* n_ups: rails that came back */
     struct grant_windows *grant; /* [max_slots]; NULL: config.windows is not set */
     uint32_t **op_keys;        /* [max_ops][run * n_qps + queue pair]: keys that TARGETS brought, where the peer has windows; made when first needed */
 };
@@ -170,6 +193,8 @@ struct xfer_rdma_link {
     uint32_t n_keys;                  /* rails of the peer's setup; 0: it gave no keys */
     bool windows;              /* the accepting side, whichever it is, has them */
     uint32_t n_free, free_window[WINDOWS];
+    uint32_t peer_rails;       /* initiator: bits of those that the acceptor has at all */
+    uint64_t n_ups, more_ns, more_wait_ns; /* initiator: when a rail that this link lacks is tried next */
 };
 
 static uint8_t *cell(const struct xfer_rdma *r, int out, uint32_t link, uint32_t qp)
@@ -183,7 +208,13 @@ static void link_end(struct td_xfer *x, struct xfer_rdma_link *l);
 
 static bool rail_is_usable(const struct rail *rail)
 {
-    return !rail->dead && rail->port.active;
+    return rail->mr && !rail->dead && rail->port.active;
+}
+
+/* Its completions are to be had. */
+static bool rail_tells(const struct rail *rail)
+{
+    return rail->cq && !rail->dead;
 }
 
 bool xfer_rdma_usable(const struct td_xfer *x)
@@ -210,7 +241,7 @@ static td_status pick_gid(const struct xfer_rdma *r, struct rail *rail, struct t
     return status;
 }
 
-static void rail_close(struct xfer_rdma *r, struct rail *rail)
+static void rail_close(const struct xfer_rdma *r, struct rail *rail)
 {
     const struct td_verbs *vb = r->vb;
     for (uint32_t i = 0; rail->mr && i < r->n_regions; i++)
@@ -219,19 +250,24 @@ static void rail_close(struct xfer_rdma *r, struct rail *rail)
     if (rail->probe_mr) vb->dereg(rail->probe_mr);
     vb->srq_destroy(rail->srq);
     vb->cq_destroy(rail->cq);
-    vb->close(rail->device);
-    *rail = (struct rail){0};
+    if (rail->device) vb->close(rail->device);
+    struct rail left = {.refused = rail->refused, .avoid_ns = rail->avoid_ns, .last_error_ns = rail->last_error_ns, .avoid_until_ns = rail->avoid_until_ns,
+                        .reopen_ns = rail->reopen_ns, .reopen_wait_ns = rail->reopen_wait_ns};
+    memcpy(left.name, rail->name, sizeof left.name);
+    *rail = left;
 }
 
-/* TD_ERR_NOT_FOUND: the port is not active, or has no address. */
-static td_status rail_open(struct td_xfer *x, struct xfer_rdma *r, const char *name, struct rail *rail, struct td_err *err)
+/* Opens the device that rail->name says. TD_ERR_NOT_FOUND: the port is not active, or has no address. Any thread. */
+static td_status rail_open(const struct xfer_rdma *r, struct rail *rail, struct td_err *err)
 {
     const struct td_verbs *vb = r->vb;
-    uint32_t at = (uint32_t)(rail - r->rail);
+    const char *name = rail->name;
     td_status status = TD_ERR_DEVICE;
-    snprintf(rail->name, sizeof rail->name, "%s", name);
     int e = vb->open(vb, name, &rail->device);
-    if (e) return td_fail(err, TD_ERR_DEVICE, "rdma: device %s: open: %s", name, strerror(e));
+    if (e) {
+        rail->device = NULL;
+        return td_fail(err, TD_ERR_DEVICE, "rdma: device %s: open: %s", name, strerror(e));
+    }
     if ((e = vb->query(rail->device, &rail->limits)) || (e = vb->query_port(rail->device, r->config.port, &rail->port))) {
         td_fail(err, status, "rdma: device %s port %u: query: %s", name, r->config.port, strerror(e));
         goto err_close;
@@ -279,16 +315,38 @@ static td_status rail_open(struct td_xfer *x, struct xfer_rdma *r, const char *n
             }
         }
     }
-    if (!xfer_watch_fd(x, vb->cq_fd(rail->cq), XFER_KEY_RDMA + 2 * at) || !xfer_watch_fd(x, vb->async_fd(rail->device), XFER_KEY_RDMA + 2 * at + 1)) {
-        td_fail(err, status, "rdma: device %s: epoll: %s", name, strerror(errno));
-        goto err_close;
-    }
-    vb->cq_arm(rail->cq);
     return TD_OK;
 
 err_close:
     rail_close(r, rail);
     return status;
+}
+
+/* The progress thread hears of it from now on. */
+static td_status rail_watch(struct td_xfer *x, struct rail *rail, struct td_err *err)
+{
+    const struct td_verbs *vb = x->rdma->vb;
+    uint64_t key = XFER_KEY_RDMA + 2 * (uint64_t)(rail - x->rdma->rail);
+    if (!xfer_watch_fd(x, vb->cq_fd(rail->cq), key) || !xfer_watch_fd(x, vb->async_fd(rail->device), key + 1))
+        return td_fail(err, TD_ERR_DEVICE, "rdma: device %s: epoll: %s", rail->name, strerror(errno));
+    vb->cq_arm(rail->cq);
+    return TD_OK;
+}
+
+/* It is not there: tried again after a while, unless for_good. */
+static void rail_absent(struct td_xfer *x, struct rail *rail, bool for_good)
+{
+    rail->refused = for_good;
+    rail->reopen_wait_ns = rail->reopen_wait_ns ? 2 * rail->reopen_wait_ns : REOPEN_NS;
+    if (rail->reopen_wait_ns > REOPEN_MAX_NS) rail->reopen_wait_ns = REOPEN_MAX_NS;
+    rail->reopen_ns = xfer_now(x) + rail->reopen_wait_ns;
+}
+
+/* AUTO goes on without this device, and says why. What no time mends is not tried again. */
+static void rail_lost(struct td_xfer *x, struct rail *rail, td_status status, const char *why)
+{
+    rail_absent(x, rail, status == TD_ERR_UNSUPPORTED || status == TD_ERR_INVALID);
+    xfer_path_tell(x, TD_XFER_PATH_RDMA, status, why);
 }
 
 td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_rdma_config *config, struct td_err *err)
@@ -331,12 +389,19 @@ td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_rdma_config *co
     }
     bool named = n_wanted > 0;
     for (uint32_t i = 0; i < n_names && !named && n_wanted < TD_XFER_RAILS_MAX; i++) memcpy(wanted[n_wanted++], names[i], TD_VB_NAME_MAX);
+    uint32_t n_open = 0;
     for (uint32_t i = 0; i < n_wanted; i++) {
-        td_status status = rail_open(x, r, wanted[i], &r->rail[r->n_rails], &why);
-        if (status == TD_OK) r->n_rails++;
-        else if (named || status != TD_ERR_NOT_FOUND) return td_fail(err, status, "%s", why.msg); /* what was named must be there */
+        struct rail *rail = &r->rail[r->n_rails++];
+        snprintf(rail->name, sizeof rail->name, "%s", wanted[i]);
+        td_status status = rail_open(r, rail, &why);
+        if (!status && (status = rail_watch(x, rail, &why))) rail_close(r, rail);
+        if (!status) n_open++;
+        else if (status == TD_ERR_NOT_FOUND && named) rail_lost(x, rail, status, why.msg);
+        else if (status == TD_ERR_NOT_FOUND) rail_absent(x, rail, false); /* a cable, a switch: it may come yet */
+        else if (named || x->path == TD_XFER_PATH_RDMA || (config->windows && status == TD_ERR_UNSUPPORTED)) return td_fail(err, status, "%s", why.msg);
+        else rail_lost(x, rail, status, why.msg);
     }
-    if (r->n_rails) return TD_OK;
+    if (n_open || (n_wanted && x->path == TD_XFER_PATH_AUTO)) return TD_OK;
     if (x->path == TD_XFER_PATH_RDMA)
         return td_fail(err, TD_ERR_UNSUPPORTED, "path rdma was asked for, and there is no usable RDMA device: %s", n_names ? why.msg : "none is listed");
     xfer_rdma_close(x); /* auto: none is fine */
@@ -355,6 +420,10 @@ void xfer_rdma_close(struct td_xfer *x)
         l->joining = NULL;
         link_end(x, l);
     }
+    if (r->revival.runs) {
+        pthread_join(r->revival.thread, NULL);
+        rail_close(r, &r->revival.fresh);
+    }
     for (uint32_t i = 0; i < TD_XFER_RAILS_MAX; i++)
         if (r->rail[i].device) rail_close(r, &r->rail[i]);
     for (uint32_t i = 0; r->op_keys && i < x->core.max_ops; i++) free(r->op_keys[i]);
@@ -365,12 +434,42 @@ void xfer_rdma_close(struct td_xfer *x)
     x->rdma = NULL;
 }
 
-td_status xfer_rdma_mem_add(struct td_xfer *x, struct td_err *err)
+/* Registers the pool on one rail. Any thread. */
+static td_status rail_register(const struct td_xfer *x, struct rail *rail, struct td_err *err)
+{
+    const struct xfer_rdma *r = x->rdma;
+    uint64_t total = (uint64_t)x->block_bytes * (uint64_t)x->n_blocks;
+    if (rail->limits.max_mr_bytes && rail->limits.max_mr_bytes < r->region_bytes) /* it came later than the others, which had decided */
+        return td_fail(err, TD_ERR_UNSUPPORTED, "rdma: device %s registers at most %" PRIu64 " bytes at a time, and the pool is split by %" PRIu64, rail->name,
+                       rail->limits.max_mr_bytes, r->region_bytes);
+    /* A window needs no right of the registration below it but that it may be bound there. */
+    unsigned access = TD_VB_LOCAL_WRITE | (r->config.windows ? TD_VB_MW_BIND : TD_VB_REMOTE_WRITE) | (r->config.pull ? TD_VB_REMOTE_READ : 0) |
+                      (rail->limits.relaxed_ordering ? TD_VB_RELAXED_ORDERING : 0);
+    rail->mr = calloc(r->n_regions, sizeof(struct td_vb_mr *));
+    if (!rail->mr) return td_fail(err, TD_ERR_NOMEM, "rdma: out of memory");
+    for (uint64_t k = 0; k < r->n_regions; k++) {
+        uint64_t at = k * r->region_bytes, n = total - at < r->region_bytes ? total - at : r->region_bytes;
+        int e = r->vb->reg(rail->device, x->base + at, n, access, &rail->mr[k]);
+        if (!e) continue;
+        struct rlimit lock = {0};
+        char limit[32] = "unlimited";
+        rail->mr[k] = NULL;
+        getrlimit(RLIMIT_MEMLOCK, &lock);
+        if (lock.rlim_cur != RLIM_INFINITY) snprintf(limit, sizeof limit, "%" PRIu64 " KiB", (uint64_t)lock.rlim_cur >> 10);
+        return td_fail(err, TD_ERR_DEVICE, "rdma: device %s: registering %" PRIu64 " MiB of the KV pool: %s (the locked-memory limit is %s%s)", rail->name,
+                       n >> 20, strerror(e), limit,
+                       lock.rlim_cur != RLIM_INFINITY ? "; raise it: ulimit -l unlimited, LimitMEMLOCK=infinity, or the capability IPC_LOCK in a pod" : "");
+    }
+    return TD_OK;
+}
+
+/* How the pool is split into registrations, the same on every rail. */
+static td_status choose_regions(struct td_xfer *x, struct td_err *err)
 {
     struct xfer_rdma *r = x->rdma;
     uint64_t max = UINT64_MAX, total = (uint64_t)x->block_bytes * (uint64_t)x->n_blocks;
     for (uint32_t i = 0; i < r->n_rails; i++)
-        if (r->rail[i].limits.max_mr_bytes && r->rail[i].limits.max_mr_bytes < max) max = r->rail[i].limits.max_mr_bytes;
+        if (r->rail[i].device && r->rail[i].limits.max_mr_bytes && r->rail[i].limits.max_mr_bytes < max) max = r->rail[i].limits.max_mr_bytes;
     if (max < x->block_bytes)
         return td_fail(err, TD_ERR_UNSUPPORTED, "rdma: a block has %zu bytes and the device registers at most %" PRIu64 " at a time", x->block_bytes, max);
     r->region_bytes = max < total ? max / x->block_bytes * x->block_bytes : total;
@@ -379,27 +478,124 @@ td_status xfer_rdma_mem_add(struct td_xfer *x, struct td_err *err)
         return td_fail(err, TD_ERR_UNSUPPORTED, "rdma: a pool of %" PRIu64 " MiB needs %" PRIu64 " registrations on each of %u devices, more than %d in all",
                        total >> 20, n_regions, r->n_rails, TD_XFER_RKEYS_MAX);
     r->n_regions = (uint32_t)n_regions;
+    return TD_OK;
+}
+
+td_status xfer_rdma_mem_add(struct td_xfer *x, struct td_err *err)
+{
+    struct xfer_rdma *r = x->rdma;
+    struct td_err why = {.msg = ""};
+    td_status layout = choose_regions(x, &why);
+    if (layout && x->path == TD_XFER_PATH_RDMA) return td_fail(err, layout, "%s", why.msg);
+    r->has_pool = !layout;
+    if (layout) xfer_path_tell(x, TD_XFER_PATH_RDMA, layout, why.msg);
     for (uint32_t i = 0; i < r->n_rails; i++) {
         struct rail *rail = &r->rail[i];
-        /* A window needs no right of the registration below it but that it may be bound there. */
-        unsigned access = TD_VB_LOCAL_WRITE | (r->config.windows ? TD_VB_MW_BIND : TD_VB_REMOTE_WRITE) | (r->config.pull ? TD_VB_REMOTE_READ : 0) |
-                          (rail->limits.relaxed_ordering ? TD_VB_RELAXED_ORDERING : 0);
-        rail->mr = calloc(n_regions, sizeof(struct td_vb_mr *));
-        if (!rail->mr) return td_fail(err, TD_ERR_NOMEM, "rdma: out of memory");
-        for (uint64_t k = 0; k < n_regions; k++) {
-            uint64_t at = k * r->region_bytes, n = total - at < r->region_bytes ? total - at : r->region_bytes;
-            int e = r->vb->reg(rail->device, x->base + at, n, access, &rail->mr[k]);
-            if (!e) continue;
-            struct rlimit lock = {0};
-            char limit[32] = "unlimited";
-            getrlimit(RLIMIT_MEMLOCK, &lock);
-            if (lock.rlim_cur != RLIM_INFINITY) snprintf(limit, sizeof limit, "%" PRIu64 " KiB", (uint64_t)lock.rlim_cur >> 10);
-            return td_fail(err, TD_ERR_DEVICE, "rdma: device %s: registering %" PRIu64 " MiB of the KV pool: %s (the locked-memory limit is %s%s)", rail->name,
-                           n >> 20, strerror(e), limit,
-                           lock.rlim_cur != RLIM_INFINITY ? "; raise it: ulimit -l unlimited, LimitMEMLOCK=infinity, or the capability IPC_LOCK in a pod" : "");
-        }
+        if (layout) rail->refused = true;
+        if (!rail->device) continue;
+        td_status status = layout ? layout : rail_register(x, rail, &why);
+        if (!status) continue;
+        if (x->path == TD_XFER_PATH_RDMA) return td_fail(err, status, "%s", why.msg);
+        rail_close(r, rail);
+        if (!layout) rail_lost(x, rail, status, why.msg);
     }
     return TD_OK;
+}
+
+/* --- rails that come back ------------------------------------------------------------------------------------------------------- */
+
+static void *revive(void *ctx)
+{
+    struct revival *v = ctx;
+    const struct xfer_rdma *r = v->x->rdma;
+    rail_close(r, &v->old);
+    memcpy(v->fresh.name, v->old.name, sizeof v->fresh.name);
+    v->status = rail_open(r, &v->fresh, &v->err);
+    if (!v->status && (v->status = rail_register(v->x, &v->fresh, &v->err))) rail_close(r, &v->fresh);
+    atomic_store(&v->done, true);
+    td_doorbell_ring(&v->x->bell);
+    return NULL;
+}
+
+static void revival_over(struct td_xfer *x)
+{
+    struct xfer_rdma *r = x->rdma;
+    struct revival *v = &r->revival;
+    struct rail *rail = &r->rail[v->at];
+    pthread_join(v->thread, NULL);
+    v->runs = false;
+    if (!v->status) {
+        uint64_t avoid_ns = rail->avoid_ns, last = rail->last_error_ns; /* one that fails again at once is avoided for longer */
+        *rail = v->fresh;
+        rail->avoid_ns = avoid_ns;
+        rail->last_error_ns = last;
+        if (rail_watch(x, rail, NULL) == TD_OK) {
+            r->n_ups++;
+            return;
+        }
+        rail_close(r, rail);
+    }
+    rail_absent(x, rail, v->status == TD_ERR_UNSUPPORTED);
+}
+
+/* One rail that is not there is tried again when its time has come. */
+void xfer_rdma_revive(struct td_xfer *x, uint64_t now)
+{
+    struct xfer_rdma *r = x->rdma;
+    if (r->revival.runs && atomic_load(&r->revival.done)) revival_over(x);
+    for (uint32_t i = 0; i < r->n_rails && r->has_pool && !r->revival.runs; i++) {
+        struct rail *rail = &r->rail[i];
+        bool used = false;
+        if (rail->refused || (rail->device && !rail->dead)) continue;
+        if (rail->dead && !rail->reopen_ns) rail_absent(x, rail, false);
+        for (uint32_t k = 0; k < MAX_LINKS && !used; k++)
+            for (uint32_t q = 0; r->link[k] && q < TD_XFER_QPS_MAX; q++) used |= r->link[k]->qp[q].qp && r->link[k]->qp[q].rail == i;
+        if (used || now < rail->reopen_ns) continue;
+        r->revival = (struct revival){.x = x, .at = i, .old = *rail};
+        rail->mr = NULL;       /* what it had is the thread's */
+        rail->probe_mr = NULL;
+        rail->device = NULL;
+        rail->cq = NULL;
+        rail->srq = NULL;
+        rail->dead = false;
+        rail->cq_used = 0;
+        r->revival.runs = pthread_create(&r->revival.thread, NULL, revive, &r->revival) == 0;
+        if (!r->revival.runs) *rail = r->revival.old;
+    }
+}
+
+bool xfer_rdma_waits(const struct td_xfer *x)
+{
+    for (uint32_t i = 0; i < x->rdma->n_rails; i++) {
+        const struct rail *rail = &x->rdma->rail[i];
+        if (x->rdma->has_pool && !rail->refused && (!rail->device || rail->dead)) return true;
+    }
+    return false;
+}
+
+bool xfer_rdma_lacks(struct td_xfer *x, struct td_xfer_conn *c, uint64_t now)
+{
+    struct xfer_rdma *r = x->rdma;
+    struct xfer_rdma_link *l = c->rdma;
+    uint32_t have = 0, could = 0;
+    for (uint32_t q = 0; q < l->n_qps; q++) have |= 1u << l->qp[q].rail;
+    for (uint32_t i = 0; i < r->n_rails; i++)
+        if (rail_is_usable(&r->rail[i]) && now >= r->rail[i].avoid_until_ns) could |= 1u << i;
+    if (!(could & l->peer_rails & ~have)) return false;
+    if (l->n_ups != r->n_ups) { /* one has come back here: no reason to wait */
+        l->n_ups = r->n_ups;
+        l->more_ns = now;
+        l->more_wait_ns = 0;
+    }
+    if (now < l->more_ns) return false;
+    l->more_wait_ns = !l->more_wait_ns ? REOPEN_NS : 2 * l->more_wait_ns < REOPEN_MAX_NS ? 2 * l->more_wait_ns : REOPEN_MAX_NS;
+    l->more_ns = now + l->more_wait_ns;
+    return true;
+}
+
+uint32_t xfer_rdma_n_rails(const struct td_xfer_conn *c)
+{
+    return c->rdma ? c->rdma->n_rails : 0;
 }
 
 /* Its rail did something bad: new links avoid it for a while. */
@@ -747,6 +943,8 @@ td_status xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c, char rea
     }
     if (!link_describe(x, l, rails, n, n_qps, &mine, reason) || (r->config.windows && !windows_make(x, l, reason))) return TD_ERR_UNSUPPORTED;
     mine.windows = l->windows;
+    for (uint32_t i = 0; i < r->n_rails; i++)
+        if (!r->rail[i].refused) mine.rails |= (uint16_t)(1u << i);
     if (!l->windows) link_keys(r, rails, &mine);
     if (theirs.n_regions && theirs.region_bytes % x->block_bytes == 0) { /* it lets us READ */
         l->base = theirs.base;
@@ -835,6 +1033,9 @@ bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[
         return false;
     }
     l->windows = theirs.windows;
+    l->peer_rails = theirs.rails;
+    l->n_ups = r->n_ups;
+    l->more_ns = xfer_now(x) + REOPEN_NS;
     l->may_pull = r->config.pull && theirs.rd_atomic_out && offer.rd_atomic_in;
     l->peer_recv_wr = theirs.recv_wr;
     l->n_regions = theirs.n_regions;
@@ -866,8 +1067,8 @@ static void wait_completion(struct td_xfer *x)
     struct xfer_rdma *r = x->rdma;
     struct pollfd fds[TD_XFER_RAILS_MAX];
     for (uint32_t i = 0; i < r->n_rails; i++) {
-        fds[i] = (struct pollfd){.fd = r->rail[i].dead ? -1 : r->vb->cq_fd(r->rail[i].cq), .events = POLLIN};
-        if (r->rail[i].dead) continue;
+        fds[i] = (struct pollfd){.fd = rail_tells(&r->rail[i]) ? r->vb->cq_fd(r->rail[i].cq) : -1, .events = POLLIN};
+        if (!rail_tells(&r->rail[i])) continue;
         r->vb->cq_clear(r->rail[i].cq);
         r->vb->cq_arm(r->rail[i].cq);
     }
@@ -1403,7 +1604,7 @@ static bool take_completions(struct td_xfer *x)
     for (uint32_t i = 0; i < r->n_rails; i++) {
         struct td_vb_wc wcs[64];
         int n;
-        if (r->rail[i].dead) continue;
+        if (!rail_tells(&r->rail[i])) continue;
         do {
             n = r->vb->poll(r->rail[i].cq, wcs, 64);
             for (int k = 0; k < n; k++) on_completion(x, i, &wcs[k]);
@@ -1462,6 +1663,7 @@ static void on_async(struct td_xfer *x, uint32_t i, const struct td_vb_async *e)
         if (r->vb->query_port(rail->device, r->config.port, &rail->port) == 0 && rail->port.active) {
             pick_gid(r, rail, NULL); /* none: the old one stands, and links on it fail by name */
             rail->avoid_until_ns = rail->avoid_ns = 0;
+            r->n_ups++;
         }
         break;
     case TD_VB_ASYNC_GID_CHANGE: {
@@ -1480,7 +1682,7 @@ bool xfer_rdma_poll(struct td_xfer *x)
     bool any = false;
     for (uint32_t i = 0; i < r->n_rails; i++) {
         struct td_vb_async e;
-        while (r->vb->async_get(r->rail[i].device, &e)) {
+        while (r->rail[i].device && r->vb->async_get(r->rail[i].device, &e)) {
             on_async(x, i, &e);
             any = true;
         }
@@ -1507,7 +1709,7 @@ bool xfer_rdma_sleep(struct td_xfer *x)
     while (r->spin_ns && td_now_ns() < until)
         if (take_completions(x)) return false;
     for (uint32_t i = 0; i < r->n_rails; i++) {
-        if (r->rail[i].dead) continue;
+        if (!rail_tells(&r->rail[i])) continue;
         r->vb->cq_clear(r->rail[i].cq);
         r->vb->cq_arm(r->rail[i].cq);
     }

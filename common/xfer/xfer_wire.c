@@ -140,6 +140,7 @@ td_status td_xfer_rdma_setup_decode(const uint8_t *bytes, uint32_t n_bytes, bool
                 return td_fail(err, TD_ERR_CORRUPT, "rdma setup: rail %u queue pair %u: number %u or psn %u is over 24 bits", r, q, rail->qpn[q], rail->psn[q]);
     }
     if (s.recv_wr < 1) return td_fail(err, TD_ERR_CORRUPT, "rdma setup: recv_wr is %u, must be >= 1", s.recv_wr);
+    if (!needs_keys && s.rails) return td_fail(err, TD_ERR_CORRUPT, "rdma setup: rails is %u, must be 0 in an OFFER", s.rails);
     if (s.windows > needs_keys) return td_fail(err, TD_ERR_CORRUPT, "rdma setup: windows is %u, must be 0, or 1 in an ACCEPT", s.windows);
     uint64_t n_keys = (uint64_t)s.n_regions * s.n_rails;
     if (n_keys > TD_XFER_RKEYS_MAX || (needs_keys && !n_keys) || n_bytes != TD_XFER_RDMA_SETUP_BYTES + n_keys * 4)

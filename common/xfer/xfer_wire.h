@@ -100,7 +100,8 @@ struct td_xfer_rdma_setup {
     uint8_t rd_atomic_in, rd_atomic_out;
     uint32_t recv_wr;                 /* final words that a queue pair here can take before it must be read */
     uint32_t n_regions;
-    uint32_t windows;                 /* ACCEPT: 1: the keys here are 0, and TARGETS bring keys for each run; else 0 */
+    uint16_t windows;                 /* ACCEPT: 1: the keys here are 0, and TARGETS bring keys for each run; else 0 */
+    uint16_t rails;                   /* ACCEPT: bit i: this side has a rail i, up or not; OFFER: 0 */
     uint64_t base, region_bytes;
     uint64_t probe;                   /* address of TD_XFER_QPS_MAX probe cells of 64 bytes */
     uint32_t probe_rkey[TD_XFER_RAILS_MAX];

@@ -72,6 +72,8 @@ struct end {
     enum gate gate;            /* these calls wait until it is another */
     uint32_t n_at_gate, n_expired; /* now; that waited for GATE_S */
     pthread_cond_t gate_moved;
+    uint32_t refuse_opens;     /* so many opens of a device fail */
+    uint32_t n_refused_opens;
 };
 
 #define MAX_ENDS 160
@@ -128,12 +130,28 @@ static uint32_t spy_max_reg;   /* so many registrations succeed; 0: all */
 static int spy_open(const struct td_verbs *vb, const char *name, struct td_vb_device **ret_device)
 {
     struct end *e = (struct end *)(uintptr_t)vb; /* its first member */
-    int error = e->real->open(vb, name, ret_device);
     uint32_t i = (uint32_t)strtoul(name + 4, NULL, 10); /* "fake7" */
+    pthread_mutex_lock(&e->lock);
+    bool refuse = e->refuse_opens > 0;
+    e->refuse_opens -= refuse;
+    e->n_refused_opens += refuse;
+    pthread_mutex_unlock(&e->lock);
+    if (refuse) return EIO;
+    int error = e->real->open(vb, name, ret_device);
     pthread_mutex_lock(&ends_lock);
     if (!error) e->device[i] = *ret_device;
     pthread_mutex_unlock(&ends_lock);
     return error;
+}
+
+static void spy_close(struct td_vb_device *d)
+{
+    uint32_t i;
+    struct end *e = end_of(d, &i);
+    pthread_mutex_lock(&ends_lock);
+    e->device[i] = NULL; /* its address may be another's soon */
+    pthread_mutex_unlock(&ends_lock);
+    e->real->close(d);
 }
 
 static int spy_reg(struct td_vb_device *d, void *addr, uint64_t bytes, unsigned access, struct td_vb_mr **ret_mr)
@@ -249,6 +267,7 @@ struct side {
     enum td_xfer_path path;
     const char *devices;
     bool shareable;
+    bool down;                 /* the port of its device 1 is down when it opens */
 };
 
 struct setup {
@@ -297,6 +316,7 @@ static td_status end_open(struct end *e, const struct setup *s, const struct sid
     e->real = td_fake_verbs(e->f);
     e->vb = *e->real;
     e->vb.open = spy_open;
+    e->vb.close = spy_close;
     e->vb.reg = spy_reg;
     e->vb.qp_create = spy_qp_create;
     e->vb.qp_destroy = spy_qp_destroy;
@@ -315,6 +335,7 @@ static td_status end_open(struct end *e, const struct setup *s, const struct sid
         .peer_timeout_ms = s->timeout_ms ? s->timeout_ms : TIMEOUT_MS, .digest_every = s->digest_every, .rdma = &rdma,
         .hooks = {.wake = ring, .ctx = bell},
     };
+    if (side->down) TD_ASSERT(td_fake_port_set(e->f, td_fake_node(e->f), 1, 1, false));
     status = td_arena_create(s->block_bytes * (uint64_t)s->n_blocks, side->shareable, "xfer-rdma-test", &e->arena, err);
     if (!status) status = td_xfer_open(&config, &e->x, err);
     if (!status) status = td_xfer_mem_add(e->x, &e->arena, s->block_bytes, s->n_blocks, err);
@@ -368,6 +389,8 @@ static void setup_complete(struct setup *s)
 }
 
 static const struct setup plain = {0};
+#define RAIL_BYTES (128u << 10)
+static const struct setup two_rails = {.side = {{.fake = "devices=2"}, {.fake = "devices=2"}}, .qps = 1, .block_bytes = RAIL_BYTES, .bytes_in_flight = 8 * RAIL_BYTES};
 static const enum td_xfer_path AUTO = TD_XFER_N_PATHS; /* in a setup: 0 is rdma there */
 
 /* On the heap, because a test that fails leaves its threads behind. */
@@ -845,6 +868,23 @@ static void a_queue_pair_breaks_on_one_side(void **state)
     pair_close(t);
 }
 
+static void refuse_opens(struct end *e, uint32_t n)
+{
+    pthread_mutex_lock(&e->lock);
+    e->refuse_opens = n;
+    e->n_refused_opens = 0;
+    pthread_mutex_unlock(&e->lock);
+}
+
+static uint32_t n_live_on(struct end *e, uint32_t device)
+{
+    uint32_t n = 0;
+    pthread_mutex_lock(&e->lock);
+    for (uint32_t i = 0; i < e->n_qps; i++) n += e->qp[i].qp && e->qp[i].device == device;
+    pthread_mutex_unlock(&e->lock);
+    return n;
+}
+
 /* The completion queue or the device of one rail of two dies, with word of it. The other rail does it all from then on. */
 static void a_dead_rail_is_left(void **state)
 {
@@ -855,6 +895,7 @@ static void a_dead_rail_is_left(void **state)
         struct pair *t = pair_open(&two);
         whole(t, 9);
         struct end *e = round & 1 ? &t->d : &t->p;
+        refuse_opens(e, UINT32_MAX);
         go_half(t, &m, N_DATA, WAIT_MS);
         if (round & 2) td_fake_cq_break(e->f, live_qp(e, 0, 0).cq);
         else td_fake_async(e->f, 0, &(struct td_vb_async){.kind = TD_VB_ASYNC_DEVICE_FATAL});
@@ -862,9 +903,7 @@ static void a_dead_rail_is_left(void **state)
         finish(t, &m, true);
         if (!m.ready || !m.done) fail_msg("round %d: %s, %s", round, m.slot_end.reason, m.op_end.reason);
         whole(t, 9);
-        pthread_mutex_lock(&e->lock);
-        for (uint32_t i = 0; i < e->n_qps; i++) assert_false(e->qp[i].qp && e->qp[i].device == 0);
-        pthread_mutex_unlock(&e->lock);
+        assert_int_equal(n_live_on(e, 0), 0);
         pair_close(t);
     }
 }
@@ -879,6 +918,7 @@ static void the_last_rail_dies(void **state)
         struct pair *t = pair_open(&plain);
         whole(t, 9);
         struct end *e = round & 1 ? &t->d : &t->p;
+        refuse_opens(e, UINT32_MAX); /* it does not come back while we look */
         go_half(t, &m, N_DATA, WAIT_MS);
         if (round & 2) td_fake_cq_break(e->f, live_qp(e, 0, 0).cq);
         else td_fake_async(e->f, 0, &(struct td_vb_async){.kind = TD_VB_ASYNC_DEVICE_FATAL});
@@ -898,6 +938,22 @@ static void the_last_rail_dies(void **state)
         }
         td_xfer_revoke(t->d.x, m.slot, "never used");
         finish(t, &m, false);
+        refuse_opens(e, 0); /* and when the device can be opened again, all is well */
+        do {
+            bool ready = false;
+            grant(t, &m, 3, WAIT_MS);
+            if (try_op(t, &m, WAIT_MS, &err) == TD_OK) {
+                submit(t, &m, 0, 3, true);
+                TAKE_UNTIL(t, false, m.done || m.op_failed);
+                ready = m.done;
+            }
+            td_xfer_revoke(t->d.x, m.slot, "");
+            finish(t, &m, false);
+            if (ready) break;
+            poll(NULL, 0, 10);
+        } while (td_now_ns() < td_deadline_after_ms(m.free_ns, WAIT_MS));
+        assert_true(m.done);
+        whole(t, 9);
         pair_close(t);
     }
 }
@@ -1231,10 +1287,56 @@ static void limits_are_refused_by_name(void **state)
         if (status != cases[i].status) fail_msg("case %zu: status %d: %s", i, (int)status, err.msg);
         for (int k = 0; k < 3; k++) expect_text(err.msg, cases[i].text[k]);
         end_close(e);
+        if (!cases[i].s.side[0].devices && !cases[i].s.qps) { /* auto goes on without what cannot serve, and says the same */
+            s.side[0].path = TD_XFER_PATH_AUTO;
+            spy_max_reg = cases[i].max_reg;
+            status = end_open(e, &s, &s.side[0], NULL, &bell, &err);
+            spy_max_reg = 0;
+            if (status) fail_msg("case %zu, auto: %s", i, err.msg);
+            take_path_news(e);
+            assert_int_equal(e->n_not_had, 1);
+            assert_int_equal(e->path.path, TD_XFER_PATH_RDMA);
+            assert_int_equal(e->path.status, cases[i].status);
+            for (int k = 0; k < 3; k++) expect_text(e->path.reason, cases[i].text[k]);
+            end_close(e);
+        }
         free(e);
         unlink(fabric_path);
     }
     td_doorbell_close(&bell);
+}
+
+static bool goes_by_both_rails(struct pair *t, struct transfer *m)
+{
+    grant(t, m, 5, WAIT_MS);
+    op(t, m, WAIT_MS);
+    assert_int_equal(submit(t, m, 0, 5, true), TD_OK);
+    finish(t, m, true);
+    assert_true(m->ready && m->done);
+    return m->slot_end.path == TD_XFER_PATH_RDMA && n_live_on(&t->p, 0) && n_live_on(&t->p, 1);
+}
+
+/* A pool that cannot be registered (locked memory, mostly) does not keep a worker from starting on auto: without any rail the blocks go by tcp, without one
+ * of two by the other; and when it can be registered later, the rail is there. */
+static void a_pool_that_cannot_be_registered_leaves_its_rail_out(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 2; round++) {
+        struct setup s = two_rails;
+        struct transfer m;
+        for (int i = 0; i < 2; i++) s.side[i].path = AUTO;
+        spy_max_reg = round ? 3 : 2; /* the first two are of probes */
+        struct pair *t = pair_open(&s);
+        take_path_news(&t->p);
+        spy_max_reg = 0;
+        if (t->p.n_not_had != (round ? 1 : 2)) fail_msg("round %d: told %u times: %s", round, t->p.n_not_had, t->p.path.reason);
+        expect_text(t->p.path.reason, "registering");
+        expect_text(t->p.path.reason, "Cannot allocate memory");
+        assert_false(goes_by_both_rails(t, &m));
+        assert_int_equal(m.slot_end.path, round ? TD_XFER_PATH_RDMA : TD_XFER_PATH_TCP);
+        WAIT_FOR(goes_by_both_rails(t, &m));
+        pair_close(t);
+    }
 }
 
 /* The completion queue has room for one queue pair, and two are wanted: that link is refused, with the number, and no other harm is done. */
@@ -1302,25 +1404,13 @@ static void posted(struct end *e, uint64_t ret_bytes[2])
     pthread_mutex_unlock(&e->lock);
 }
 
-static uint32_t n_live_on(struct end *e, uint32_t device)
+/* Both rails are used again, by nobody's doing; and what was there in between is gone. */
+static void both_rails_return(struct pair *t)
 {
-    uint32_t n = 0;
-    pthread_mutex_lock(&e->lock);
-    for (uint32_t i = 0; i < e->n_qps; i++) n += e->qp[i].qp && e->qp[i].device == device;
-    pthread_mutex_unlock(&e->lock);
-    return n;
+    WAIT_FOR(n_live_on(&t->p, 0) && n_live_on(&t->p, 1) && n_live_on(&t->d, 0) && n_live_on(&t->d, 1) && stats(&t->p).n_conns == 1 && stats(&t->d).n_conns == 1);
+    assert_int_equal(n_live_qps(&t->p), 2);
+    assert_int_equal(n_live_qps(&t->d), 2);
 }
-
-/* The link goes, so that the next transfer makes a new one. */
-static void new_link(struct pair *t)
-{
-    uint32_t device = n_live_on(&t->p, 0) ? 0 : 1;
-    uint64_t n = stats(&t->p).n_async_events;
-    assert_true(td_fake_qp_break(t->p.f, live_qp(&t->p, device, 0).num, true));
-    WAIT_FOR(stats(&t->p).n_async_events > n && stats(&t->p).n_conns == 0 && stats(&t->d).n_conns == 0);
-}
-
-#define RAIL_BYTES (128u << 10)
 
 static void both_rails_carry(struct pair *t, bool zero, bool one)
 {
@@ -1332,7 +1422,6 @@ static void both_rails_carry(struct pair *t, bool zero, bool one)
     assert_int_equal(bytes[0] + bytes[1], (uint64_t)48 * t->s.block_bytes);
 }
 
-static const struct setup two_rails = {.side = {{.fake = "devices=2"}, {.fake = "devices=2"}}, .qps = 1, .block_bytes = RAIL_BYTES, .bytes_in_flight = 8 * RAIL_BYTES};
 
 static void a_bad_rail_is_avoided_for_a_while(void **state)
 {
@@ -1352,8 +1441,7 @@ static void a_bad_rail_is_avoided_for_a_while(void **state)
         uint64_t n = stats(e).n_async_events;
         assert_true(td_fake_port_set(e->f, td_fake_node(e->f), 0, 1, true));
         WAIT_FOR(stats(e).n_async_events > n);
-        new_link(t);
-        WAIT_FOR((whole(t, 1), n_live_on(&t->p, 0)) || (new_link(t), false)); /* whoever still avoids it does so for a second */
+        both_rails_return(t);
         both_rails_carry(t, true, true);
     }
     /* completions fail on one rail */
@@ -1368,9 +1456,58 @@ static void a_bad_rail_is_avoided_for_a_while(void **state)
     assert_int_equal(stats(&t->p).n_rail_errors, n_errors + 1);
     assert_int_equal(n_live_on(&t->p, 0), 0);
     assert_int_equal(n_live_on(&t->p, 1), 1);
-    WAIT_FOR((new_link(t), whole(t, 1), n_live_on(&t->p, 0)));
+    both_rails_return(t); /* it is avoided for a second */
     both_rails_carry(t, true, true);
     pair_close(t);
+}
+
+/* A port that is down when its side opens; a device that dies and cannot be opened at once. What is under way meanwhile is not disturbed, its deadline stands,
+ * and what starts when the rail is back goes over both. */
+static void rails_come_back(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 4; round++) {
+        struct setup s = two_rails;
+        struct transfer m, late;
+        bool dies = round & 1;
+        s.side[round / 2].down = !dies;
+        struct pair *t = pair_open(&s);
+        struct end *e = round / 2 ? &t->d : &t->p;
+        if (dies) {
+            both_rails_carry(t, true, true);
+            refuse_opens(e, 1);
+            go_half(t, &m, 40, WAIT_MS);
+            td_fake_async(e->f, 1, &(struct td_vb_async){.kind = TD_VB_ASYNC_DEVICE_FATAL});
+            the_rest(t, &m);
+            finish(t, &m, true);
+            assert_true(m.ready && m.done);
+        }
+        both_rails_carry(t, true, false);
+        uint64_t n_errors = stats(&t->p).n_rail_errors + stats(&t->d).n_rail_errors, n_fenced = stats(&t->d).n_fenced;
+        grant_run(t, &m, 0, 20, 30 * WAIT_MS);
+        op(t, &m, 30 * WAIT_MS);
+        assert_int_equal(submit(t, &m, 0, 10, false), TD_OK);
+        grant_run(t, &late, 30, 3, 300);
+        op(t, &late, 300);
+        assert_int_equal(submit(t, &late, 0, 1, false), TD_OK); /* the rest never comes */
+        if (!dies) assert_true(td_fake_port_set(e->f, td_fake_node(e->f), 1, 1, true));
+        uint64_t began = td_now_ns();
+        TAKE_UNTIL(t, false, late.slot_free && late.op_failed);
+        assert_int_equal(late.slot_end.status, TD_ERR_DEADLINE);
+        assert_true(td_now_ns() - began < 2 * TD_NS_PER_S);
+        forget(&late);
+        WAIT_FOR(n_live_on(&t->p, 1) && n_live_on(&t->d, 1) && stats(&t->p).conns_by_path[TD_XFER_PATH_RDMA] == 2); /* m keeps the old one */
+        if (dies) assert_int_equal(e->n_refused_opens, 1);
+        assert_int_equal(submit(t, &m, 10, 10, true), TD_OK);
+        TAKE_UNTIL(t, false, m.slot_free && m.done);
+        assert_true(m.ready);
+        forget(&m);
+        both_rails_return(t);
+        both_rails_carry(t, true, true);
+        assert_int_equal(stats(&t->p).n_rail_errors + stats(&t->d).n_rail_errors, n_errors);
+        assert_int_equal(stats(&t->d).n_fenced, n_fenced); /* nothing of it was another attempt */
+        pair_close(t);
+    }
 }
 
 /* One rail's packets go nowhere from the start: that set-up fails, and the next link has the other rail alone. */
@@ -2125,9 +2262,11 @@ int main(int argc, char **argv)
         cmocka_unit_test(small_transfers_at_full_depth),
         cmocka_unit_test(tiny_devices_carry_large_transfers),
         cmocka_unit_test(limits_are_refused_by_name),
+        cmocka_unit_test(a_pool_that_cannot_be_registered_leaves_its_rail_out),
         cmocka_unit_test(a_full_completion_queue_refuses_links),
         cmocka_unit_test(seventy_peers),
         cmocka_unit_test(a_bad_rail_is_avoided_for_a_while),
+        cmocka_unit_test(rails_come_back),
         cmocka_unit_test(a_rail_without_a_route_is_left_out),
         cmocka_unit_test(sides_may_have_different_rails),
         cmocka_unit_test(slow_set_up_keeps_nobody_waiting),
