@@ -6,13 +6,19 @@
 
 #include "cli/cli.h"
 
+struct td_rpc_tls cli_tls(const struct cli_server *s)
+{
+    return (struct td_rpc_tls){.ca_file = s->tls_ca, .cert_file = s->tls_cert[0] ? s->tls_cert : NULL, .key_file = s->tls_key[0] ? s->tls_key : NULL,
+                               .server_name = s->tls_server_name[0] ? s->tls_server_name : NULL};
+}
+
 td_status cli_client_open(struct cli_client *c, const struct cli_server *s, struct td_err *err)
 {
     memset(c, 0, sizeof *c);
     signal(SIGPIPE, SIG_DFL);
     td_status st = td_rpc_loop_create("cli", &c->loop, err);
     if (st) return st;
-    struct td_rpc_tls tls = {.ca_file = s->tls_ca, .cert_file = s->tls_cert[0] ? s->tls_cert : NULL, .key_file = s->tls_key[0] ? s->tls_key : NULL};
+    struct td_rpc_tls tls = cli_tls(s);
     struct td_rpc_channel_config cfg = {.loop = c->loop, .target = s->server, .tls = s->tls_ca[0] ? &tls : NULL};
     st = td_rpc_channel_create(&cfg, &c->channel, err);
     if (st) cli_client_close(c);

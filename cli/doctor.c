@@ -17,11 +17,13 @@ static const struct td_option options[] = {
     {"local", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(local), "check this host: CPU, memory, limits, clocks, RDMA devices, GPUs"},
     {"router", TD_OPT_STR, "", 0, 0, NULL, OFF(at.server), "router of a running cluster: look at it and at each of its workers"},
     {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, OFF(at.tls_ca), "CA of the cluster's certificates; turns TLS on"},
-    {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, OFF(at.tls_cert), "own certificate, for mutual TLS"},
+    {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, OFF(at.tls_cert), "own certificate, for mutual TLS; on the KV port, too: see kv_tls"},
     {"tls_key", TD_OPT_STR, "", 0, 0, NULL, OFF(at.tls_key), "own key, for mutual TLS"},
+    {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, OFF(at.tls_server_name), "name that the router's and workers' certificates must hold; empty = hosts dialled"},
     {"listen", TD_OPT_STR, "", 0, 0, NULL, OFF(listen), "HOST:PORT: be the other side of one --peer, then end; no other check"},
     {"listen_timeout_ms", TD_OPT_U64, "600000", 100, 86400000, NULL, OFF(listen_timeout_ms), "--listen: longest wait for a --peer"},
     {"peer", TD_OPT_STR, "", 0, 0, NULL, OFF(peer), "HOST:PORT of a doctor with --listen: measure the KV paths to it"},
+    TD_KV_PORT_OPTIONS(struct doctor_config, kv_port),
     {"bytes", TD_OPT_SIZE, "256MiB", 1 << 20, 1 << 30, NULL, OFF(bytes), "--peer: the largest transfer, and the pool at both ends"},
     {"timeout_ms", TD_OPT_U64, "5000", 100, 600000, NULL, OFF(timeout_ms), "longest wait for an answer: router, worker, peer"},
     {"json", TD_OPT_STR, "", 0, 0, NULL, OFF(json), "write the checks to this file as JSON; - is stdout (the lines then go to stderr)"},
@@ -41,18 +43,11 @@ static int write_json(const struct doctor_report *r, const char *path)
     return e;
 }
 
-static bool has_rdma_device(const struct td_verbs *vb)
-{
-    static char names[TD_VB_DEVICES_MAX][TD_VB_NAME_MAX];
-    uint32_t n = 0;
-    return vb && vb->list(vb, names, &n) == 0 && n > 0;
-}
-
 static void check_local(struct doctor_report *r, const struct doctor_config *c, uint64_t kv_bytes, const struct td_verbs *vb, const char *why)
 {
     static struct doctor_pci gpus[DOCTOR_PCI_MAX];
     static struct doctor_rdma rdma;
-    doctor_host(r, c, kv_bytes, has_rdma_device(vb));
+    doctor_host(r, c, kv_bytes, vb != NULL);
     doctor_flush(r);
     size_t n_gpus = doctor_gpus(r, c->root, gpus, DOCTOR_PCI_MAX);
     doctor_rdma(r, c, vb, why, kv_bytes, n_gpus, &rdma);
@@ -68,7 +63,8 @@ int cli_doctor(int argc, char **argv)
     struct td_err err = {0}, verbs_err = {0};
     const struct td_verbs *vb = NULL;
     uint64_t kv_bytes = 0;
-    unsetenv("TANDEM_LISTEN"); /* in a worker's pod that is the worker's port; TANDEM_KV_MEMORY, _TRANSFER, _ROUTER, _TLS_* mean the same here */
+    unsetenv("TANDEM_LISTEN"); /* in a worker's pod these are the worker's ports; TANDEM_KV_*, _TRANSFER, _ROUTER, _RDMA_*, _TLS_* mean the same here */
+    unsetenv("TANDEM_TRANSFER_PORT");
     if (td_options_load(options, &c, "tandem doctor", "Checks this host, a cluster and the way between two machines before they serve.", argc, argv,
                         NULL, 0, NULL, &err) ||
         td_engine_kv_bytes(c.kv_memory, &kv_bytes, &err))
@@ -79,14 +75,14 @@ int cli_doctor(int argc, char **argv)
     }
     signal(SIGPIPE, SIG_IGN);
     r.out = !strcmp(c.json, "-") ? stderr : stdout;
-    if (td_verbs_load(&vb, &verbs_err)) vb = NULL;
+    if (td_kv_port_verbs(&vb, &verbs_err)) vb = NULL;
     if (c.listen[0]) {
-        doctor_listen(&r, &c, has_rdma_device(vb));
+        doctor_listen(&r, &c, vb);
     } else {
         if (c.local) check_local(&r, &c, kv_bytes, vb, verbs_err.msg);
         if (c.at.server[0]) doctor_cluster(&r, &c);
         doctor_flush(&r);
-        if (c.peer[0]) doctor_peer(&r, &c, has_rdma_device(vb));
+        if (c.peer[0]) doctor_peer(&r, &c, vb);
     }
     doctor_flush(&r);
     int status = doctor_status(&r);

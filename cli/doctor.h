@@ -12,6 +12,7 @@
 #include <stdio.h>
 
 #include "cli/cli.h"
+#include "common/worker/kv_port.h"
 #include "common/xfer/verbs.h"
 #include "common/xfer/xfer.h"
 
@@ -20,6 +21,7 @@ struct doctor_config {
     const char *json, *kv_memory, *transfer, *root, *listen, *peer;
     uint64_t register_bytes, bytes, timeout_ms, listen_timeout_ms;
     bool local;
+    struct td_kv_port_config kv_port;     /* as a worker's: what --peer and --listen open, and which devices count here */
 };
 
 /* ---- report (doctor_report.c) ----------------------------------------------------------------------------------------------------------- */
@@ -128,8 +130,9 @@ void doctor_cluster(struct doctor_report *r, const struct doctor_config *c);
 struct doctor_skew { double skew_ms, error_ms; };
 struct doctor_skew doctor_skew_of(uint64_t sent_ns, uint64_t got_ns, uint64_t theirs_ns);
 
-void doctor_listen(struct doctor_report *r, const struct doctor_config *c, bool has_rdma);
-void doctor_peer(struct doctor_report *r, const struct doctor_config *c, bool has_rdma);
+/* vb NULL: no RDMA device here. */
+void doctor_listen(struct doctor_report *r, const struct doctor_config *c, const struct td_verbs *vb);
+void doctor_peer(struct doctor_report *r, const struct doctor_config *c, const struct td_verbs *vb);
 bool doctor_path_built(const char *name); /* "rdma": can this build take that path at all? */
 /* NULL: `used` is what was asked for; else what is wrong with it. asked AUTO takes any. */
 const char *doctor_path_verdict(enum td_xfer_path asked, enum td_xfer_path used);

@@ -299,8 +299,7 @@ void doctor_cluster(struct doctor_report *r, const struct doctor_config *o)
 {
     struct cluster k = {.r = r, .o = o};
     struct td_err err = {0};
-    k.tls = (struct td_rpc_tls){.ca_file = o->at.tls_ca, .cert_file = o->at.tls_cert[0] ? o->at.tls_cert : NULL,
-                                .key_file = o->at.tls_key[0] ? o->at.tls_key : NULL};
+    k.tls = cli_tls(&o->at);
     if (td_rpc_loop_create("doctor", &k.loop, &err)) {
         doctor_add(r, GROUP, DOCTOR_FAIL, "grpc", "%s", err.msg);
         return;

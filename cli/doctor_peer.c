@@ -82,6 +82,7 @@ struct end {
     bool has_bell;
     uint64_t block_bytes;
     uint32_t n_blocks;
+    bool over_tls;                 /* its data port speaks TLS */
     struct td_xfer_event *pending; /* [PENDING] events that somebody will ask for later */
     size_t n_pending;
 };
@@ -100,19 +101,23 @@ static void end_close(struct end *e)
     memset(e, 0, sizeof *e);
 }
 
-static td_status end_open(struct end *e, enum td_xfer_path path, const char *host, uint64_t block_bytes, uint32_t n_blocks, uint64_t peer_timeout_ms,
-                          struct td_err *err)
+/* As a worker here would: path, RDMA devices and TLS by the same options. vb NULL: no RDMA device. */
+static td_status end_open(struct end *e, const struct doctor_config *o, const struct td_verbs *vb, enum td_xfer_path path, const char *host,
+                          uint64_t block_bytes, uint32_t n_blocks, struct td_err *err)
 {
     memset(e, 0, sizeof *e);
     e->block_bytes = block_bytes;
     e->n_blocks = n_blocks;
-    struct td_xfer_config c = {.instance = "doctor", .incarnation = td_random_u64(), .layout_hash = block_bytes, .listen_host = host, .path = path,
-                               .max_slots = DOCTOR_SLOTS, .max_ops = DOCTOR_SLOTS, .peer_timeout_ms = (uint32_t)peer_timeout_ms,
+    struct td_xfer_config c = {.instance = "doctor", .incarnation = td_random_u64(), .layout_hash = block_bytes, .listen_host = host,
+                               .max_slots = DOCTOR_SLOTS, .max_ops = DOCTOR_SLOTS, .peer_timeout_ms = (uint32_t)o->timeout_ms,
                                .hooks = {.wake = ring, .ctx = &e->bell}};
-    struct td_xfer_rdma_config rdma = {.gid_index = -1};
-    struct td_err none;
-    if ((path == TD_XFER_PATH_RDMA || path == TD_XFER_PATH_AUTO) && td_verbs_load(&rdma.verbs, path == TD_XFER_PATH_RDMA ? err : &none) == TD_OK) c.rdma = &rdma;
-    td_status s = td_doorbell_open(&e->bell, err);
+    struct td_kv_port port;
+    const struct td_kv_port_files files = {o->at.tls_cert, o->at.tls_key, o->at.tls_ca};
+    bool may_rdma = path == TD_XFER_PATH_RDMA || path == TD_XFER_PATH_AUTO;
+    td_status s = td_kv_port_fill(&o->kv_port, td_xfer_path_name(path), &files, may_rdma ? vb : NULL, &port, &c, err);
+    if (s) return s;
+    e->over_tls = port.use_tls;
+    s = td_doorbell_open(&e->bell, err);
     if (s) return s;
     e->has_bell = true;
     e->pending = calloc(PENDING, sizeof *e->pending);
@@ -197,8 +202,8 @@ struct session {
     struct doctor_msg in, out;
     uint64_t n_verified, bytes_verified;
     char host[64], peer[96];
-    uint64_t timeout_ms;
-    bool has_rdma;
+    const struct doctor_config *o;
+    const struct td_verbs *vb;
 };
 
 static void answer_open(struct session *s, struct td_err *err)
@@ -215,7 +220,7 @@ static void answer_open(struct session *s, struct td_err *err)
             td_fail(err, TD_ERR_UNSUPPORTED, "the build there has no %s path", paths[i].name);
             return;
         }
-    end_open(&s->end, (enum td_xfer_path)m->path, s->host, m->block_bytes, m->n_blocks, s->timeout_ms, err);
+    end_open(&s->end, s->o, s->vb, (enum td_xfer_path)m->path, s->host, m->block_bytes, m->n_blocks, err);
 }
 
 static void answer_grant(struct session *s, struct td_err *err)
@@ -240,7 +245,7 @@ static void answer_verify(struct session *s, struct td_err *err)
 {
     struct td_xfer_event ready, freed;
     struct td_err ignored;
-    uint64_t until = td_deadline_after_ms(td_now_ns(), s->timeout_ms);
+    uint64_t until = td_deadline_after_ms(td_now_ns(), s->o->timeout_ms);
     if (end_event(&s->end, TD_XFER_SLOT_READY, TD_XFER_SLOT_FAILED, s->in.slot, until, &ready, err)) return;
     if (ready.kind == TD_XFER_SLOT_FAILED) {
         td_fail(err, TD_ERR_PEER, "the receiver says: %s", ready.reason);
@@ -258,9 +263,9 @@ static void answer_verify(struct session *s, struct td_err *err)
 /* Answers until BYE. A refusal is an answer; an error of the talk itself ends it. */
 static td_status serve(struct session *s, struct td_err *err)
 {
-    uint64_t session_until = td_deadline_after_ms(td_now_ns(), 600000 + s->timeout_ms);
+    uint64_t session_until = td_deadline_after_ms(td_now_ns(), 600000 + s->o->timeout_ms);
     for (;;) {
-        uint64_t until = td_deadline_after_ms(td_now_ns(), 60000 + s->timeout_ms); /* the leader may be in the middle of a large transfer */
+        uint64_t until = td_deadline_after_ms(td_now_ns(), 60000 + s->o->timeout_ms); /* the leader may be in the middle of a large transfer */
         td_status st = doctor_msg_recv(s->fd, &s->in, until < session_until ? until : session_until, err);
         if (!st) st = doctor_msg_check(&s->in, s->end.x ? s->end.n_blocks : 0, err);
         if (!st && s->in.answer) st = td_fail(err, TD_ERR_CORRUPT, "an answer that nobody asked for");
@@ -276,7 +281,7 @@ static td_status serve(struct session *s, struct td_err *err)
         }
         s->out.status = refusal.code;
         snprintf(s->out.text, sizeof s->out.text, "%.*s", (int)sizeof s->out.text - 1, refusal.msg);
-        if ((st = doctor_msg_send(s->fd, &s->out, td_deadline_after_ms(td_now_ns(), s->timeout_ms), err))) return st;
+        if ((st = doctor_msg_send(s->fd, &s->out, td_deadline_after_ms(td_now_ns(), s->o->timeout_ms), err))) return st;
     }
 }
 
@@ -297,17 +302,17 @@ static td_status accept_session(int listener, struct session *s, uint64_t deadli
         char host[64] = "?";
         doctor_socket_name(fd, 1, host, &port, &why);
         snprintf(s->peer, sizeof s->peer, "%s port %u", host, port);
-        td_status st = doctor_msg_recv(fd, &s->in, td_deadline_after_ms(td_now_ns(), s->timeout_ms), &why);
+        td_status st = doctor_msg_recv(fd, &s->in, td_deadline_after_ms(td_now_ns(), s->o->timeout_ms), &why);
         if (!st) st = doctor_msg_check(&s->in, 0, &why);
         if (!st && (s->in.type != DOCTOR_MSG_HELLO || s->in.answer)) st = td_fail(&why, TD_ERR_CORRUPT, "type is %u, not HELLO", s->in.type);
         if (!st) st = doctor_socket_name(fd, 0, s->host, &port, &why);
         doctor_msg_init(&s->out, DOCTOR_MSG_HELLO, 1);
         s->out.status = st;
         snprintf(s->out.text, sizeof s->out.text, "%.*s", (int)sizeof s->out.text - 1, why.msg);
-        s->out.has_rdma = s->has_rdma;
+        s->out.has_rdma = s->vb != NULL;
         host_id(s->out.host);
         td_status sent =
-            st == TD_OK || st == TD_ERR_UNSUPPORTED ? doctor_msg_send(fd, &s->out, td_deadline_after_ms(td_now_ns(), s->timeout_ms), &why) : st;
+            st == TD_OK || st == TD_ERR_UNSUPPORTED ? doctor_msg_send(fd, &s->out, td_deadline_after_ms(td_now_ns(), s->o->timeout_ms), &why) : st;
         if (!st && !sent) {
             s->fd = fd;
             return TD_OK;
@@ -320,7 +325,7 @@ static td_status accept_session(int listener, struct session *s, uint64_t deadli
     }
 }
 
-void doctor_listen(struct doctor_report *r, const struct doctor_config *o, bool has_rdma)
+void doctor_listen(struct doctor_report *r, const struct doctor_config *o, const struct td_verbs *vb)
 {
     static struct session s;
     struct td_err err = {0};
@@ -328,7 +333,7 @@ void doctor_listen(struct doctor_report *r, const struct doctor_config *o, bool 
     uint16_t port;
     char host[64];
     uint64_t until = td_deadline_after_ms(td_now_ns(), o->listen_timeout_ms);
-    s = (struct session){.fd = -1, .has_rdma = has_rdma, .timeout_ms = o->timeout_ms};
+    s = (struct session){.fd = -1, .o = o, .vb = vb};
     td_status st = doctor_socket(o->listen, 1, until, &listener, &err);
     if (!st) st = doctor_socket_name(listener, 0, host, &port, &err);
     if (st) {
@@ -364,6 +369,7 @@ out:
 struct lead {
     struct doctor_report *r;
     const struct doctor_config *o;
+    const struct td_verbs *vb;
     int fd;
     struct end end;
     struct doctor_msg q, a;            /* question and answer */
@@ -396,7 +402,7 @@ static td_status open_both(struct lead *l, enum td_xfer_path path, uint64_t bloc
     l->q.block_bytes = block_bytes;
     l->q.n_blocks = n_blocks;
     td_status s = ask(l, 5000, err);
-    return s ? s : end_open(&l->end, path, l->host, block_bytes, n_blocks, l->o->timeout_ms, err);
+    return s ? s : end_open(&l->end, l->o, l->vb, path, l->host, block_bytes, n_blocks, err);
 }
 
 struct grant {
@@ -531,14 +537,24 @@ static td_status measure_large(struct lead *l, enum td_xfer_path path, struct fi
     return wrong ? td_fail(err, TD_ERR_UNSUPPORTED, "%s", wrong) : TD_OK;
 }
 
+/* What of the way is encrypted, for the reader. */
+static const char *tls_words(const struct lead *l, enum td_xfer_path used)
+{
+    return !l->end.over_tls || used == TD_XFER_PATH_SHM ? "" : used == TD_XFER_PATH_RDMA ? " (set up over TLS, KV in the clear)" : " over TLS";
+}
+
 static void advise(const struct lead *l, struct doctor_check *c, enum td_xfer_path path, bool built)
 {
     if (l->broken) doctor_fix(c, "see what the other doctor says");
     else if (!built) doctor_fix(c, "use --transfer auto, tcp or shm with this build");
     else if (path == TD_XFER_PATH_SHM && !l->same_host)
         doctor_fix(c, "shm needs both sides in one kernel, network namespace and user; between hosts use rdma or tcp");
+    else if (l->end.over_tls || l->o->at.tls_ca[0])
+        doctor_fix(c, "both doctors, as all workers, need the same --kv-tls, and --tls-cert, --tls-key, --tls-ca whose certificates hold the other's "
+                   "--kv-tls-peer-name; a firewall must let TCP to the listener's data port through (--transfer-port there pins it)");
     else if (path == TD_XFER_PATH_TCP)
-        doctor_fix(c, "data ports are chosen by the system: a firewall between the two must let TCP to %s's ports through", l->o->peer);
+        doctor_fix(c, "data ports are chosen by the system, or by --transfer-port there: a firewall between the two must let TCP to %s's ports through; with "
+                   "TLS there (--tls-cert, --tls-key, --tls-ca) it is needed here, too", l->o->peer);
     else doctor_fix(c, "see the checks of this host and run tandem doctor on the other one");
 }
 
@@ -556,8 +572,8 @@ static void full_row(struct lead *l, const struct path_row *row)
     }
     struct doctor_check *c =
         doctor_add(l->r, GROUP, DOCTOR_OK, row->name,
-                   "used %s; 4 KiB in %.1f us (median of %zu, %.1f..%.1f), 1 MiB pieces at %.2f GB/s, %s at %.2f GB/s; every byte verified",
-                   path_name(f.used), f.small_us, f.n_small, f.small_min_us, f.small_max_us, f.many_gbps, doctor_size(f.whole_bytes).s, f.whole_gbps);
+                   "used %s%s; 4 KiB in %.1f us (median of %zu, %.1f..%.1f), 1 MiB pieces at %.2f GB/s, %s at %.2f GB/s; every byte verified",
+                   path_name(f.used), tls_words(l, f.used), f.small_us, f.n_small, f.small_min_us, f.small_max_us, f.many_gbps, doctor_size(f.whole_bytes).s, f.whole_gbps);
     doctor_string(c, "used", path_name(f.used));
     doctor_number(c, "small_us", f.small_us);
     doctor_number(c, "many_gb_per_s", f.many_gbps);
@@ -604,20 +620,20 @@ static void lead_rows(struct lead *l)
     }
 }
 
-void doctor_peer(struct doctor_report *r, const struct doctor_config *o, bool has_rdma)
+void doctor_peer(struct doctor_report *r, const struct doctor_config *o, const struct td_verbs *vb)
 {
     static struct lead l;
     struct td_err err = {0};
     uint16_t port;
     uint64_t ours[2], t0 = td_now_ns();
-    l = (struct lead){.r = r, .o = o, .fd = -1, .rdma_here = has_rdma, .seed = td_random_u64()};
+    l = (struct lead){.r = r, .o = o, .fd = -1, .rdma_here = vb != NULL, .vb = vb, .seed = td_random_u64()};
     host_id(ours);
     td_status s = doctor_socket(o->peer, 0, td_deadline_after_ms(t0, o->timeout_ms), &l.fd, &err);
     if (!s) s = doctor_socket_name(l.fd, 0, l.host, &port, &err);
     if (!s) {
         doctor_msg_init(&l.q, DOCTOR_MSG_HELLO, 0);
         memcpy(l.q.host, ours, sizeof ours);
-        l.q.has_rdma = has_rdma;
+        l.q.has_rdma = vb != NULL;
         s = ask(&l, 0, &err);
     }
     if (s) {

@@ -87,7 +87,7 @@ static bool check_gids(const struct context *x, struct td_vb_device *d, uint8_t 
     for (uint32_t i = 0; i < p->n_gids && n < TD_RDMA_GIDS_MAX; i++)
         if (x->vb->query_gid(d, port, i, &gids[n]) == 0) n++;
     snprintf(check_name, sizeof check_name, "%s gid", name);
-    struct td_rdma_gid_ask ask = {.device = name, .ethernet = p->ethernet, .gids = gids, .n_gids = n, .index = TD_RDMA_AUTO};
+    struct td_rdma_gid_ask ask = {.device = name, .ethernet = p->ethernet, .gids = gids, .n_gids = n, .index = (int32_t)x->o->kv_port.rdma_gid_index};
     if (td_rdma_gid_rank(&ask, order, &n_good, &err)) {
         struct doctor_check *c = doctor_add(x->r, GROUP, x->lesser, check_name, "%s", err.msg);
         doctor_fix(c, "%s", p->ethernet ? "give the port's network device an IPv4 address and set it up (ip addr add, ip link set up)"
@@ -100,6 +100,11 @@ static bool check_gids(const struct context *x, struct td_vb_device *d, uint8_t 
     snprintf(netdev, 32, "%s", best->netdev);
     struct doctor_check *c = doctor_add(x->r, GROUP, gid_classes[class].level, check_name, "index %u, %s (%s%s%s); %u of %u entries in use",
                                         best->index, text, gid_classes[class].what, best->netdev[0] ? ", " : "", best->netdev, n, p->n_gids);
+    if (ask.index != TD_RDMA_AUTO) { /* asked for by number: nobody knows better */
+        c->level = DOCTOR_OK;
+        size_t at = strlen(c->found);
+        snprintf(c->found + at, sizeof c->found - at, "; --rdma-gid-index asks for it");
+    }
     doctor_fix(c, "%s %s", gid_classes[class].fix, best->netdev[0] ? best->netdev : "its network device");
     doctor_number(c, "index", best->index);
     return true;
@@ -292,12 +297,49 @@ static unsigned check_device(const struct context *x, const char *device, size_t
     doctor_add(x->r, GROUP, DOCTOR_OK, device, "%s%s, NUMA node %d, %u port%s", nic->address[0] ? "PCI " : "no PCI device (made by software)",
                nic->address, nic->numa_node, l.n_ports, l.n_ports == 1 ? "" : "s");
     if (nic->chain[0]) check_link(x, nic);
-    for (unsigned port = 1; port <= l.n_ports; port++) n_usable += check_port(x, d, device, &l, (uint8_t)port);
+    unsigned port = x->o->kv_port.rdma_port ? (unsigned)x->o->kv_port.rdma_port : 1; /* workers use that one of every device */
+    if (port > l.n_ports) {
+        struct doctor_check *c = doctor_add(x->r, GROUP, x->lesser, device, "has no port %u", port);
+        doctor_fix(c, "--rdma-port of a port that every device has, or --rdma-devices without this one");
+    } else {
+        n_usable = check_port(x, d, device, &l, (uint8_t)port);
+    }
     check_limits(x, device, &l);
     if (!check_register(x, d, device, &l)) n_usable = 0;
     if (n_gpus > 0) check_gpudirect(x, d, device);
     x->vb->close(d);
     return n_usable;
+}
+
+/* The next name of a comma-separated list, *p moved past it. */
+static bool next_name(const char **p, char name[TD_VB_NAME_MAX])
+{
+    while (**p == ',') (*p)++;
+    size_t n = strcspn(*p, ",");
+    snprintf(name, TD_VB_NAME_MAX, "%.*s", (int)n, *p);
+    *p += n;
+    return n > 0;
+}
+
+static bool is_named(const char *list, const char *device)
+{
+    char name[TD_VB_NAME_MAX];
+    for (const char *p = list; next_name(&p, name);)
+        if (!strcmp(name, device)) return true;
+    return !list[0];
+}
+
+/* Names of --rdma-devices that are no device: workers refuse them. */
+static void check_names(const struct context *x, const char *list, char names[][TD_VB_NAME_MAX], uint32_t n)
+{
+    char name[TD_VB_NAME_MAX];
+    for (const char *p = list; next_name(&p, name);) {
+        uint32_t i = 0;
+        while (i < n && strcmp(name, names[i])) i++;
+        if (i < n) continue;
+        struct doctor_check *c = doctor_add(x->r, GROUP, DOCTOR_FAIL, name, "--rdma-devices names it, and there is no such device");
+        doctor_fix(c, "the names that are here: see the lines around this one, or ls /sys/class/infiniband");
+    }
 }
 
 static size_t n_class_devices(const char *root)
@@ -346,7 +388,12 @@ void doctor_rdma(struct doctor_report *r, const struct doctor_config *o, const s
     if (!vb || e || n == 0) {
         say_none(&x, !vb ? why : e == ENOSYS ? "this kernel has no RDMA subsystem loaded" : e ? strerror(e) : "libibverbs lists none");
     } else {
-        for (uint32_t i = 0; i < n; i++) ret->n_usable += check_device(&x, names[i], n_gpus, &ret->nics[ret->n_nics++]);
+        const char *list = o->kv_port.rdma_devices ? o->kv_port.rdma_devices : "";
+        check_names(&x, list, names, n);
+        for (uint32_t i = 0; i < n; i++) {
+            if (is_named(list, names[i])) ret->n_usable += check_device(&x, names[i], n_gpus, &ret->nics[ret->n_nics++]);
+            else doctor_add(r, GROUP, DOCTOR_OK, names[i], "left out: --rdma-devices does not name it");
+        }
     }
     if (ret->n_usable > 0 && !doctor_path_built("rdma")) {
         struct doctor_check *c = doctor_add(r, GROUP, asked ? DOCTOR_FAIL : DOCTOR_WARN, "kv path",

@@ -36,6 +36,7 @@ td_status doctor_msg_check(const struct doctor_msg *m, uint32_t n_pool_blocks, s
     if (m->blob_bytes > DOCTOR_BLOB_MAX) return td_fail(err, TD_ERR_CORRUPT, "blob_bytes is %u, limit %u", m->blob_bytes, DOCTOR_BLOB_MAX);
     if (m->status > 0) return td_fail(err, TD_ERR_CORRUPT, "status is %d", m->status);
     if (m->type == DOCTOR_MSG_OPEN && !m->answer) {
+        if (m->path >= TD_XFER_N_PATHS) return td_fail(err, TD_ERR_CORRUPT, "path is %u, must be 0..%d", m->path, TD_XFER_N_PATHS - 1);
         if (m->block_bytes < 4096 || m->block_bytes > 1u << 20 || m->block_bytes & (m->block_bytes - 1))
             return td_fail(err, TD_ERR_CORRUPT, "block_bytes is %llu, must be a power of two, 4096..1048576", (unsigned long long)m->block_bytes);
         if (m->n_blocks < 1 || m->n_blocks > TD_XFER_MAX_BLOCKS || m->block_bytes * m->n_blocks > DOCTOR_POOL_MAX)

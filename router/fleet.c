@@ -1,7 +1,8 @@
 /* fleet.c - the workers: their registry streams, what they said last, and the channels to them.
  *
  * A worker is identified by its stream; one that comes back with the same name or address replaces what was left of its former self - but a second
- * process with the name of one that lives is turned away, else the two would throw each other out for ever. Workers of another model, protocol or KV layout are turned away with a reason: the router never pairs what cannot exchange blocks. */
+ * process with the name of one that lives is turned away, else the two would throw each other out for ever. Workers of another model, protocol or KV layout,
+ * or whose KV ports speak otherwise (kv_tls, transfer), are turned away with a reason: the router never pairs what cannot exchange blocks. */
 #include <string.h>
 
 #include "common/base/clock.h"
@@ -73,6 +74,19 @@ static void warm_up(struct worker_conn *w)
     td_rpc_call_start(w->channel, &method, &m.base, 5000, true, NULL, 0, &handler, w);
 }
 
+/* Two workers whose KV ports can never meet. What is not said (an older worker, shm's TLS) is taken to fit: the transfer itself refuses by name. */
+static td_status kv_ports_check(const struct worker_conn *w, const Tandem__V1__Hello *h, struct td_err *err)
+{
+    if (h->kv_tls[0] && w->kv_tls[0] && strcmp(h->kv_tls, w->kv_tls))
+        return td_fail(err, TD_ERR_INVALID, "kv_tls is %s here and %s on %s: KV would never be sent between them; give all workers the same kv_tls, tls_cert, "
+                       "tls_key and tls_ca", h->kv_tls, w->kv_tls, w->name);
+    bool any = !h->transfer[0] || !w->transfer[0] || !strcmp(h->transfer, "auto") || !strcmp(w->transfer, "auto");
+    if (!any && strcmp(h->transfer, w->transfer))
+        return td_fail(err, TD_ERR_INVALID, "transfer is %s here and %s on %s: KV would never be sent between them; give all workers the same, or auto",
+                       h->transfer, w->transfer, w->name);
+    return TD_OK;
+}
+
 static td_status hello_check(const struct router *r, const Tandem__V1__Hello *h, struct td_err *err)
 {
     if (h->protocol != TD_PROTOCOL_VERSION)
@@ -86,7 +100,9 @@ static td_status hello_check(const struct router *r, const Tandem__V1__Hello *h,
                        h->vocab, r->model_name, r->model.vocab);
     if (h->kv_blocks == 0 || h->block_size == 0 || h->max_model_len == 0 || h->max_seqs == 0)
         return td_fail(err, TD_ERR_INVALID, "kv_blocks, block_size, max_model_len and max_seqs must be > 0");
+    if (strlen(h->transfer) > 7 || strlen(h->kv_tls) > 7) return td_fail(err, TD_ERR_INVALID, "transfer and kv_tls must have at most 7 bytes");
     uint64_t now = td_now_ns();
+    bool sends_kv = strcmp(r->cfg.mode, "colocated") != 0;
     for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
         const struct worker_conn *w = &r->workers[i];
         if (w->used && !w->gone && !strcmp(w->name, h->name) && w->incarnation != h->incarnation && strcmp(w->address, h->address) &&
@@ -96,6 +112,7 @@ static td_status hello_check(const struct router *r, const Tandem__V1__Hello *h,
             return td_fail(err, TD_ERR_INVALID,
                            "KV layout %016llx differs from %s's %016llx: model, dtype, block size and instruction set must agree in one cluster",
                            (unsigned long long)h->layout_hash, w->name, (unsigned long long)w->layout_hash);
+        if (sends_kv && w->used && !w->gone && strcmp(w->name, h->name) && kv_ports_check(w, h, err)) return err->code;
     }
     return TD_OK;
 }
@@ -131,6 +148,8 @@ static void take_hello(struct router *r, struct td_rpc_call *call, const Tandem_
     snprintf(w->role_name, sizeof w->role_name, "%s", h->role);
     snprintf(w->address, sizeof w->address, "%s", h->address);
     snprintf(w->version, sizeof w->version, "%s", h->version);
+    snprintf(w->transfer, sizeof w->transfer, "%s", h->transfer);
+    snprintf(w->kv_tls, sizeof w->kv_tls, "%s", h->kv_tls);
     w->role = strcmp(h->role, "prefill") ? TD_ROLE_DECODE : TD_ROLE_PREFILL;
     w->incarnation = h->incarnation;
     w->layout_hash = h->layout_hash;

@@ -39,6 +39,7 @@ const struct td_option router_options[] = {
     {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_cert), "certificate chain (PEM); with tls_key turns TLS on"},
     {"tls_key", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_key), "private key (PEM)"},
     {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_ca), "CA that workers, and clients, must be signed by (mutual TLS)"},
+    {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_server_name), "name that workers' certificates must hold; empty = the host each advertises"},
     {"tls_client_auth", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(tls_client_auth), "with tls_ca: refuse callers that show no certificate of it"},
     {0},
 };
@@ -187,7 +188,8 @@ static td_status open_server(struct router *r, struct td_err *err)
 {
     r->use_tls = r->cfg.tls_cert[0] != 0;
     if (r->use_tls != (r->cfg.tls_key[0] != 0)) return td_fail(err, TD_ERR_INVALID, "tls_cert and tls_key must be given together");
-    r->tls = (struct td_rpc_tls){.cert_file = r->cfg.tls_cert, .key_file = r->cfg.tls_key, .ca_file = r->cfg.tls_ca[0] ? r->cfg.tls_ca : NULL};
+    r->tls = (struct td_rpc_tls){.cert_file = r->cfg.tls_cert, .key_file = r->cfg.tls_key, .ca_file = r->cfg.tls_ca[0] ? r->cfg.tls_ca : NULL,
+                                .server_name = r->cfg.tls_server_name[0] ? r->cfg.tls_server_name : NULL};
     td_status s = td_rpc_loop_create("router", &r->loop, err);
     if (s) return s;
     const struct td_rpc_method *services[] = {inference_methods, registry_methods, NULL};

@@ -26,7 +26,7 @@
 #define ROUTER_MAX_STOP_BYTES 1024
 
 struct router_config {
-    const char *model, *served_model_name, *listen, *mode, *policy, *decision_log, *log_level, *tls_cert, *tls_key, *tls_ca, *metrics_listen;
+    const char *model, *served_model_name, *listen, *mode, *policy, *decision_log, *log_level, *tls_cert, *tls_key, *tls_ca, *tls_server_name, *metrics_listen;
     int64_t max_requests, max_queued, max_model_len;
     uint64_t hybrid_local_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, max_failovers, drain_timeout_ms, max_message_bytes;
     bool tls_client_auth;
@@ -101,6 +101,7 @@ struct worker_conn {
     struct td_rpc_call *call;              /* its registry stream */
     struct td_rpc_channel *channel;
     char name[128], role_name[16], address[256], version[64];
+    char transfer[8], kv_tls[8];           /* of its hello: what of its KV port must agree */
     enum td_core_role role;
     uint64_t incarnation, layout_hash;
     uint32_t block_size, kv_blocks, max_model_len, pid;

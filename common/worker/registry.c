@@ -56,6 +56,8 @@ static void send_hello(struct td_registry *r)
     h.vocab = (uint32_t)td_model_config(td_engine_model(w->engine))->vocab;
     h.max_seqs = (uint32_t)w->cfg.max_seqs;
     h.pid = (uint32_t)getpid();
+    h.transfer = (char *)(uintptr_t)w->cfg.transfer;
+    h.kv_tls = (char *)(uintptr_t)(td_kv_port_path(w->cfg.transfer) == TD_XFER_PATH_SHM ? "" : w->use_kv_tls ? "on" : "off");
     Tandem__V1__WorkerMessage m = TANDEM__V1__WORKER_MESSAGE__INIT;
     m.message_case = TANDEM__V1__WORKER_MESSAGE__MESSAGE_HELLO;
     m.hello = &h;

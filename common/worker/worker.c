@@ -19,6 +19,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/base/address.h"
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/log.h"
@@ -27,8 +28,6 @@
 #include "common/rpc/rpc_status.h"
 #include "common/worker/metrics_http.h"
 #include "common/worker/registry.h"
-#include "common/xfer/verbs_fake.h"
-#include "common/xfer/xfer_tls.h"
 
 #define ADMIT_AGAIN_MS 50
 #define STOP_BOUND_MS 5000 /* after drain: calls get their status and end within this, or are cancelled */
@@ -564,36 +563,17 @@ static td_status parse_digest(const char *text, uint32_t *ret_every, struct td_e
     return TD_OK;
 }
 
-/* The provider of RDMA: the one in memory when its variable is set (tests), else libibverbs. TD_OK with no provider when none is there and none was asked for. */
+/* TD_OK with no provider where none is there and none was asked for. */
 static td_status find_verbs(const struct td_worker *w, const struct td_verbs **ret_verbs, struct td_err *err)
 {
     struct td_err why = {0};
-    const char *t = w->cfg.transfer;
-    if (strcmp(t, "auto") && strcmp(t, "rdma")) return TD_OK;
-    td_status s = td_verbs_fake_from_env(ret_verbs, &why);
-    if (s == TD_ERR_NOT_FOUND) s = td_verbs_load(ret_verbs, &why);
-    if (!s) {
-        char names[TD_VB_DEVICES_MAX][TD_VB_NAME_MAX];
-        uint32_t n = 0;
-        int e = (*ret_verbs)->list(*ret_verbs, names, &n);
-        if (!e && n) return TD_OK;
-        s = td_fail(&why, TD_ERR_UNSUPPORTED, "no RDMA device%s%s", e ? ": " : "", e ? strerror(e) : "");
-        *ret_verbs = NULL;
-    }
-    if (!strcmp(t, "rdma")) return td_fail(err, s, "transfer is rdma, and RDMA is not to be had: %s", why.msg);
+    enum td_xfer_path path = td_kv_port_path(w->cfg.transfer);
+    if (path != TD_XFER_PATH_AUTO && path != TD_XFER_PATH_RDMA) return TD_OK;
+    td_status s = td_kv_port_verbs(ret_verbs, &why);
+    if (!s) return TD_OK;
+    if (path == TD_XFER_PATH_RDMA) return td_fail(err, s, "transfer is rdma, and RDMA is not to be had: %s", why.msg);
     char q[300];
     td_info("rdma_absent", "reason=%s", td_log_quote(q, sizeof q, why.msg));
-    return TD_OK;
-}
-
-/* Any certificate of tls_ca is a peer's, in both directions, whatever tls_client_auth says: blocks go to nobody whom the CA does not know. */
-static td_status choose_kv_tls(struct td_worker *w, struct td_err *err)
-{
-    const struct td_worker_config *o = &w->cfg;
-    bool has_files = o->tls_cert[0] && o->tls_ca[0];
-    if (!strcmp(o->kv_tls, "on") && !has_files)
-        return td_fail(err, TD_ERR_INVALID, "kv_tls is on, and %s is empty: it needs tls_cert, tls_key and tls_ca", o->tls_cert[0] ? "tls_ca" : "tls_cert");
-    w->use_kv_tls = has_files && strcmp(o->kv_tls, "off") != 0 && strcmp(o->transfer, "shm") != 0;
     return TD_OK;
 }
 
@@ -610,27 +590,23 @@ void td_worker_look_at_files(struct td_worker *w, uint64_t now_ns)
 
 static td_status open_xfer(struct td_worker *w, struct td_err *err)
 {
-    const char *t = w->cfg.transfer;
     const struct td_worker_config *o = &w->cfg;
     uint32_t digest_every = 0;
-    struct td_xfer_rdma_config rdma = {.devices = o->rdma_devices, .gid_index = (int32_t)o->rdma_gid_index, .port = (uint8_t)o->rdma_port,
-                                       .qps_per_rail = (uint8_t)o->rdma_qps_per_rail, .timeout = (uint8_t)o->rdma_timeout,
-                                       .traffic_class = (int16_t)o->rdma_traffic_class, .service_level = (uint8_t)o->rdma_service_level,
-                                       .srq_peers = (uint32_t)o->rdma_srq_peers, .pull = o->rdma_pull, .windows = o->rdma_windows};
-    td_status v = parse_digest(o->kv_digest, &digest_every, err);
-    if (!v) v = find_verbs(w, &rdma.verbs, err);
-    if (!v) v = choose_kv_tls(w, err);
-    if (v) return v;
-    struct td_xfer_tls_config tls = {.cert_file = o->tls_cert, .key_file = o->tls_key, .ca_file = o->tls_ca};
+    char host[256], advertise[256];
+    struct td_kv_port port;
+    const struct td_verbs *verbs = NULL;
+    const struct td_kv_port_files files = {o->tls_cert, o->tls_key, o->tls_ca};
     struct td_xfer_config c = {.instance = w->name, .incarnation = w->incarnation, .layout_hash = td_engine_layout_hash(w->engine),
-                               .listen_host = w->cfg.transfer_host, .advertise_host = w->cfg.advertise[0] ? w->cfg.advertise : NULL,
-                               .listen_port = (uint16_t)o->transfer_port, .tcp_lanes = (uint32_t)o->transfer_lanes,
-                               .tcp_zerocopy = strcmp(o->transfer_zerocopy, "off") ? TD_XFER_ZEROCOPY_AUTO : TD_XFER_ZEROCOPY_OFF, .digest_every = digest_every,
-                               .rdma = rdma.verbs ? &rdma : NULL, .tls = w->use_kv_tls ? &tls : NULL,
-                               .path = !strcmp(t, "tcp") ? TD_XFER_PATH_TCP : !strcmp(t, "shm") ? TD_XFER_PATH_SHM :
-                                       !strcmp(t, "rdma") ? TD_XFER_PATH_RDMA : TD_XFER_PATH_AUTO,
-                               .max_slots = (uint32_t)w->cfg.max_seqs, .max_ops = (uint32_t)w->cfg.max_seqs,
-                               .peer_timeout_ms = (uint32_t)w->cfg.peer_timeout_ms, .hooks = {.wake = xfer_wake, .ctx = w}};
+                               .listen_host = o->transfer_host, .max_slots = (uint32_t)o->max_seqs, .max_ops = (uint32_t)o->max_seqs,
+                               .peer_timeout_ms = (uint32_t)o->peer_timeout_ms, .hooks = {.wake = xfer_wake, .ctx = w}};
+    td_status v = parse_digest(o->kv_digest, &digest_every, err);
+    c.digest_every = digest_every;
+    if (!v) v = find_verbs(w, &verbs, err);
+    if (!v) v = td_kv_port_fill(&o->kv_port, o->transfer, &files, verbs, &port, &c, err);
+    if (!v && o->transfer_host[0] == '[' && !(v = td_address_host(o->transfer_host, host, sizeof host, err))) c.listen_host = host;
+    if (!v && o->advertise[0] && !(v = td_address_host(o->advertise, advertise, sizeof advertise, err))) c.advertise_host = advertise;
+    if (v) return v;
+    w->use_kv_tls = port.use_tls;
     td_status s = td_xfer_open(&c, &w->xfer, err);
     if (s) return s;
     struct td_kv_pool *kv = td_engine_kv(w->engine);
@@ -653,8 +629,9 @@ static td_status open_server(struct td_worker *w, struct td_err *err)
     if ((s = td_rpc_server_start(&c, &w->server, err))) return s;
     const char *colon = strrchr(w->cfg.listen, ':');
     int host_bytes = colon ? (int)(colon - w->cfg.listen) : 0;
-    if (w->cfg.advertise[0]) snprintf(w->address, sizeof w->address, "%s:%d", w->cfg.advertise, td_rpc_server_port(w->server));
-    else snprintf(w->address, sizeof w->address, "%.*s:%d", host_bytes, w->cfg.listen, td_rpc_server_port(w->server));
+    uint16_t bound = (uint16_t)td_rpc_server_port(w->server);
+    if (w->cfg.advertise[0] && (s = td_address_join(w->cfg.advertise, bound, w->address, sizeof w->address, err))) return td_err_prefix(err, "advertise");
+    if (!w->cfg.advertise[0]) snprintf(w->address, sizeof w->address, "%.*s:%d", host_bytes, w->cfg.listen, bound);
     if (!strncmp(w->address, "0.0.0.0:", 8) || !strncmp(w->address, "[::]:", 5))
         return td_fail(err, TD_ERR_INVALID, "advertise is empty and listen is the wildcard address \"%s\": say with --advertise which host others dial",
                        w->cfg.listen);
@@ -697,7 +674,10 @@ td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
     else default_name(w, role);
     w->use_tls = config->tls_cert[0] != 0;
     if (w->use_tls != (config->tls_key[0] != 0)) return td_fail(err, TD_ERR_INVALID, "tls_cert and tls_key must be given together");
-    w->tls = (struct td_rpc_tls){.cert_file = config->tls_cert, .key_file = config->tls_key, .ca_file = config->tls_ca[0] ? config->tls_ca : NULL};
+    w->tls = (struct td_rpc_tls){.cert_file = config->tls_cert, .key_file = config->tls_key, .ca_file = config->tls_ca[0] ? config->tls_ca : NULL,
+                                .server_name = config->tls_server_name[0] ? config->tls_server_name : NULL};
+    char host[256];
+    if (config->advertise[0] && td_address_host(config->advertise, host, sizeof host, err)) return td_err_prefix(err, "advertise"); /* before the weights */
     pthread_mutex_init(&w->mail_lock, NULL);
     pthread_mutex_init(&w->snap_lock, NULL);
     w->mail_tail = &w->mail_head;

@@ -22,6 +22,7 @@
 #include "common/base/options.h"
 #include "common/rpc/rpc.h"
 #include "common/worker/engine.h"
+#include "common/worker/kv_port.h"
 #include "common/xfer/xfer.h"
 #include "tandem/v1/worker.pb-c.h"
 
@@ -31,11 +32,11 @@ struct td_worker;
 
 struct td_worker_config {
     const char *name, *model, *dtype, *ops, *cpus, *kv_memory, *listen, *advertise, *router, *transfer, *transfer_host, *log_level;
-    const char *tls_cert, *tls_key, *tls_ca, *metrics_listen, *random_weights, *rdma_devices, *kv_digest, *transfer_zerocopy, *kv_tls;
+    const char *tls_cert, *tls_key, *tls_ca, *metrics_listen, *random_weights, *kv_digest, *tls_server_name;
     int64_t threads, block_size, max_seqs, max_batch, max_model_len, max_step_tokens;
-    int64_t transfer_port, transfer_lanes, rdma_port, rdma_gid_index, rdma_qps_per_rail, rdma_timeout, rdma_traffic_class, rdma_service_level, rdma_srq_peers;
     uint64_t drain_timeout_ms, peer_timeout_ms;
-    bool prefix_cache, tls_client_auth, rdma_pull, rdma_windows;
+    bool prefix_cache, tls_client_auth;
+    struct td_kv_port_config kv_port;
 };
 
 /* The rows both daemons share; end the table with {0}. */
@@ -59,20 +60,8 @@ struct td_worker_config {
     {"router", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, offsetof(S, M.router), "router's registry address"},                                \
     {"transfer", TD_OPT_ENUM, "auto", 0, 0, "auto|tcp|shm|rdma", offsetof(S, M.transfer), "KV path; naming one refuses to fall back"},       \
     {"transfer_host", TD_OPT_STR, "127.0.0.1", 0, 0, NULL, offsetof(S, M.transfer_host), "address of the KV data port"},                     \
-    {"transfer_port", TD_OPT_I64, "0", 0, 65535, NULL, offsetof(S, M.transfer_port), "KV data port; 0 = any"},                               \
-    {"transfer_lanes", TD_OPT_I64, "4", 1, 8, NULL, offsetof(S, M.transfer_lanes), "sockets per KV peer on tcp"},                            \
-    {"transfer_zerocopy", TD_OPT_ENUM, "auto", 0, 0, "auto|off", offsetof(S, M.transfer_zerocopy), "tcp to other hosts: the NIC reads the pool itself"}, \
+    TD_KV_PORT_OPTIONS(S, M.kv_port),                                                                                                         \
     {"kv_digest", TD_OPT_STR, "off", 0, 0, NULL, offsetof(S, M.kv_digest), "check CRC32C of sent KV blocks: off, always, or 1/N of them"},   \
-    {"rdma_devices", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.rdma_devices), "RDMA devices in order, e.g. mlx5_0,mlx5_1; rail i talks to rail i; default all"}, \
-    {"rdma_port", TD_OPT_I64, "1", 1, 255, NULL, offsetof(S, M.rdma_port), "port of every RDMA device"},                                     \
-    {"rdma_gid_index", TD_OPT_I64, "-1", -1, 1023, NULL, offsetof(S, M.rdma_gid_index), "GID table entry; -1 = the best by rank (RoCE v2, IPv4)"}, \
-    {"rdma_qps_per_rail", TD_OPT_I64, "2", 1, 4, NULL, offsetof(S, M.rdma_qps_per_rail), "queue pairs per device and peer; 4 on 800 Gb/s"},  \
-    {"rdma_timeout", TD_OPT_I64, "16", 1, 31, NULL, offsetof(S, M.rdma_timeout), "local ACK time-out: 4.096 us x 2^N"},                      \
-    {"rdma_traffic_class", TD_OPT_I64, "0", -1, 255, NULL, offsetof(S, M.rdma_traffic_class), "0 = 106 (DSCP 26) on RoCE v2; -1 = none"},    \
-    {"rdma_service_level", TD_OPT_I64, "0", 0, 15, NULL, offsetof(S, M.rdma_service_level), "service level"},                                \
-    {"rdma_pull", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(S, M.rdma_pull), "prefill: decode READs prefix hits itself (its peers may then read the pool)"}, \
-    {"rdma_windows", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(S, M.rdma_windows), "peers write through memory windows, each grant's own, that end with it"}, \
-    {"rdma_srq_peers", TD_OPT_I64, "64", 1, 65536, NULL, offsetof(S, M.rdma_srq_peers), "shared receive queues from so many peers on"},      \
     {"peer_timeout_ms", TD_OPT_U64, "2000", 50, 600000, NULL, offsetof(S, M.peer_timeout_ms), "a silent KV peer is dead after this"},        \
     {"drain_timeout_ms", TD_OPT_U64, "30000", 0, 3600000, NULL, offsetof(S, M.drain_timeout_ms), "SIGTERM: finish for so long, then hand over"}, \
     {"log_level", TD_OPT_ENUM, "info", 0, 0, "debug|info|warn|error", offsetof(S, M.log_level), "least level logged"},                       \
@@ -80,8 +69,8 @@ struct td_worker_config {
     {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_cert), "certificate chain (PEM); with tls_key turns TLS on"},                 \
     {"tls_key", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_key), "private key (PEM)"},                                                    \
     {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_ca), "CA that peers must be signed by (mutual TLS)"},                 \
-    {"tls_client_auth", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.tls_client_auth), "with tls_ca: refuse callers without its certificate"},                \
-    {"kv_tls", TD_OPT_ENUM, "auto", 0, 0, "auto|on|off", offsetof(S, M.kv_tls), "mutual TLS on the KV port; auto = if tls_cert, tls_ca are set"}
+    {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_server_name), "name that the router's certificate must hold; empty = the host dialled"}, \
+    {"tls_client_auth", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.tls_client_auth), "with tls_ca: refuse callers without its certificate"}
 
 enum td_req_state {
     TD_REQ_FREE,

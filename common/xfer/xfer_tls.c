@@ -16,6 +16,7 @@
 #ifdef TD_HAVE_OPENSSL
 
 #include <arpa/inet.h>
+#include <ctype.h>
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -287,6 +288,27 @@ static int on_verify(int ok, X509_STORE_CTX *store)
     return ok;
 }
 
+/* The peer's own certificate must hold `name`: a DNS name, an address, or "*." and a suffix, which stands for one label, as in certificates. */
+static td_status check_names(X509_VERIFY_PARAM *param, const char *name, struct td_err *err)
+{
+    uint8_t address[16];
+    unsigned flags = X509_CHECK_FLAG_NEVER_CHECK_SUBJECT | X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS;
+    if (inet_pton(AF_INET, name, address) == 1 || inet_pton(AF_INET6, name, address) == 1) {
+        if (X509_VERIFY_PARAM_set1_ip_asc(param, name) == 1) return TD_OK;
+        return td_fail(err, TD_ERR_NOMEM, "tls: peer_name \"%s\": %s", name, openssl_says());
+    }
+    bool any_label = !strncmp(name, "*.", 2);
+    const char *rest = any_label ? name + 2 : name;
+    size_t n = strlen(rest);
+    bool is_name = n > 0 && n < 254 && rest[0] != '.' && rest[n - 1] != '.' && !strstr(rest, "..");
+    for (size_t i = 0; i < n; i++) is_name = is_name && (isalnum((unsigned char)rest[i]) || strchr("-._", rest[i]));
+    if (!is_name)
+        return td_fail(err, TD_ERR_INVALID, "tls: peer_name is \"%.80s\", must be a DNS name, *. before one (any first label), or an address", name);
+    if (any_label) flags |= X509_CHECK_FLAG_SINGLE_LABEL_SUBDOMAINS; /* OpenSSL's word for it: a name that begins with its dot */
+    X509_VERIFY_PARAM_set_hostflags(param, flags);
+    return X509_VERIFY_PARAM_set1_host(param, any_label ? name + 1 : name, 0) == 1 ? TD_OK : td_fail(err, TD_ERR_NOMEM, "tls: peer_name \"%s\": %s", name, openssl_says());
+}
+
 static td_status context_open(const struct td_xfer_tls *tls, SSL_CTX **ret_ctx, struct td_err *err)
 {
     ERR_clear_error();
@@ -314,15 +336,7 @@ static td_status context_open(const struct td_xfer_tls *tls, SSL_CTX **ret_ctx, 
         SSL_CTX_set_verify(ctx, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, on_verify);
         X509_VERIFY_PARAM *param = SSL_CTX_get0_param(ctx);
         X509_VERIFY_PARAM_set_flags(param, X509_V_FLAG_PARTIAL_CHAIN); /* ca_file may hold an intermediate only */
-        if (tls->peer_name) {
-            X509_VERIFY_PARAM_set_hostflags(param, X509_CHECK_FLAG_NEVER_CHECK_SUBJECT | X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS);
-            uint8_t address[16];
-            bool numeric = inet_pton(AF_INET, tls->peer_name, address) == 1 || inet_pton(AF_INET6, tls->peer_name, address) == 1;
-            if ((numeric ? X509_VERIFY_PARAM_set1_ip_asc(param, tls->peer_name) : X509_VERIFY_PARAM_set1_host(param, tls->peer_name, 0)) != 1) {
-                status = td_fail(err, TD_ERR_INVALID, "tls: peer_name \"%s\" is no name: %s", tls->peer_name, openssl_says());
-                goto err_free;
-            }
-        }
+        if (tls->peer_name && (status = check_names(param, tls->peer_name, err))) goto err_free;
     }
     ERR_clear_error();
     *ret_ctx = ctx;

@@ -44,7 +44,8 @@ struct td_xfer_tls_config {
     const char *cert_file, *key_file;  /* own chain (leaf first) and key, PEM, the key not encrypted; both or neither (an acceptor needs both) */
     const char *ca_file;               /* peers must show a certificate of one of these, in both directions. NULL: anybody is let in, the bytes
                                           are hidden from onlookers only */
-    const char *peer_name;             /* NULL = any; else a DNS name or an address that the peer's certificate must hold, in both directions */
+    const char *peer_name;             /* NULL or "": any; else what the peer's certificate must hold among its subjectAltNames, in both directions: a
+                                          DNS name, an address, or "*.SUFFIX": a DNS name of one label before it. Subjects (CN) do not count */
     bool ktls;                         /* let the kernel seal and open records where it and OpenSSL can (td_tls_ktls says). Off by default: the
                                           kernel's keys cannot be changed, so such a connection ends (EPIPE) after rekey_records records, and
                                           because Linux 6.1 raises SIGPIPE in the caller's close(fd): a process that asks for it ignores SIGPIPE */

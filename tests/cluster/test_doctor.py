@@ -18,9 +18,9 @@ from test_surface import certs, credentials, run  # noqa: F401 (certs is a fixtu
 LINE = re.compile(r"^  (ok  |warn|FAIL)  (.+?): (.+)$")
 
 
-def doctor(*args, timeout=60):
+def doctor(*args, timeout=60, env=None):
     """(exit status, {name: (level, found)}, text); every line that is not ok is followed by what to do."""
-    rc, out, err = run(["tandem", "doctor", *args], timeout=timeout)
+    rc, out, err = run(["tandem", "doctor", *args], timeout=timeout, env=env)
     assert not err, err
     return rc, *read(out.decode())
 
@@ -193,10 +193,10 @@ def test_router_that_is_none(says):
 
 
 class Listener:
-    def __init__(self, *args):
+    def __init__(self, *args, env=None):
         self.p = subprocess.Popen([os.path.join(BIN, "tandem"), "doctor", "--listen", "127.0.0.1:0", *map(str, args)], stdin=subprocess.DEVNULL,
                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                  env={**os.environ, "TSAN_OPTIONS": "ignore_noninstrumented_modules=1"})
+                                  env={**os.environ, "TSAN_OPTIONS": "ignore_noninstrumented_modules=1", **(env or {})})
         line = self.p.stdout.readline().decode()
         m = re.fullmatch(r"listening at (127\.0\.0\.1:\d+)\n", line)
         assert m, (line, self.p.stderr.read())
@@ -255,6 +255,108 @@ def test_a_fallback_is_no_success():
         assert rc == 0 and ": 0 transfers verified" in theirs["session"][1], text
 
 
+PAIR = ["--local=false", "--bytes", "2MiB", "--timeout-ms", 5000 * SLOW]
+
+
+@pytest.fixture
+def fabric(tmp_path):
+    """The provider of RDMA in memory, one file for both processes, two devices in each."""
+    return {"TANDEM_VERBS_FAKE": f"path={tmp_path / 'fabric'},devices=2"}
+
+
+def rdma_names(env):
+    _, checks, text = doctor("--register", "1MiB", env=env)
+    names = [m[1] for name in checks if (m := re.fullmatch(r"(\S+) port 1", name))]
+    assert len(names) == 2, text
+    return names
+
+
+def test_pair_over_rdma(fabric):
+    """Devices, GID and traffic class as a worker is given them; both sides count."""
+    names = rdma_names(fabric)
+    options = ["--transfer", "rdma", "--rdma-devices", names[1], "--rdma-gid-index", 3, "--rdma-traffic-class", 98, "--rdma-qps-per-rail", 1,
+               "--rdma-windows"]
+    with Listener("--timeout-ms", 5000 * SLOW, *options, env=fabric) as other:
+        rc, checks, text = doctor(*PAIR, "--peer", other.at, *options, env=fabric)
+        assert rc == 0 and checks["rdma"][1].startswith("used rdma; 4 KiB in ") and checks["rdma"][1].endswith("every byte verified"), text
+        assert "RDMA devices yes here, yes there" in checks["peer"][1] and not {"tcp", "shm", "auto"} & set(checks), text
+        assert other.end()[0] == 0
+
+
+@pytest.mark.parametrize("option", [["--rdma-devices", "none_0"], ["--rdma-gid-index", "77"], ["--rdma-port", "2"]], ids=lambda o: o[0])
+@pytest.mark.parametrize("side", ["here", "there"])
+def test_pair_over_rdma_that_is_not_there(fabric, option, side):
+    """What a worker with these options would refuse, doctor refuses, with the value in the message; whichever side has it."""
+    there, here = (option, []) if side == "there" else ([], option)
+    with Listener("--timeout-ms", 5000 * SLOW, *there, env=fabric) as other:
+        rc, checks, text = doctor(*PAIR, "--peer", other.at, "--transfer", "rdma", *here, env=fabric)
+        assert rc == 1 and checks["rdma"][0] == "FAIL" and re.search(rf"\b{option[1]}\b", checks["rdma"][1]), text
+        assert ": 0 transfers verified" in other.end()[1]["session"][1]
+
+
+def test_local_checks_follow_the_options(fabric):
+    names = rdma_names(fabric)
+    _, checks, text = doctor("--register", "1MiB", "--rdma-devices", f"{names[1]},none_0", env=fabric)
+    assert checks["none_0"][0] == "FAIL" and checks[names[0]] == ("ok", "left out: --rdma-devices does not name it"), text
+    assert f"{names[1]} port 1" in checks and f"{names[0]} port 1" not in checks, text
+    _, checks, text = doctor("--register", "1MiB", "--rdma-gid-index", 3, env=fabric)
+    assert checks[f"{names[0]} port 1 gid"][1].startswith("index 3, "), text
+
+
+def kv_tls(certs, name):  # noqa: F811
+    return ["--tls-cert", certs / f"{name}.pem", "--tls-key", certs / f"{name}.key", "--tls-ca", certs / "ca.pem"]
+
+
+NAME = ["--kv-tls-peer-name", "*.kv.tandem"]
+
+
+@pytest.mark.parametrize("path", ["tcp", "rdma"])
+def test_pair_over_tls(certs, fabric, path):  # noqa: F811
+    options = ["--transfer", path, *kv_tls(certs, "worker"), *NAME]
+    with Listener("--timeout-ms", 5000 * SLOW, *options, env=fabric) as other:
+        rc, checks, text = doctor(*PAIR, "--peer", other.at, *options, env=fabric)
+        words = {"tcp": "used tcp over TLS; ", "rdma": "used rdma (set up over TLS, KV in the clear); "}[path]
+        assert rc == 0 and checks[path][1].startswith(words), text
+        assert other.end()[0] == 0
+
+
+TLS_PAIRS = {  # the listener's, the leader's, what the leader says
+    "only the leader": (lambda c: [], lambda c: kv_tls(c, "worker"), "its KV port is in the clear and this side speaks TLS"),
+    "only the listener": (lambda c: kv_tls(c, "worker"), lambda c: [], "its KV port speaks TLS and this side does not"),
+    "switched off here": (lambda c: kv_tls(c, "worker"), lambda c: [*kv_tls(c, "worker"), "--kv-tls", "off"], "its KV port speaks TLS"),
+    "another name leads": (lambda c: [*kv_tls(c, "worker"), *NAME], lambda c: kv_tls(c, "client"), "alert bad certificate"),
+    "another name listens": (lambda c: kv_tls(c, "client"), lambda c: [*kv_tls(c, "worker"), *NAME], "hostname mismatch"),
+    "another CA": (lambda c: kv_tls(c, "worker"), lambda c: kv_tls(c, "stranger"), "alert unknown ca"),
+    "no such file": (lambda c: kv_tls(c, "worker"), lambda c: kv_tls(c, "nobody"), "nobody.pem"),
+}
+
+
+@pytest.mark.parametrize("pair", TLS_PAIRS)
+def test_pair_whose_tls_does_not_fit(certs, pair):  # noqa: F811
+    there, here, says = TLS_PAIRS[pair]
+    with Listener("--timeout-ms", 5000 * SLOW, *there(certs)) as other:
+        rc, checks, text = doctor(*PAIR, "--peer", other.at, "--transfer", "tcp", *here(certs))
+        assert rc == 1 and checks["tcp"][0] == "FAIL" and says in checks["tcp"][1] and "--tls-ca" in text, text
+        assert ": 0 transfers verified" in other.end()[1]["session"][1]
+
+
+def test_data_port_can_be_pinned():
+    """For a firewall between the two. The variable of a worker in the same pod does not count: its port is taken."""
+    with socket.socket() as free, socket.socket() as taken:
+        for s in (free, taken):
+            s.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        port, worker_port = free.getsockname()[1], taken.getsockname()[1]
+        free.close()
+        with Listener("--timeout-ms", 5000 * SLOW, "--transfer-port", port, env={"TANDEM_TRANSFER_PORT": str(worker_port)}) as other:
+            rc, checks, text = doctor(*PAIR, "--peer", other.at, "--transfer", "tcp", env={"TANDEM_TRANSFER_PORT": str(worker_port)})
+            assert rc == 0, text
+            assert other.end()[0] == 0
+        with Listener("--timeout-ms", 5000 * SLOW, "--transfer-port", worker_port) as other:
+            rc, checks, text = doctor(*PAIR, "--peer", other.at, "--transfer", "tcp")
+            assert rc == 1 and str(worker_port) in checks["tcp"][1], text
+
+
 def test_nobody_there_and_nobody_comes():
     with socket.socket() as s:  # bound, not listening: refused at once
         s.bind(("127.0.0.1", 0))
@@ -310,6 +412,7 @@ def receive(conn):
 
 FALSE_LEADERS = {
     "goes": [],
+    "no such path": [message(OPEN, path=9, block_bytes=4096, n_blocks=64)],
     "pool too large": [message(OPEN, block_bytes=1 << 20, n_blocks=4096)],
     "grant without a pool": [message(GRANT, n=1)],
     "hello twice": [message(HELLO)],

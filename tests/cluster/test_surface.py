@@ -6,6 +6,7 @@ import select
 import shutil
 import signal
 import socket
+import ssl
 import struct
 import subprocess
 import threading
@@ -64,6 +65,36 @@ def test_help_version_and_unknown_flags(program):
     assert rc == 2 and wrong in err and f"--{name}" in err and len(err.splitlines()) == 1, err
     rc, out, err = run([*program, *required, flags[0]])  # a value is missing
     assert rc == 2 and flags[0] in err, err
+
+
+KV_PORT = {"transfer_port": "4711", "transfer_lanes": "2", "transfer_zerocopy": "off", "rdma_devices": "a,b", "rdma_port": "2", "rdma_gid_index": "3",
+           "rdma_qps_per_rail": "4", "rdma_timeout": "18", "rdma_traffic_class": "98", "rdma_service_level": "5", "rdma_pull": "true",
+           "rdma_windows": "true", "rdma_srq_peers": "9", "kv_tls": "off", "kv_tls_peer_name": "*.kv.tandem", "tls_cert": "c", "tls_key": "k",
+           "tls_ca": "ca", "tls_server_name": "router.tandem"}
+
+
+@pytest.mark.parametrize("program", [["tandem-prefill"], ["tandem-decode"], ["tandem", "doctor"]], ids=["prefill", "decode", "doctor"])
+def test_kv_port_options_are_the_same_everywhere(program):
+    """What a worker takes, doctor takes: by flag and (but for the port, which is the worker's) by variable, with the same bounds and words."""
+    rc, out, err = run([*program, "--help"])
+    assert rc == 0, err
+    wanted = run(["tandem-decode", "--help"])[1].decode()
+    pages = [dict(re.findall(r"^  --([a-z0-9-]+)(.*?)(?=^  --|\Z)", page, re.M | re.S)) for page in (out.decode(), wanted)]
+    for name in KV_PORT:
+        flag = name.replace("_", "-")
+        assert flag in pages[0], flag
+        if not name.startswith("tls_"):  # doctor's words for those differ
+            assert pages[0][flag] == pages[1][flag], flag
+    rc, out, err = run([*program, *(f"--{k.replace('_', '-')}={v}" for k, v in KV_PORT.items()), "--print-config"])
+    printed = dict(line.split("=", 1) for line in out.decode().splitlines())
+    assert rc == 0 and {k: printed[k] for k in KV_PORT} == KV_PORT, err
+    rc, out, err = run([*program, "--print-config"], env={f"TANDEM_{k.upper()}": v for k, v in KV_PORT.items()})
+    printed = dict(line.split("=", 1) for line in out.decode().splitlines())
+    expected = {**KV_PORT, "transfer_port": "0"} if program[-1] == "doctor" else KV_PORT
+    assert rc == 0 and {k: printed[k] for k in KV_PORT} == expected, err
+    for bad in ("--rdma-port=0", "--rdma-gid-index=-2", "--rdma-traffic-class=256", "--kv-tls=maybe", "--transfer-lanes=9"):
+        rc, _, err = run([*program, bad])
+        assert rc == 2 and bad[2:].split("=")[0].replace("-", "_") in err.replace("-", "_"), err
 
 
 def test_tandem_itself():
@@ -430,7 +461,7 @@ def test_reflection(version):
 
 @pytest.fixture(scope="module")
 def certs(tmp_path_factory):
-    """Two CAs; a server's and a client's certificate of the first, a client's of the second."""
+    """Two CAs; certificates of the first: a server's, a client's, a worker's with a name of its own, one that holds no address; one of the second."""
     d = tmp_path_factory.mktemp("certs")
 
     def openssl(*args):
@@ -439,8 +470,10 @@ def certs(tmp_path_factory):
     for ca in ("ca", "other-ca"):
         openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{ca}.key", "-out",
                 f"{ca}.pem", "-days", "2", "-subj", f"/CN={ca}")
-    for name, ca in (("server", "ca"), ("client", "ca"), ("stranger", "other-ca")):
-        (d / "ext").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+    here = "IP:127.0.0.1,DNS:localhost"
+    for name, ca, alt in (("server", "ca", here), ("client", "ca", here), ("stranger", "other-ca", here), ("worker", "ca", f"{here},DNS:w0.kv.tandem"),
+                          ("named", "ca", "DNS:cluster.tandem")):
+        (d / "ext").write_text(f"subjectAltName={alt}\n")
         openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{name}.key", "-out", f"{name}.csr",
                 "-subj", f"/CN={name}")
         openssl("x509", "-req", "-in", f"{name}.csr", "-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-days", "2",
@@ -537,18 +570,188 @@ def test_kv_goes_over_tls(certs, plain_tokens):
         c.wait_idle()
 
 
-@pytest.mark.parametrize("plain", ["prefill", "decode"])
-def test_a_worker_without_kv_tls_in_a_tls_cluster(certs, plain):
-    """KV is never sent in the clear to or by it: the request fails with a sentence that says what to configure where, and the workers live on."""
-    with Cluster(prefill=0, decode=0, router_args=tls_args(certs), worker_args=[*tls_args(certs), "--transfer", "tcp"],
+MIXED = {"kv_tls": (["--transfer", "tcp", "--kv-tls", "off"], ["--transfer", "tcp"], "kv_tls is on here and off on {first}"),
+         "kv_tls of auto": ([], ["--kv-tls", "off"], "kv_tls is off here and on on {first}"),
+         "transfer": (["--transfer", "tcp"], ["--transfer", "shm"], "transfer is shm here and tcp on {first}")}
+
+
+@pytest.mark.parametrize("what", MIXED)
+@pytest.mark.parametrize("first", ["decode"] if SHORT else ["decode", "prefill"])
+def test_workers_that_cannot_exchange_kv_are_never_paired(certs, what, first):
+    """The second kind is turned away, by the option's name at both ends; requests wait for a worker that fits, and find it."""
+    first_args, second_args, sentence = MIXED[what]
+    second = "prefill" if first == "decode" else "decode"
+    with Cluster(prefill=0, decode=0, router_args=[*tls_args(certs), "--queue-timeout-ms", 200], worker_args=tls_args(certs),
                  tls=credentials(certs, name="client")) as c:
-        workers = {role: c.start_worker(role, args=["--kv-tls", "off"] if role == plain else []) for role in ("prefill", "decode")}
-        r = c.generate(prompt="Once upon a time", max_tokens=4, temperature=0)
-        sentence = {"prefill": "its KV port speaks TLS and this side does not: give this side tls_cert, tls_key and tls_ca",
-                    "decode": "its KV port is in the clear and this side speaks TLS: give decode-0 tls_cert, tls_key and tls_ca"}[plain]
-        assert r.code == Code.UNIMPLEMENTED and sentence in r.details, (r.code, r.details)
-        assert all("ev=kv_path " not in w.log() for w in workers.values())
+        one = c.start_worker(first, args=first_args)
+        other = c.start_worker(second, wait=False, args=second_args)
+        reason = sentence.format(first=one.name)
+        c.router.wait_log(f'ev=worker_rejected .*{reason}')
+        other.wait_log(f'ev=registration_rejected .*{reason}')
+        assert [w.name for w in c.status().workers] == [one.name]
+        r = c.generate(prompt="A fox", max_tokens=2)
+        assert r.code == Code.UNAVAILABLE and "no worker of the needed role is connected" in r.details, (r.code, r.details)
+        fits = c.start_worker(second, args=first_args)
+        r = c.generate(prompt="A fox", max_tokens=2, temperature=0)
+        assert (r.code, len(r.tokens)) == (OK, 2), r.details
+        if what == "kv_tls":  # the last of the old kind goes: the one that was turned away is taken
+            for w in (one, fits):
+                w.signal(signal.SIGTERM)
+                assert w.wait_exit(30 * SLOW) == 0
+            c.wait_for(lambda: [w.name for w in c.status().workers] == [other.name], f"{other.name} to join", 30 * SLOW)
         c.wait_idle()
+
+
+def test_colocated_workers_need_not_agree(certs):
+    """Nobody sends KV there: what the KV ports speak is nobody's business."""
+    with Cluster(prefill=0, decode=0, mode="colocated", router_args=tls_args(certs), worker_args=tls_args(certs), tls=credentials(certs, name="client")) as c:
+        c.start_worker("decode")
+        c.start_worker("decode", args=["--kv-tls", "off", "--transfer", "tcp"])
+        assert len(c.status().workers) == 2
+        assert c.generate(prompt="A fox", max_tokens=2).code == OK
+        c.wait_idle()
+
+
+NAME = ["--kv-tls-peer-name", "*.kv.tandem"]
+
+
+def kv_bytes(c):
+    return sum(w.kv_bytes_sent + w.kv_bytes_received for w in c.status().workers)
+
+
+def test_kv_peers_by_name(certs, plain_tokens):
+    """Workers whose certificates hold the name talk as always. Whoever else has a certificate of the same CA is not heard on the KV port."""
+    with Cluster(router_args=tls_args(certs), worker_args=[*tls_args(certs, "worker"), "--transfer", "tcp", *NAME], tls=credentials(certs, name="client")) as c:
+        r = c.generate(prompt="Once upon a time", max_tokens=16, temperature=0)
+        assert (r.code, r.tokens) == (OK, plain_tokens), r.details
+        for worker in c.workers.values():
+            worker.wait_log(r"ev=kv_path path=tcp .*over TLS")
+        grpc_ports = {int(w.address.rsplit(":", 1)[1]) for w in c.status().workers}
+        for worker in c.workers.values():
+            (port,) = set(tcp_ports(worker.pid)) - grpc_ports
+            assert told_by_kv_port(certs, port, "client") == "bad certificate"  # of the CA, and another name
+            assert told_by_kv_port(certs, port, "stranger") == "unknown ca"
+            assert told_by_kv_port(certs, port, "worker") is None  # let in; what it says then is no KV
+        c.wait_idle()
+
+
+def told_by_kv_port(certs, port, name):
+    """The alert with which a KV port answers this certificate; None: it took it, and closed for what was said inside."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(certs / "ca.pem")
+    context.load_cert_chain(certs / f"{name}.pem", certs / f"{name}.key")
+    with socket.create_connection(("127.0.0.1", port), timeout=20 * SLOW) as raw:
+        with context.wrap_socket(raw, server_hostname="localhost") as s:
+            try:
+                s.sendall(b"no KV at all".ljust(4096))
+                while s.recv(4096):
+                    pass
+            except ssl.SSLEOFError:
+                return None
+            except ssl.SSLError as e:
+                return re.search(r"alert (.*?) \(", str(e)).group(1)
+            except OSError:
+                pass
+            return None
+
+
+@pytest.mark.parametrize("wrong", ["prefill", "decode"])
+def test_kv_goes_to_and_comes_from_nobody_of_another_name(certs, wrong):
+    """A prefill that is not one could write into a decode's pool; a decode that is not one would be sent everybody's prompts. Neither gets a byte."""
+    right = "decode" if wrong == "prefill" else "prefill"
+    with Cluster(prefill=0, decode=0, router_args=[*tls_args(certs), "--max-failovers", 1], worker_args=["--transfer", "tcp"],
+                 tls=credentials(certs, name="client")) as c:
+        c.start_worker(right, args=[*tls_args(certs, "worker"), *NAME])
+        stranger = c.start_worker(wrong, args=tls_args(certs, "client"))
+        r = c.generate(prompt="Once upon a time", max_tokens=4, temperature=0)
+        assert r.code == Code.UNAVAILABLE and len(r.tokens) <= 2, (r.code, r.details)  # of each attempt prefill's own token, which needs no KV of others
+        assert re.search("hostname mismatch|bad certificate", r.details), r.details
+        assert all("ev=kv_path " not in w.log() for w in c.workers.values())
+        c.wait_idle()
+        assert kv_bytes(c) == 0
+        stranger.signal(signal.SIGTERM)
+        assert stranger.wait_exit(30 * SLOW) == 0
+        c.start_worker(wrong, args=[*tls_args(certs, "worker"), *NAME])
+        r = c.generate(prompt="Once upon a time", max_tokens=4, temperature=0)
+        assert (r.code, len(r.tokens)) == (OK, 4), r.details
+        c.wait_idle()
+        c.wait_for(lambda: kv_bytes(c) > 0, "KV bytes in the snapshots", 10 * SLOW)
+
+
+def test_kv_tls_that_contradicts_itself(certs):
+    def says(*args):
+        rc, _, err = run(["tandem-decode", "--model", POCKET, "--listen", "127.0.0.1:0", "--kv-memory", "4MiB", *args])
+        assert rc == 2, err
+        return err
+
+    assert "kv_tls_peer_name is \"a.b\", and the KV port would be without TLS: it needs tls_cert" in says("--kv-tls-peer-name", "a.b")
+    assert "kv_tls is off" in says("--kv-tls-peer-name", "a.b", "--kv-tls", "off", *tls_args(certs))
+    assert "must be a DNS name" in says("--kv-tls-peer-name", "a*.b", *tls_args(certs))
+
+
+# ---- names and addresses that are dialled ----------------------------------------------------------------------------------------------------------
+
+
+class NamedCluster(Cluster):
+    """Its certificate holds a name and no address: everybody who dials it must be told the name."""
+
+    def connect(self):
+        if self.channel:
+            self.channel.close()
+        options = [("grpc.ssl_target_name_override", "cluster.tandem"), ("grpc.use_local_subchannel_pool", 1)]
+        self.channel = grpc.secure_channel(f"127.0.0.1:{self.port}", self.tls, options)
+
+
+def test_server_names(certs, plain_tokens):
+    named = ["--tls-server-name", "cluster.tandem"]
+    both = [*tls_args(certs, "named"), *named]
+    with NamedCluster(router_args=both, worker_args=both, tls=credentials(certs, name="client")) as c:
+        r = c.generate(prompt="Once upon a time", max_tokens=16, temperature=0)
+        assert (r.code, r.tokens) == (OK, plain_tokens), r.details
+        for args in ([], ["--tls-server-name", "w0.kv.tandem"]):  # a host, and a name, that the router's certificate does not hold
+            lost = c.start_worker("decode", wait=False, args=["--tls-server-name", "", *args])
+            lost.wait_log(r"ev=router_lost")
+        cli = ["--server", f"127.0.0.1:{c.port}", *tls_args(certs, "client")]
+        assert run(["tandem", "status", *cli])[0] == 1
+        assert run(["tandem", "status", *cli, *named])[0] == 0
+        rc, out, err = run(["tandem", "generate", *cli, *named, "--max-tokens", 16, "--temperature", 0, "--token-ids", "Once upon a time"])
+        assert rc == 0 and [int(x) for x in out.split()] == plain_tokens, err
+        doctor = ["tandem", "doctor", "--local=false", "--router", f"127.0.0.1:{c.port}", *tls_args(certs, "client"), "--timeout-ms", 5000 * SLOW]
+        rc, out, _ = run([*doctor, *named])
+        assert rc == 0 and b"prefill-0" in out and b"decode-0" in out, out
+        assert run(doctor)[0] == 1
+        assert len(c.status().workers) == 2
+        c.wait_idle()
+
+
+def test_router_that_does_not_know_its_workers_names(certs):
+    """It says so of each, and sends them nothing."""
+    with Cluster(prefill=0, decode=0, router_args=tls_args(certs), tls=credentials(certs, name="client")) as c:
+        c.start_worker("decode", args=tls_args(certs, "named"))
+        c.router.wait_log(r"ev=worker_unreachable worker=decode-0")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 here")
+@pytest.mark.parametrize("advertise", ["::1", "[::1]"])
+def test_ipv6(plain_tokens, advertise):
+    """Addresses that go from daemon to daemon: in brackets where a port follows, whichever way the operator wrote them."""
+    with Cluster(router_args=["--listen", "[::]:0"],
+                 worker_args=["--listen", "[::]:0", "--advertise", advertise, "--transfer-host", advertise, "--transfer", "tcp"]) as c:
+        for w in c.status().workers:
+            assert re.fullmatch(r"\[::1\]:\d+", w.address), w.address
+        c.start_worker("decode", args=["--router", f"[::1]:{c.port}", "--listen", "[::1]:0", "--advertise", ""])
+        assert all(re.fullmatch(r"\[::1\]:\d+", w.address) for w in c.status().workers)
+        r = c.generate(prompt="Once upon a time", max_tokens=16, temperature=0)
+        assert (r.code, r.tokens) == (OK, plain_tokens), r.details
+        c.wait_for(lambda: kv_bytes(c) > 0, "KV bytes in the snapshots", 10 * SLOW)
+        assert "ev=worker_unreachable" not in c.router.log()
+        c.wait_idle()
+
+
+@pytest.mark.parametrize("advertise", ["127.0.0.1:7610", "[worker-0]", "[::1]:7610", "fe80::1%lo", "two words"])
+def test_advertise_that_nobody_can_dial(advertise):
+    rc, _, err = run(["tandem-decode", "--model", POCKET, "--listen", "127.0.0.1:0", "--advertise", advertise])
+    assert rc == 2 and "advertise: host" in err, err
 
 
 # ---- metrics, decision log -----------------------------------------------------------------------------------------------------------------------

@@ -438,8 +438,12 @@ static const struct td_verbs table = {.name = "told", .list = t_list, .open = t_
 #define V4(a, b, c, d) {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d}
 #define LINK_LOCAL {0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1}
 
+/* As the option table gives them; a test changes what it is about. */
+static struct td_kv_port_config rdma_options;
+
 static void told_good(void)
 {
+    rdma_options = (struct td_kv_port_config){.rdma_devices = "", .rdma_port = 1, .rdma_gid_index = -1};
     told = (struct told){.n_devices = 1,
                          .dmabuf_error = EBADF,
                          .limits = {.max_qp = 131072,
@@ -465,7 +469,7 @@ static struct doctor_report rdma(const char *transfer, const struct td_verbs *vb
 {
     static struct doctor_rdma result;
     struct doctor_report r = report();
-    struct doctor_config o = {.root = root, .transfer = transfer, .register_bytes = 1 << 20};
+    struct doctor_config o = {.root = root, .transfer = transfer, .register_bytes = 1 << 20, .kv_port = rdma_options};
     doctor_rdma(&r, &o, vb, "not installed", 1 << 30, n_gpus, &result);
     assert_int_equal(result.n_usable, want_usable);
     assert_int_equal(told.n_open, 0);
@@ -602,6 +606,46 @@ static void rdma_bad(void **state)
     report_end(&r);
 }
 
+/* What is checked is what workers with the same options would use. */
+static void rdma_as_asked(void **state)
+{
+    (void)state;
+    put("/sys/class/net/ens1/mtu", "9000\n");
+    told_good();
+    rdma_options.rdma_gid_index = 1; /* by number: link-local, which the ranking would take last */
+    struct doctor_report r = rdma("auto", &table, 0, 1);
+    says(&r, "mlx5_0 port 1 gid", DOCTOR_OK, "index 1, fe80:0:0:0:0:0:0:1 (RoCE v2, link-local IPv6, ens1); 4 of 4 entries in use; --rdma-gid-index", NULL);
+    report_end(&r);
+    rdma_options.rdma_gid_index = 9;
+    r = rdma("auto", &table, 0, 0);
+    says(&r, "mlx5_0 port 1 gid", DOCTOR_WARN, "9", "IPv4 address");
+    says(&r, "kv path", DOCTOR_FAIL, "though there are RDMA devices", NULL);
+    report_end(&r);
+
+    told_good();
+    rdma_options.rdma_devices = "mlx5_7,mlx5_0";
+    r = rdma("auto", &table, 0, 1);
+    says(&r, "mlx5_7", DOCTOR_FAIL, "there is no such device", "ls /sys/class/infiniband");
+    says(&r, "mlx5_0 port 1", DOCTOR_OK, "active", NULL);
+    report_end(&r);
+    rdma_options.rdma_devices = "mlx5_00";
+    r = rdma("auto", &table, 0, 0);
+    says(&r, "mlx5_0", DOCTOR_OK, "left out: --rdma-devices does not name it", NULL);
+    says(&r, "mlx5_00", DOCTOR_FAIL, "there is no such device", NULL);
+    assert_int_equal(doctor_status(&r), 1);
+    report_end(&r);
+
+    told_good();
+    rdma_options.rdma_port = 2;
+    r = rdma("rdma", &table, 0, 0);
+    says(&r, "kv path", DOCTOR_FAIL, "--transfer rdma", NULL);
+    report_end(&r);
+    told.limits.n_ports = 2;
+    r = rdma("rdma", &table, 0, 1);
+    says(&r, "mlx5_0 port 2", DOCTOR_OK, "active", NULL);
+    report_end(&r);
+}
+
 static void rdma_none(void **state)
 {
     (void)state;
@@ -732,6 +776,7 @@ int main(void)
         cmocka_unit_test(report_is_plain),
         cmocka_unit_test_setup_teardown(rdma_good, make_root, drop_root),
         cmocka_unit_test_setup_teardown(rdma_bad, make_root, drop_root),
+        cmocka_unit_test_setup_teardown(rdma_as_asked, make_root, drop_root),
         cmocka_unit_test_setup_teardown(rdma_none, make_root, drop_root),
         cmocka_unit_test(skews),
         cmocka_unit_test(fallbacks_fail),

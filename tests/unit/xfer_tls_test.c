@@ -68,6 +68,11 @@ static int make_all(void **state)
         {.name = "a", .alt = "DNS:worker.tandem,IP:127.0.0.1"},
         {.name = "b", .alt = "DNS:worker.tandem"},
         {.name = "client", .alt = "DNS:client.tandem"},
+        {.name = "w1", .alt = "DNS:other.example,DNS:w1.kv.tandem"},
+        {.name = "deep", .alt = "DNS:x.w1.kv.tandem"},
+        {.name = "suffix", .alt = "DNS:kv.tandem,DNS:w1kv.tandem,DNS:w1.kv.tandem.example"},
+        {.name = "star", .alt = "DNS:*.kv.tandem"},
+        {.name = "w2.kv.tandem"}, /* its subject only */
         {.name = "expired", .from_s = -7200, .to_s = -3600},
         {.name = "future", .from_s = 3600, .to_s = 7200},
         {.name = "server_only", .usage = "serverAuth"},
@@ -100,7 +105,8 @@ static int remove_all(void **state)
 {
     (void)state;
     static const char *const names[] = {"ca",          "other",   "a",     "b",      "client", "expired", "future",
-                                        "server_only", "foreign", "alone", "locked", "half",   "live"};
+                                        "server_only", "foreign", "alone", "locked", "half",   "live",
+                                        "w1",          "deep",    "suffix", "star", "w2.kv.tandem"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char name[64];
         snprintf(name, sizeof name, "%s.crt", names[i]);
@@ -600,6 +606,17 @@ static void strangers_are_refused_by_reason(void **state)
         {"address does not", "a", "ca", "b", "ca", "127.0.0.1", NULL, 0, "IP address mismatch", "alert bad certificate"},
         {"a client's name dials", "client", "ca", "b", "ca", NULL, "worker.tandem", 1, "hostname mismatch", "alert bad certificate"},
         {"a client's name accepts", "a", "ca", "client", "ca", "worker.tandem", NULL, 0, "hostname mismatch", "alert bad certificate"},
+        {"a name under the suffix", "w1", "ca", "w1", "ca", "*.kv.tandem", "*.kv.tandem", -1, NULL, NULL},
+        {"in any case of letters", "w1", "ca", "b", "ca", NULL, "*.KV.Tandem", -1, NULL, NULL},
+        {"two labels before the suffix dial", "deep", "ca", "b", "ca", NULL, "*.kv.tandem", 1, "hostname mismatch", "alert bad certificate"},
+        {"two labels before the suffix accept", "a", "ca", "deep", "ca", "*.kv.tandem", NULL, 0, "hostname mismatch", "alert bad certificate"},
+        {"the suffix itself, and names like it", "suffix", "ca", "b", "ca", NULL, "*.kv.tandem", 1, "hostname mismatch", "alert bad certificate"},
+        {"a wildcard certificate and one name", "star", "ca", "b", "ca", NULL, "w7.kv.tandem", -1, NULL, NULL},
+        {"a wildcard certificate and the suffix", "star", "ca", "b", "ca", NULL, "*.kv.tandem", -1, NULL, NULL},
+        {"a wildcard certificate of a shorter suffix", "star", "ca", "b", "ca", NULL, "x.w7.kv.tandem", 1, "hostname mismatch", "alert bad certificate"},
+        {"a subject is no name", "w2.kv.tandem", "ca", "b", "ca", NULL, "w2.kv.tandem", 1, "hostname mismatch", "alert bad certificate"},
+        {"nor under a suffix", "a", "ca", "w2.kv.tandem", "ca", "*.kv.tandem", NULL, 0, "hostname mismatch", "alert bad certificate"},
+        {"an empty name asks for none", "client", "ca", "b", "ca", "", "", -1, NULL, NULL},
         {"the CA does not ask", NULL, "ca", "b", NULL, NULL, NULL, -1, NULL, NULL},
         {"nobody asks", NULL, NULL, "foreign", NULL, NULL, NULL, -1, NULL, NULL},
     };
@@ -829,6 +846,14 @@ static void bad_files_are_named(void **state)
         {"a.crt", "a.key", "text", NULL, TD_ERR_INVALID, {"ca_file: ", "text: holds no certificate in PEM"}},
         {"a.crt", NULL, NULL, NULL, TD_ERR_INVALID, {"go together", "key_file is not set"}},
         {"a.crt", "a.key", NULL, "worker", TD_ERR_INVALID, {"peer_name", "ca_file is not set"}},
+        {"a.crt", "a.key", "ca.crt", "*", TD_ERR_INVALID, {"peer_name is \"*\"", "must be a DNS name"}},
+        {"a.crt", "a.key", "ca.crt", "*.", TD_ERR_INVALID, {"peer_name is \"*.\"", "must be a DNS name"}},
+        {"a.crt", "a.key", "ca.crt", ".kv.tandem", TD_ERR_INVALID, {"peer_name is \".kv.tandem\"", "must be a DNS name"}},
+        {"a.crt", "a.key", "ca.crt", "*..tandem", TD_ERR_INVALID, {"peer_name is \"*..tandem\"", "must be a DNS name"}},
+        {"a.crt", "a.key", "ca.crt", "*.*.tandem", TD_ERR_INVALID, {"peer_name is \"*.*.tandem\"", "must be a DNS name"}},
+        {"a.crt", "a.key", "ca.crt", "w*.tandem", TD_ERR_INVALID, {"peer_name is \"w*.tandem\"", "must be a DNS name"}},
+        {"a.crt", "a.key", "ca.crt", "a.tandem,b.tandem", TD_ERR_INVALID, {"peer_name is \"a.tandem,b.tandem\"", "must be a DNS name"}},
+        {"a.crt", "a.key", "ca.crt", "kv.tandem.", TD_ERR_INVALID, {"peer_name is \"kv.tandem.\"", "must be a DNS name"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct td_xfer_tls_config config = {.cert_file = cases[i].cert ? tls_files_in(cases[i].cert) : NULL,
