@@ -4,13 +4,18 @@
 
 #include "cli/cli.h"
 
-int td_bench_xfer(int argc, char **argv); /* bench/xfer_bench.c; nothing includes that folder */
+/* Nothing includes bench/: its entries are declared here. */
+int td_bench_serve(int argc, char **argv);
+int td_bench_replay(int argc, char **argv);
+int td_bench_xfer(int argc, char **argv);
 
 static const struct {
     const char *name;
     int (*run)(int argc, char **argv);
     const char *summary;
 } kinds[] = {
+    {"serve", td_bench_serve, "load on a cluster: latency, throughput, goodput and SLO attainment (vLLM's options)"},
+    {"replay", td_bench_replay, "the same with the arrivals, lengths and shared prefixes of a recorded trace"},
     {"xfer", td_bench_xfer, "KV transfer between two processes of this host, beside its floors"},
 };
 #define N_KINDS (sizeof kinds / sizeof *kinds)

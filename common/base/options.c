@@ -34,7 +34,8 @@ static bool names_equal(const char *text, size_t n_bytes, const char *name)
 static const struct td_option *find_option(const struct td_option *table, const char *text, size_t n_bytes)
 {
     for (const struct td_option *o = table; o->name; o++) {
-        if (names_equal(text, n_bytes, o->name)) return o;
+        if (!names_equal(text, n_bytes, o->name)) continue;
+        return o->type == TD_OPT_ALIAS ? find_option(table, o->choices, strlen(o->choices)) : o;
     }
     return NULL;
 }
@@ -198,6 +199,7 @@ static td_status set_value(const struct td_option *o, const char *text, void *co
         if (!has_choice(o->choices, text)) return td_fail(err, TD_ERR_INVALID, "is '%s', must be one of %s", text, o->choices);
         *(const char **)field = text;
         return TD_OK;
+    case TD_OPT_ALIAS: break; /* find_option has followed it */
     }
     return td_fail(err, TD_ERR_INTERNAL, "has no known type");
 }
@@ -212,6 +214,7 @@ static const char *type_hint(const struct td_option *o)
     case TD_OPT_SIZE: return " SIZE";
     case TD_OPT_STR: return " TEXT";
     case TD_OPT_ENUM: return " ";
+    case TD_OPT_ALIAS: break;
     }
     return "";
 }
@@ -220,10 +223,19 @@ void td_options_help(const struct td_option *table, const char *program, const c
 {
     fprintf(out, "%s: %s\n\nUsage: %s [OPTION]...\n\nOptions (default < environment < flag):\n", program, summary, program);
     for (const struct td_option *o = table; o->name; o++) {
+        if (o->type == TD_OPT_ALIAS) continue;
         char flag[MAX_NAME + 3], env[MAX_NAME + 8];
         flag_name(o->name, flag, sizeof flag);
         env_name(o->name, env, sizeof env);
         fprintf(out, "  %s%s%s\n", flag, type_hint(o), o->type == TD_OPT_ENUM ? o->choices : "");
+        bool has_alias = false;
+        for (const struct td_option *a = table; a->name; a++) {
+            if (a->type != TD_OPT_ALIAS || !names_equal(a->choices, strlen(a->choices), o->name)) continue;
+            flag_name(a->name, flag, sizeof flag);
+            fprintf(out, has_alias ? ", %s" : "      also %s", flag);
+            has_alias = true;
+        }
+        if (has_alias) fputc('\n', out);
         for (const char *p = o->help; *p;) { /* help of two lines keeps its indent */
             size_t n = strcspn(p, "\n");
             fprintf(out, "      %.*s\n", (int)n, p);
@@ -243,6 +255,7 @@ void td_options_help(const struct td_option *table, const char *program, const c
 void td_options_print(const struct td_option *table, const void *config, FILE *out)
 {
     for (const struct td_option *o = table; o->name; o++) {
+        if (o->type == TD_OPT_ALIAS) continue;
         const void *field = (const char *)config + o->offset;
         fprintf(out, "%s=", o->name);
         switch (o->type) {
@@ -253,6 +266,7 @@ void td_options_print(const struct td_option *table, const void *config, FILE *o
         case TD_OPT_F64: fprintf(out, "%.15g", *(const double *)field); break;
         case TD_OPT_STR:
         case TD_OPT_ENUM: fprintf(out, "%s", *(const char *const *)field ? *(const char *const *)field : ""); break;
+        case TD_OPT_ALIAS: break;
         }
         fputc('\n', out);
     }
@@ -269,6 +283,11 @@ td_status td_options_load(const struct td_option *table, void *config, const cha
     for (size_t i = 0; i < n_options; i++) {
         const struct td_option *o = &table[i];
         TD_ASSERT(strlen(o->name) <= MAX_NAME - 3);
+        if (o->type == TD_OPT_ALIAS) {
+            TD_ASSERT(find_option(table, o->choices, strlen(o->choices)));
+            is_set[i] = true;
+            continue;
+        }
         char env[MAX_NAME + 8];
         env_name(o->name, env, sizeof env);
         if (o->def) {

@@ -20,6 +20,7 @@ enum td_option_type {
     TD_OPT_SIZE,   /* uint64_t bytes: 512, 64KiB, 2GiB, 1GB                               */
     TD_OPT_STR,    /* const char *: borrowed from argv, environ or the table              */
     TD_OPT_ENUM,   /* const char *: one of `choices` ("a|b|c")                            */
+    TD_OPT_ALIAS,  /* another flag for the row that `choices` names; no variable of its own */
 };
 
 struct td_option {
@@ -27,10 +28,13 @@ struct td_option {
     enum td_option_type type;
     const char *def;             /* default as text; NULL = required                       */
     double min, max;             /* inclusive, for numbers and sizes; both 0 = unbounded   */
-    const char *choices;         /* for TD_OPT_ENUM, else NULL                             */
+    const char *choices;         /* for TD_OPT_ENUM and TD_OPT_ALIAS, else NULL            */
     size_t offset;               /* offsetof in the config struct                          */
     const char *help;            /* one or two lines for a tired operator                  */
 };
+
+/* --alias is --of; help tells both. Names by which users of other programs know an option. */
+#define TD_OPTION_ALIAS(alias, of) {alias, TD_OPT_ALIAS, "", 0, 0, of, 0, ""}
 
 /* Fills *config (the struct that `offset` speaks of). Positional arguments are left in argv order in positional[] (borrowed;
  * at most max_positional; more is an error; "--" ends options).

@@ -27,6 +27,10 @@ static const struct td_option table[] = {
     {"ratio", TD_OPT_F64, "0.5", 0, 1, NULL, offsetof(struct config, ratio), "A share."},
     {"model", TD_OPT_STR, "models/pocket", 0, 0, NULL, offsetof(struct config, model), "Model folder."},
     {"dtype", TD_OPT_ENUM, "bf16", 0, 0, "f32|f16|bf16", offsetof(struct config, dtype), "Element type."},
+    TD_OPTION_ALIAS("precision", "dtype"),
+    TD_OPTION_ALIAS("kv_bytes", "kv_memory"),
+    TD_OPTION_ALIAS("kv_pool", "kv_memory"),
+    TD_OPTION_ALIAS("chatty", "verbose"),
     {0},
 };
 
@@ -204,6 +208,27 @@ static void required_options_are_asked_for(void **state)
 
 static void load_in_child(void *arg) { load_with(table, arg); }
 
+/* An alias sets the row it names, whatever its type; messages speak of that row, and no variable belongs to the alias. */
+static void aliases(void **state)
+{
+    (void)state;
+    struct load l = load_with(table, (const char *const[]){"--precision=f16", "--kv-bytes", "2MiB", "--chatty", NULL});
+    assert_int_equal(l.status, TD_OK);
+    assert_string_equal(l.config.dtype, "f16");
+    assert_int_equal(l.config.kv_memory, 2 << 20);
+    assert_true(l.config.verbose);
+    l = load_with(table, (const char *const[]){"--kv_pool=4MiB", "--no-chatty", NULL});
+    assert_int_equal(l.config.kv_memory, 4 << 20);
+    assert_false(l.config.verbose);
+    l = load_with(table, (const char *const[]){"--precision=int8", NULL});
+    assert_int_equal(l.status, TD_ERR_INVALID);
+    assert_non_null(strstr(l.err.msg, "--dtype is 'int8'"));
+    setenv("TANDEM_PRECISION", "f32", 1);
+    l = load_with(table, (const char *const[]){NULL});
+    unsetenv("TANDEM_PRECISION");
+    assert_string_equal(l.config.dtype, "bf16");
+}
+
 static void help_version_and_print_config(void **state)
 {
     (void)state;
@@ -211,7 +236,8 @@ static void help_version_and_print_config(void **state)
     capture_run(&c, load_in_child, (void *)(uintptr_t)(const char *const[]){"--help", NULL});
     assert_int_equal(capture_exit(&c), 0);
     static const char *const parts[] = {"prog: does things", "--drain-timeout-ms N\n", "      How long a drain\n      may take.\n", "TANDEM_KV_MEMORY",
-                                        "--dtype f32|f16|bf16", "default 1GiB", "0..600000", "--print-config", "--version"};
+                                        "--dtype f32|f16|bf16", "      also --kv-bytes, --kv-pool\n", "default 1GiB", "0..600000",
+                                        "--print-config", "--version"};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (!strstr(c.text, parts[i])) fail_msg("help lacks '%s':\n%s", parts[i], c.text);
     }
@@ -275,6 +301,7 @@ int main(void)
         TEST(bad_input_is_refused_by_name),
         TEST(environment_errors_name_the_variable),
         TEST(required_options_are_asked_for),
+        TEST(aliases),
         TEST(help_version_and_print_config),
         TEST(sizes),
         TEST(die_tells_usage_errors_from_others),

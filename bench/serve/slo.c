@@ -1,0 +1,121 @@
+/* slo.c - see slo.h. */
+#include "bench/serve/slo.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct {
+    const char *name;
+    double ttft_ms, tpot_ms, attainment;
+} presets[] = {
+    {"mlperf-llama2-70b", 2000, 200, 0.99},         {"mlperf-llama2-70b-interactive", 450, 40, 0.99},
+    {"mlperf-llama3.1-8b", 2000, 100, 0.99},        {"mlperf-llama3.1-8b-interactive", 500, 30, 0.99},
+    {"mlperf-mixtral-8x7b", 2000, 200, 0.99},       {"mlperf-llama3.1-405b", 6000, 175, 0.99},
+    {"mlperf-llama3.1-405b-interactive", 4500, 80, 0.99},
+    {"mlperf-deepseek-r1", 2000, 80, 0.99},         {"mlperf-deepseek-r1-interactive", 1500, 15, 0.99},
+    {"distserve-chat-13b", 200, 100, 0.9},          {"distserve-chat-66b", 400, 100, 0.9},
+    {"distserve-chat-175b", 4000, 200, 0.9},
+};
+#define N_PRESETS (sizeof presets / sizeof *presets)
+
+td_status bench_slo_preset(const char *name, struct bench_slo *ret_slo, double *ret_attainment, struct td_err *err)
+{
+    for (size_t i = 0; i < N_PRESETS; i++) {
+        if (strcmp(presets[i].name, name) != 0) continue;
+        *ret_slo = (struct bench_slo){.ttft_ms = presets[i].ttft_ms, .tpot_ms = presets[i].tpot_ms};
+        *ret_attainment = presets[i].attainment;
+        return TD_OK;
+    }
+    char known[400];
+    int used = 0;
+    for (size_t i = 0; i < N_PRESETS; i++) used += snprintf(known + used, sizeof known - (size_t)used, "%s%s", i ? " " : "", presets[i].name);
+    return td_fail(err, TD_ERR_INVALID, "--slo-preset is '%.60s', must be one of: %s", name, known);
+}
+
+/* A number of milliseconds (or a weight) that fills the text to its end. */
+static td_status parse_positive(const char *option, const char *name, const char *text, double *ret, struct td_err *err)
+{
+    char *end;
+    double v = strtod(text, &end);
+    if (end == text || *end || isspace((unsigned char)text[0]) || !isfinite(v) || !(v > 0))
+        return td_fail(err, TD_ERR_INVALID, "%s: %s is '%.40s', must be a number > 0", option, name, text);
+    *ret = v;
+    return TD_OK;
+}
+
+static double *field_of(struct bench_slo *slo, const char *name)
+{
+    if (!strcmp(name, "ttft") || !strcmp(name, "time_to_first_token")) return &slo->ttft_ms;
+    if (!strcmp(name, "tpot") || !strcmp(name, "inter_token_latency")) return &slo->tpot_ms;
+    if (!strcmp(name, "e2el") || !strcmp(name, "request_latency")) return &slo->e2el_ms;
+    if (!strcmp(name, "tbt")) return &slo->tbt_ms;
+    return NULL;
+}
+
+/* Copies the next word (up to one of `stops`) and moves *at behind it; false at the end. */
+static bool next_word(const char **at, const char *skip, const char *stops, char *word, size_t word_bytes)
+{
+    *at += strspn(*at, skip);
+    if (!**at) return false;
+    size_t n = strcspn(*at, stops);
+    snprintf(word, word_bytes, "%.*s", (int)n, *at);
+    *at += n;
+    return true;
+}
+
+td_status bench_slo_parse(const char *text, struct bench_slo *slo, struct td_err *err)
+{
+    char word[128];
+    for (const char *at = text; next_word(&at, " \t,", " \t,", word, sizeof word);) {
+        char *colon = strchr(word, ':');
+        if (!colon) return td_fail(err, TD_ERR_INVALID, "--goodput: '%s' is no METRIC:MILLISECONDS", word);
+        *colon = 0;
+        double *field = field_of(slo, word);
+        if (!field) return td_fail(err, TD_ERR_INVALID, "--goodput: '%s' is no metric; known are ttft, tpot, e2el, tbt", word);
+        td_status s = parse_positive("--goodput", word, colon + 1, field, err);
+        if (s) return s;
+    }
+    return TD_OK;
+}
+
+static td_status parse_class(const char *name, const char *fields, struct bench_class *c, struct td_err *err)
+{
+    char word[128], option[96];
+    snprintf(option, sizeof option, "--slo-class %s", name);
+    for (const char *at = fields; next_word(&at, ",", ",", word, sizeof word);) {
+        char *equals = strchr(word, '=');
+        if (!equals) return td_fail(err, TD_ERR_INVALID, "%s: '%s' is no NAME=VALUE", option, word);
+        *equals = 0;
+        double *field = !strcmp(word, "weight") ? &c->weight : field_of(&c->slo, word);
+        if (!field) return td_fail(err, TD_ERR_INVALID, "%s: '%s' is unknown; known are ttft, tpot, e2el, tbt, weight", option, word);
+        td_status s = parse_positive(option, word, equals + 1, field, err);
+        if (s) return s;
+    }
+    return TD_OK;
+}
+
+td_status bench_slo_classes(const char *text, const struct bench_slo *base, struct bench_class classes[BENCH_MAX_CLASSES], size_t *ret_n,
+                            struct td_err *err)
+{
+    size_t n = 0;
+    char word[256];
+    for (const char *at = text; next_word(&at, " \t", " \t", word, sizeof word); n++) {
+        char *colon = strchr(word, ':');
+        if (colon) *colon = 0;
+        if (!word[0] || strlen(word) >= BENCH_MAX_NAME)
+            return td_fail(err, TD_ERR_INVALID, "--slo-class: name '%.80s' must have 1..%d bytes", word, BENCH_MAX_NAME - 1);
+        if (n == BENCH_MAX_CLASSES) return td_fail(err, TD_ERR_INVALID, "--slo-class: more than %d classes", BENCH_MAX_CLASSES);
+        for (size_t i = 0; i < n; i++)
+            if (!strcmp(classes[i].name, word)) return td_fail(err, TD_ERR_INVALID, "--slo-class: class '%s' is there twice", word);
+        struct bench_class c = {.slo = *base, .weight = 1};
+        snprintf(c.name, sizeof c.name, "%s", word);
+        td_status s = parse_class(word, colon ? colon + 1 : "", &c, err);
+        if (s) return s;
+        classes[n] = c;
+    }
+    *ret_n = n;
+    return TD_OK;
+}

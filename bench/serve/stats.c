@@ -1,0 +1,95 @@
+/* stats.c - see stats.h. */
+#include "bench/serve/stats.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+void bench_sort(double *x, size_t n)
+{
+    if (n > 1) qsort(x, n, sizeof *x, compare);
+}
+
+double bench_percentile(const double *sorted, size_t n, double p)
+{
+    if (n == 0) return NAN;
+    double rank = p / 100 * (double)(n - 1), whole = floor(rank);
+    if (rank <= 0) return sorted[0];
+    size_t i = (size_t)whole;
+    if (i >= n - 1) return sorted[n - 1];
+    return sorted[i] + (sorted[i + 1] - sorted[i]) * (rank - whole);
+}
+
+double bench_mean(const double *x, size_t n)
+{
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) sum += x[i];
+    return n ? sum / (double)n : NAN;
+}
+
+double bench_std(const double *x, size_t n)
+{
+    double mean = bench_mean(x, n), sum = 0;
+    for (size_t i = 0; i < n; i++) sum += (x[i] - mean) * (x[i] - mean);
+    return n ? sqrt(sum / (double)n) : NAN;
+}
+
+struct bench_interval bench_wilson(uint64_t k, uint64_t n)
+{
+    if (n == 0) return (struct bench_interval){0, 1};
+    double z2 = BENCH_Z95 * BENCH_Z95, count = (double)n, share = (double)k / count;
+    double centre = (share + z2 / (2 * count)) / (1 + z2 / count);
+    double half = BENCH_Z95 / (1 + z2 / count) * sqrt(share * (1 - share) / count + z2 / (4 * count * count));
+    /* At the ends the formula is exact only up to rounding. */
+    return (struct bench_interval){k == 0 ? 0 : fmax(0, centre - half), k == n ? 1 : fmin(1, centre + half)};
+}
+
+bool bench_batch_means(const double *x, size_t n, struct bench_interval *ret)
+{
+    size_t batch = n / BENCH_N_BATCHES;
+    if (batch < 2) return false;
+    const double *from = x + n % BENCH_N_BATCHES;
+    double means[BENCH_N_BATCHES];
+    for (size_t b = 0; b < BENCH_N_BATCHES; b++) means[b] = bench_mean(from + b * batch, batch);
+    double mean = bench_mean(means, BENCH_N_BATCHES);
+    double error = bench_std(means, BENCH_N_BATCHES) / sqrt(BENCH_N_BATCHES - 1.0); /* of the mean: sample deviation over sqrt(batches) */
+    *ret = (struct bench_interval){mean - BENCH_T95_19 * error, mean + BENCH_T95_19 * error};
+    return true;
+}
+
+void bench_percentile_ranks(size_t n, double p, size_t *ret_lo, size_t *ret_hi)
+{
+    double q = p / 100, below = 0; /* below = P(X <= k) of the binomial (n, q) */
+    size_t lo = 0, hi = n + 1;
+    for (size_t k = 0; k <= n; k++) {
+        double log_pmf = lgamma((double)n + 1) - lgamma((double)k + 1) - lgamma((double)(n - k) + 1) + (double)k * log(q) + (double)(n - k) * log1p(-q);
+        below += exp(log_pmf);
+        if (below <= 0.025) lo = k + 1;              /* P(X < lo) <= 2.5 %: the percentile is below x[lo] at most so often */
+        if (below >= 0.975) {
+            hi = k + 1;                              /* P(X >= hi) <= 2.5 % */
+            break;
+        }
+    }
+    *ret_lo = lo > n ? n : lo;
+    *ret_hi = hi;
+}
+
+double bench_jain(const double *x, size_t n)
+{
+    double sum = 0, squares = 0;
+    for (size_t i = 0; i < n; i++) sum += x[i], squares += x[i] * x[i];
+    return squares > 0 ? sum * sum / ((double)n * squares) : 1;
+}
+
+double bench_worst_tenth(double *x, size_t n)
+{
+    if (n == 0) return NAN;
+    bench_sort(x, n);
+    size_t tail = (n + 9) / 10;
+    return bench_mean(x + n - tail, tail);
+}

@@ -1,0 +1,43 @@
+/* stats.h - the numbers of a benchmark report: percentiles, intervals, fairness. Pure; no allocation except where said; thread-safe.
+ *
+ * Sources: Wilson 1927 (score interval); Law and Kelton, Simulation Modeling and Analysis (batch means); Jain, Chiu, Hawe 1984 (fairness). */
+#ifndef BENCH_SERVE_STATS_H
+#define BENCH_SERVE_STATS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define BENCH_Z95 1.959963984540054    /* the normal distribution's 97.5 % point */
+#define BENCH_N_BATCHES 20
+#define BENCH_T95_19 2.093024054408263 /* Student's, for BENCH_N_BATCHES - 1 degrees of freedom */
+
+struct bench_interval {
+    double lo, hi;
+};
+
+/* Ascending, NaN is not allowed. */
+void bench_sort(double *x, size_t n);
+/* p in 0..100 of n ascending values, linear between neighbours (rank p/100 * (n-1)), as numpy and vLLM do. NaN for n = 0. */
+double bench_percentile(const double *sorted, size_t n, double p);
+double bench_mean(const double *x, size_t n);                        /* NaN for n = 0 */
+double bench_std(const double *x, size_t n);                         /* of the population (over n), as vLLM's; NaN for n = 0 */
+
+/* 95 % interval of a share: k of n, within [0, 1]. {0, 1} for n = 0. */
+struct bench_interval bench_wilson(uint64_t k, uint64_t n);
+
+/* 95 % interval of the mean of values in order of time that may be correlated: BENCH_N_BATCHES batches of neighbours, of equal length (the
+ * first n mod BENCH_N_BATCHES values are left out). False, *ret untouched, with fewer than two values a batch. */
+bool bench_batch_means(const double *x, size_t n, struct bench_interval *ret);
+
+/* Ranks (1..n) of the order statistics that enclose the p-th percentile (0 < p < 100) with at least 95 %: the exact binomial interval, at
+ * most 2.5 % outside on either side. Rank 0 or n + 1: no value of the sample bounds that side. */
+void bench_percentile_ranks(size_t n, double p, size_t *ret_lo, size_t *ret_hi);
+
+/* (sum x)^2 / (n sum x^2): 1 when all are equal, 1/n when one has everything. 1 for none or all zero. */
+double bench_jain(const double *x, size_t n);
+
+/* Mean of the longest tenth, rounded up (Mooncake's TBT); NaN for n = 0. Sorts x. */
+double bench_worst_tenth(double *x, size_t n);
+
+#endif
