@@ -222,7 +222,7 @@ static void aliases(void **state)
     assert_false(l.config.verbose);
     l = load_with(table, (const char *const[]){"--precision=int8", NULL});
     assert_int_equal(l.status, TD_ERR_INVALID);
-    assert_non_null(strstr(l.err.msg, "--dtype is 'int8'"));
+    assert_non_null(strstr(l.err.msg, "--dtype: is 'int8'"));
     setenv("TANDEM_PRECISION", "f32", 1);
     l = load_with(table, (const char *const[]){NULL});
     unsetenv("TANDEM_PRECISION");
