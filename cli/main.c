@@ -18,6 +18,7 @@ static const struct {
     {"tokenize", cli_tokenize, "text to token ids and back, with a model's tokenizer"},
     {"logits", cli_logits, "write the logits of every position to a file"},
     {"engine-bench", cli_engine_bench, "prefill and decode tokens/s of this machine, without a cluster"},
+    {"sim", cli_sim, "simulate a fleet with the router's own core; replay a decision log"},
     {"bench", cli_bench, "bench serve, replay: load on a cluster; bench xfer: KV transfer beside its floors"},
 };
 #define N_COMMANDS (sizeof commands / sizeof *commands)

@@ -1,0 +1,42 @@
+/* report.h - what a run comes to: attainment with its interval, goodput, latency percentiles; as a table, JSON and CSV.
+ *
+ * Definitions (printed into the JSON too). TTFT: arrival at the router to the first token sent; TPOT: (end - first token) / (output tokens - 1), 0 for one
+ * token. Good: ended OK with both within the objectives. Attainment: good / all that arrived in the window; refused, failed and unfinished ones are
+ * misses. Goodput: good / window. The window is by arrival: from the end of warm-up to the beginning of cool-down. */
+#ifndef TD_SIM_REPORT_H
+#define TD_SIM_REPORT_H
+
+#include <stdio.h>
+
+#include "bench/sim/cluster.h"
+
+struct td_sim_percentiles { double mean, p50, p90, p99; };
+
+struct td_sim_summary {
+    char policy[32], mode[16], fleet[96];
+    double rate, cv;                    /* asked for */
+    uint64_t seed;
+    uint32_t gpus, n, n_good, n_ttft_ok, n_tpot_ok, n_ok, n_rejected, n_failed, n_unfinished;
+    double window_s, offered, goodput, attainment, ci_low, ci_high;
+    struct td_sim_percentiles ttft_ms, tpot_ms, e2e_ms;     /* of those that ended OK */
+    double prefill_busy, decode_busy, hit_share, wall_s;
+    uint64_t preemptions, failovers, deflected, steps, core_steps, n_events;
+    double transfer_gb;
+};
+
+/* Wilson score interval of k successes in n at z (1.96 = 95 %). n == 0: [0, 1]. */
+void td_sim_wilson(double k, double n, double z, double *ret_low, double *ret_high);
+/* Linear interpolation between order statistics, q in 0..1; sorts v. 0 for n == 0. */
+double td_sim_quantile(double *v, uint32_t n, double q);
+
+void td_sim_summarise(const struct td_sim_config *config, const struct td_sim_result *result, struct td_sim_summary *ret_summary);
+/* Pools runs that differ in their seeds: counts add, rates are means, and the interval is the wider of Wilson's and that of the seeds' means. */
+void td_sim_pool(const struct td_sim_summary *runs, uint32_t n, struct td_sim_summary *ret_summary);
+
+void td_sim_table_head(FILE *out);
+void td_sim_table_row(const struct td_sim_summary *s, FILE *out);
+void td_sim_csv_head(FILE *out);
+void td_sim_csv_row(const struct td_sim_summary *s, FILE *out);
+void td_sim_json_row(const struct td_sim_summary *s, FILE *out); /* one object, no newline */
+
+#endif
