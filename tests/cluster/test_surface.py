@@ -17,7 +17,7 @@ import grpc
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from harness import BIN, POCKET, ROOT, SANITIZER, SHORT, SLOW, Cluster, pb
+from harness import BIN, POCKET, ROOT, SANITIZER, SHORT, SLOW, Cluster, pb, wpb
 from test_bad_input import call, field, tcp_ports
 
 Code = grpc.StatusCode
@@ -600,6 +600,33 @@ def test_workers_that_cannot_exchange_kv_are_never_paired(certs, what, first):
                 assert w.wait_exit(30 * SLOW) == 0
             c.wait_for(lambda: [w.name for w in c.status().workers] == [other.name], f"{other.name} to join", 30 * SLOW)
         c.wait_idle()
+
+
+HELLOS = {"says nothing, as older ones": ({}, None), "the same": ({"kv_tls": "off", "transfer": "tcp"}, None), "auto": ({"kv_tls": "off", "transfer": "auto"}, None),
+          "TLS": ({"kv_tls": "on", "transfer": "tcp"}, "kv_tls is on here and off on decode-0"), "TLS alone": ({"kv_tls": "on"}, "kv_tls is on here"),
+          "shm": ({"transfer": "shm"}, "transfer is shm here and tcp on decode-0"), "rdma": ({"kv_tls": "off", "transfer": "rdma"}, "transfer is rdma here"),
+          "too long": ({"kv_tls": "o" * 8}, "at most 7 bytes"), "too long a path": ({"transfer": "t" * 8}, "at most 7 bytes")}
+
+
+def test_hellos_and_kv_ports():
+    """What a worker says of its KV port, and what it leaves out, against one that speaks plain tcp."""
+    with Cluster(prefill=0, decode=1, worker_args=["--transfer", "tcp"]) as c:
+        real = c.status().workers[0]
+        with open(os.path.join(POCKET, "config.json"), encoding="utf-8") as f:
+            vocab = json.load(f)["vocab_size"]
+        join = c.channel.stream_stream("/tandem.v1.Registry/Join", request_serializer=wpb.WorkerMessage.SerializeToString,
+                                       response_deserializer=wpb.RouterMessage.FromString)
+        for i, (what, (says, refused_for)) in enumerate(HELLOS.items()):
+            hello = wpb.Hello(name=f"new-{i}", role="prefill", address=f"127.0.0.1:{i + 1}", incarnation=i + 1, protocol=1, layout_hash=real.layout_hash,
+                              block_size=real.block_size, kv_blocks=8, max_model_len=64, vocab=vocab, max_seqs=4, **says)
+            stream = join(iter([wpb.WorkerMessage(hello=hello)]), timeout=30 * SLOW)
+            answer = next(stream)
+            if refused_for:
+                assert refused_for in answer.reject.reason, (what, answer)
+            else:
+                assert answer.WhichOneof("message") == "welcome", (what, answer)
+            stream.cancel()
+        c.wait_for(lambda: len(c.status().workers) == 1, "only the real worker", 10 * SLOW)
 
 
 def test_colocated_workers_need_not_agree(certs):
