@@ -138,6 +138,15 @@ static const struct node *find(const struct td_prefix_index *x, uint64_t hash)
     return NULL;
 }
 
+/* find() of a chain's block at `depth`; `near` is the one at `near_depth`. Blocks added one after the other mostly lie one after the other (in
+ * reused places too: leaves are freed before roots), which spares the bucket and stays in one page: half the time where no cache helps. */
+static const struct node *find_along(const struct td_prefix_index *x, const uint64_t *hashes, size_t depth, const struct node *near, size_t near_depth)
+{
+    uint64_t guess = (uint64_t)(near - x->nodes) + (depth - near_depth);
+    if (guess < x->fresh_nodes && x->nodes[guess].hash == hashes[depth] && x->nodes[guess].n_workers > 0) return &x->nodes[guess];
+    return find(x, hashes[depth]);
+}
+
 static void remove_pair(struct td_prefix_index *x, uint32_t at)
 {
     struct pair *p = &x->pairs[at];
@@ -211,22 +220,17 @@ void td_prefix_index_reset(struct td_prefix_index *index, uint32_t worker)
 uint32_t td_prefix_index_depth(const struct td_prefix_index *index, uint32_t worker, const uint64_t *hashes, size_t n_hashes)
 {
     TD_ASSERT(worker < index->max_workers);
-    size_t held = 0, lacks = n_hashes; /* hashes[held - 1] is held, hashes[lacks] is not or does not exist */
-    for (size_t step = 1; held < lacks; step *= 2) { /* gallop: most requests share little */
-        size_t at = step <= lacks - held ? held + step - 1 : lacks - 1;
-        const struct node *n = find(index, hashes[at]);
+    size_t held = 0, lacks = n_hashes, step = 1; /* hashes[held - 1] is held, by `last`; hashes[lacks] is not or does not exist */
+    const struct node *last = NULL;
+    while (held < lacks) { /* gallop, as most requests share little; then bisect: step = 0 */
+        size_t at = step == 0 ? held + (lacks - held) / 2 : step < lacks - held ? held + step - 1 : lacks - 1;
+        const struct node *n = last ? find_along(index, hashes, at, last, held - 1) : find(index, hashes[at]);
         if (n && set_has(index, n, worker)) {
-            held = at + 1;
+            held = at + 1, last = n;
+            step *= 2;
         } else {
-            lacks = at;
-            break;
+            lacks = at, step = 0;
         }
-    }
-    while (held < lacks) {
-        size_t at = held + (lacks - held) / 2;
-        const struct node *n = find(index, hashes[at]);
-        if (n && set_has(index, n, worker)) held = at + 1;
-        else lacks = at;
     }
     return (uint32_t)held;
 }
@@ -269,7 +273,7 @@ static void bisect(struct search *s, size_t lo, const struct node *at, size_t hi
         return;
     }
     size_t mid = lo + (hi - lo) / 2;
-    const struct node *n = find(s->x, s->hashes[mid]);
+    const struct node *n = find_along(s->x, s->hashes, mid, at, lo);
     if (n) bisect(s, mid, n, hi, n_hi);
     bisect(s, lo, at, mid, n ? n->n_workers : 0);
 }
@@ -291,7 +295,7 @@ size_t td_prefix_index_match(const struct td_prefix_index *index, const uint64_t
     seen[n_seen].at = 0, seen[n_seen++].node = root;
     for (size_t step = 1; seen[n_seen - 1].at + 1 < n_hashes; step *= 2) {
         size_t last = seen[n_seen - 1].at, at = step < n_hashes - last ? last + step : n_hashes - 1;
-        const struct node *n = find(index, hashes[at]);
+        const struct node *n = find_along(index, hashes, at, seen[n_seen - 1].node, last);
         if (!n) {
             end = at;
             break;

@@ -1,0 +1,231 @@
+/* tandem-router-core-bench: what one call of the router's latency model and of its prefix index costs.
+ *
+ * tandem-router-core-bench [REPEATS]    one CSV row per call and shape; medians (least..greatest) of REPEATS batches, default 301
+ *
+ * "hot": the same prompt again and again. "cold": a prompt drawn from 20,000 of 100 blocks, so that hardly a line of it is in a cache. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/kv/prefix_hash.h"
+#include "router/core/latency.h"
+#include "router/core/prefix_index.h"
+
+#define MAX_REPEATS 1001
+#define BATCH 200
+#define N_WORKERS 1000
+#define N_PROMPTS 20000
+#define N_BLOCKS 100
+#define N_HOLDERS 5
+
+static long repeats = 301;
+static uint64_t rng = 1;
+static double sink;
+
+static void need(bool ok, const char *what)
+{
+    if (ok) return;
+    fprintf(stderr, "tandem-router-core-bench: %s failed\n", what);
+    exit(1);
+}
+
+static uint32_t below(uint32_t n)
+{
+    rng = rng * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t)((rng >> 33) % n);
+}
+
+static uint64_t block_hash(uint32_t prompt, uint32_t block)
+{
+    uint64_t x = ((uint64_t)prompt << 32 | block) * 0x9e3779b97f4a7c15ull;
+    return (x ^ x >> 31) * 0xbf58476d1ce4e5b9ull;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* The prompts of a batch, made before it is timed: a caller has just made them too. */
+static struct { uint32_t prompt; uint64_t hashes[N_BLOCKS]; } drawn[BATCH];
+
+static void draw_batch(void)
+{
+    for (uint32_t i = 0; i < BATCH; i++) {
+        drawn[i].prompt = below(N_PROMPTS);
+        for (uint32_t k = 0; k < N_BLOCKS; k++) drawn[i].hashes[k] = block_hash(drawn[i].prompt, k);
+    }
+}
+
+/* One row: the median over `repeats` batches of the time of `call(ctx, i)`. */
+static void row(const char *what, const char *shape, void (*call)(void *ctx, uint32_t i), void *ctx)
+{
+    static double ns[MAX_REPEATS];
+    for (uint32_t i = 0; i < BATCH; i++) call(ctx, i);
+    for (long r = 0; r < repeats; r++) {
+        draw_batch();
+        uint64_t start = td_now_ns();
+        for (uint32_t i = 0; i < BATCH; i++) call(ctx, (uint32_t)r * BATCH + i);
+        ns[r] = (double)(td_now_ns() - start) / BATCH;
+    }
+    qsort(ns, (size_t)repeats, sizeof ns[0], by_value);
+    printf("%s,%s,%.1f,%.1f,%.1f,%ld\n", what, shape, ns[repeats / 2], ns[0], ns[repeats - 1], repeats);
+    fflush(stdout);
+}
+
+/* --- latency model ------------------------------------------------------------------------------------------------------------------------ */
+
+static struct td_latency *model;
+
+static void prefill_short(void *ctx, uint32_t i) { (void)ctx, sink += td_latency_prefill(model, i % N_WORKERS, 500 + i % 512, 128, 2048); }
+static void prefill_long(void *ctx, uint32_t i) { (void)ctx, sink += td_latency_prefill(model, i % N_WORKERS, 32000 + i % 512, 128, 2048); }
+static void decode_step(void *ctx, uint32_t i) { (void)ctx, sink += td_latency_step(model, i % N_WORKERS, 1 + i % 64, i % 64 * 1000, 0, 0); }
+static void mixed_step(void *ctx, uint32_t i) { (void)ctx, sink += td_latency_step(model, i % N_WORKERS, 1 + i % 64, i % 64 * 1000, 512, 1e5); }
+static void one_node_step(void *ctx, uint32_t i) { (void)ctx, sink += td_latency_step(model, 7, 1 + i % 64, i % 64 * 1000, 0, 0); }
+static void transfer(void *ctx, uint32_t i) { (void)ctx, sink += td_latency_transfer(model, 0, i, 1e8); }
+static void margin(void *ctx, uint32_t i) { (void)ctx, sink += td_latency_margin(model, TD_LAT_TTFT, i % 4, i % 8); }
+
+static void feed_prefill(void *ctx, uint32_t i)
+{
+    uint32_t u = 16 + below(2032);
+    (void)ctx;
+    td_latency_observe_step(model, i % N_WORKERS, &(struct td_lat_step){.prefill_tokens = u, .attention_work = (uint64_t)u * (u / 2),
+                                                                        .wall_us = 4000 + 40 * u + below(4000)});
+}
+
+static void feed_decode(void *ctx, uint32_t i)
+{
+    uint32_t b = 1 + below(64), k = b * (100 + below(2000));
+    (void)ctx;
+    td_latency_observe_step(model, i % N_WORKERS, &(struct td_lat_step){.decode_seqs = b, .context_tokens = k,
+                                                                        .wall_us = 9000 + 30 * b + k / 40 + below(2000)});
+}
+
+static void ratio(void *ctx, uint32_t i) { (void)ctx, td_latency_observe_ratio(model, TD_LAT_TPOT, i % 4, i % 8, 1, 0.8 + 0.001 * below(400)); }
+
+static void bench_model(void)
+{
+    struct td_lat_config config = {.attainment = 0.9, .eta = 0.02, .forgetting = 0.999};
+    need(td_latency_create(&config, &model, NULL) == TD_OK, "td_latency_create");
+    row("observe_step", "prefill on 1000 nodes", feed_prefill, NULL);
+    row("observe_step", "decode on 1000 nodes", feed_decode, NULL);
+    row("observe_ratio", "4 classes 8 buckets", ratio, NULL);
+    row("prefill", "1 chunk on 1000 nodes", prefill_short, NULL);
+    row("prefill", "16 chunks on 1000 nodes", prefill_long, NULL);
+    row("step", "decode on 1000 nodes", decode_step, NULL);
+    row("step", "decode on 1 node", one_node_step, NULL);
+    row("step", "mixed on 1000 nodes", mixed_step, NULL);
+    row("transfer", "", transfer, NULL);
+    row("margin", "", margin, NULL);
+    td_latency_destroy(model);
+}
+
+/* --- prefix index ------------------------------------------------------------------------------------------------------------------------- */
+
+static struct td_prefix_index *prefixes;
+static struct td_prefix_match matches[N_WORKERS];
+static uint64_t hashes[N_BLOCKS];
+
+static void match_hot(void *ctx, uint32_t i)
+{
+    (void)ctx, (void)i;
+    sink += (double)td_prefix_index_match(prefixes, drawn[0].hashes, N_BLOCKS, matches, 16);
+}
+static void match_cold(void *ctx, uint32_t i)
+{
+    (void)ctx;
+    sink += (double)td_prefix_index_match(prefixes, drawn[i % BATCH].hashes, N_BLOCKS, matches, 16);
+}
+static void match_none(void *ctx, uint32_t i)
+{
+    (void)ctx, (void)i;
+    hashes[0] = block_hash(below(1u << 30), 1u << 20);
+    sink += (double)td_prefix_index_match(prefixes, hashes, N_BLOCKS, matches, 16);
+}
+static void match_shared(void *ctx, uint32_t i)
+{
+    (void)i;
+    sink += (double)td_prefix_index_match(prefixes, hashes, N_BLOCKS, matches, *(size_t *)ctx);
+}
+static void depth_cold(void *ctx, uint32_t i)
+{
+    (void)ctx;
+    sink += td_prefix_index_depth(prefixes, drawn[i % BATCH].prompt * 7 % N_WORKERS, drawn[i % BATCH].hashes, N_BLOCKS);
+}
+/* A block of an unknown chain comes to a worker and goes. */
+static void add_evict(void *ctx, uint32_t i)
+{
+    uint64_t h = block_hash(below(1u << 31), 1u << 21);
+    (void)ctx;
+    td_prefix_index_add(prefixes, i % N_WORKERS, h);
+    td_prefix_index_evict(prefixes, i % N_WORKERS, h);
+}
+static void hash_blocks(void *ctx, uint32_t i)
+{
+    static uint64_t out[N_BLOCKS];
+    sink += (double)td_prefix_hashes(ctx, N_BLOCKS * 16, 16, i, out, N_BLOCKS);
+}
+
+static void bench_index(void)
+{
+    struct td_prefix_stats stats;
+    char shape[80];
+    static int32_t tokens[N_BLOCKS * 16];
+    need(td_prefix_index_create(N_WORKERS, 8u << 20, &prefixes, NULL) == TD_OK, "td_prefix_index_create");
+    for (uint32_t p = 0; p < N_PROMPTS; p++) {
+        for (uint32_t w = 0; w < N_HOLDERS; w++) {
+            for (uint32_t i = 0; i < N_BLOCKS - 17 * w; i++) td_prefix_index_add(prefixes, (p * 7 + w * 31) % N_WORKERS, block_hash(p, i));
+        }
+    }
+    draw_batch();
+    need(td_prefix_index_match(prefixes, drawn[0].hashes, N_BLOCKS, matches, 16) == N_HOLDERS, "the first match");
+    need(matches[0].n_blocks == N_BLOCKS && matches[4].n_blocks == N_BLOCKS - 17 * 4, "its depths");
+    td_prefix_index_stats(prefixes, &stats);
+    need(stats.n_dropped == 0, "holding every block");
+    snprintf(shape, sizeof shape, "100 blocks 5 holders of 5 depths; %.1f M entries; hot", (double)stats.n_entries * 1e-6);
+    row("match", shape, match_hot, NULL);
+    row("match", "the same; cold", match_cold, NULL);
+    row("match", "nobody holds it; cold", match_none, NULL);
+    row("depth", "one worker of the same; cold", depth_cold, NULL);
+    for (uint32_t i = 0; i < N_BLOCKS; i++) hashes[i] = block_hash(N_PROMPTS + 1, i); /* a system prompt of 20 blocks that everybody holds */
+    for (uint32_t w = 0; w < N_WORKERS; w++) {
+        for (uint32_t i = 0; i < 20 + w % 3; i++) td_prefix_index_add(prefixes, w, hashes[i]);
+    }
+    for (size_t max = 8; max <= N_WORKERS; max *= 125) {
+        snprintf(shape, sizeof shape, "1000 holders of 3 depths; the best %zu; hot", max);
+        row("match", shape, match_shared, &max);
+    }
+    row("add+evict", "a new block; cold", add_evict, NULL);
+    for (size_t i = 0; i < sizeof tokens / sizeof tokens[0]; i++) tokens[i] = (int32_t)below(128000);
+    row("prefix_hashes", "100 blocks of 16 tokens", hash_blocks, tokens);
+
+    static double ns[N_WORKERS]; /* a reset empties its worker: one try each */
+    uint64_t before = stats.n_entries;
+    for (uint32_t w = 0; w < N_WORKERS; w++) {
+        uint64_t start = td_now_ns();
+        td_prefix_index_reset(prefixes, w);
+        ns[w] = (double)(td_now_ns() - start);
+    }
+    td_prefix_index_stats(prefixes, &stats);
+    need(stats.n_entries == 0, "resetting everybody");
+    qsort(ns, N_WORKERS, sizeof ns[0], by_value);
+    printf("reset,one of 1000 workers: %.0f entries,%.1f,%.1f,%.1f,%d\n", (double)before / N_WORKERS, ns[N_WORKERS / 2], ns[0], ns[N_WORKERS - 1],
+           N_WORKERS);
+    td_prefix_index_destroy(prefixes);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1) repeats = strtol(argv[1], NULL, 10);
+    if (repeats < 1 || repeats > MAX_REPEATS) {
+        fprintf(stderr, "tandem-router-core-bench: repeats must be 1..%d\n", MAX_REPEATS);
+        return 2;
+    }
+    printf("what,shape,ns,ns_least,ns_greatest,repeats\n");
+    bench_model();
+    bench_index();
+    return sink < 0; /* never: the calls are not for nothing */
+}
