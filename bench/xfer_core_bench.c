@@ -1,18 +1,30 @@
 /* tandem-xfer-core-bench: what the protocol costs a sender per RDMA work request, without a device: for a whole prompt, op_start, the receiver's
- * TARGETS, submit, every td_xfer_core_wr_next in turn over two queue pairs, and every completion. Both cores are in this process; nothing is sent.
+ * TARGETS, submit, every td_xfer_core_wr_next in turn over two queue pairs, and every completion. Both cores are in this process.
  *
- * tandem-xfer-core-bench [REPEATS]    one CSV row per shape and order of blocks; medians (least..greatest) of REPEATS, default 31 */
+ *   plan   the core: all of that up to the last work request, in chains of 32
+ *   post   each chain made into verbs requests, as xfer_rdma.c makes them, and given to the provider in memory by post_send: queue pairs deep enough for a
+ *          whole prompt, which the engine would hand over in the course of the transfer. The provider checks every request and moves no payload
+ *   done   the core, once per completion
+ *
+ * tandem-xfer-core-bench [REPEATS]    one CSV row per shape and order of blocks; medians (least, greatest) of REPEATS, default 31 */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "common/base/clock.h"
+#include "common/xfer/verbs_fake.h"
 #include "common/xfer/xfer_core.h"
 
 #define MAX_REPEATS 1001
 #define MAX_WRS (1u << 17)
 #define WR_BYTES (1u << 20)
+#define CHAIN 32
+#define N_QPS 2
+#define PIECES 16
+#define SPIN_US 20000
+#define WAIT_MS 60000
 
 struct side {
     struct td_xfer_core core;
@@ -20,7 +32,10 @@ struct side {
     struct td_xfer_frame sent; /* the last one */
 };
 
+#define MAX_QUEUED 8192 /* requests of a prompt on one queue pair */
+
 static struct td_xfer_wr wrs[MAX_WRS];
+static uint64_t n_queued;
 
 static void need(bool ok, const char *what)
 {
@@ -63,19 +78,146 @@ static void fill_ids(int32_t *ids, int32_t n, bool shuffled, struct side *s)
     }
 }
 
+/* --- the provider ----------------------------------------------------------------------------------------------------------------- */
+
+struct port {              /* one side's device */
+    struct td_vb_device *device;
+    struct td_vb_cq *cq;
+    struct td_vb_mr *mr;
+    struct td_vb_qp *qp[N_QPS];
+    uint8_t *pool;         /* never touched */
+};
+
+struct nic {
+    struct td_fake_fabric *fabric;
+    const struct td_verbs *vb;
+    struct port p, d;
+};
+
+static void port_open(struct nic *v, struct port *o, const char *name, uint64_t bytes)
+{
+    o->pool = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    need(o->pool != MAP_FAILED, "mapping the pool");
+    need(!v->vb->open(v->vb, name, &o->device), "opening the device");
+    need(!v->vb->reg(o->device, o->pool, bytes, TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE, &o->mr), "registering the pool");
+    need(!v->vb->cq_create(o->device, 4 * MAX_QUEUED, &o->cq), "a completion queue");
+    for (int q = 0; q < N_QPS; q++) {
+        struct td_vb_qp_caps caps = {.send_wr = MAX_QUEUED, .recv_wr = 16, .send_sge = PIECES};
+        need(!v->vb->qp_create(o->device, o->cq, &caps, &o->qp[q]) && !v->vb->qp_init(o->qp[q], 1, 0, TD_VB_REMOTE_WRITE), "a queue pair");
+    }
+}
+
+static void port_connect(struct nic *v, struct port *o, const struct port *peer)
+{
+    struct td_vb_port port;
+    struct td_vb_gid gid;
+    need(!v->vb->query_port(peer->device, 1, &port), "the port");
+    uint32_t at = 0;
+    while (at < port.n_gids && (v->vb->query_gid(peer->device, 1, at, &gid) || gid.type != TD_VB_GID_ROCE_V2)) at++;
+    need(at < port.n_gids, "an address");
+    struct td_vb_route route = {.port = 1, .hop_limit = 64, .gid_index = at, .ethernet = true, .mtu_bytes = port.mtu_bytes, .local_psn = 1, .remote_psn = 1, .timeout = 16,
+                                .retry = 7, .rnr_retry = 7, .min_rnr_timer = 12, .rd_atomic_in = 1, .rd_atomic_out = 1};
+    memcpy(route.remote_gid, gid.raw, sizeof route.remote_gid);
+    for (int q = 0; q < N_QPS; q++) {
+        route.remote_qp = peer->qp[q]->num;
+        need(!v->vb->qp_rtr(o->qp[q], &route) && !v->vb->qp_rts(o->qp[q], &route), "connecting");
+    }
+}
+
+static void nic_open(struct nic *v, uint64_t bytes)
+{
+    struct td_fake_options o;
+    td_fake_options_default(&o);
+    o.devices = 2;
+    o.no_copy = true;
+    o.spin_us = SPIN_US; /* a NIC does not sleep: else most doorbells were a system call that wakes its thread */
+    need(td_fake_fabric_open(&o, &v->fabric, NULL) == TD_OK, "the provider");
+    v->vb = td_fake_verbs(v->fabric);
+    port_open(v, &v->p, "fake0", bytes);
+    port_open(v, &v->d, "fake1", bytes);
+    port_connect(v, &v->p, &v->d);
+    port_connect(v, &v->d, &v->p);
+}
+
+static void port_close(struct nic *v, struct port *o, uint64_t bytes)
+{
+    for (int q = 0; q < N_QPS; q++) v->vb->qp_destroy(o->qp[q]);
+    v->vb->cq_destroy(o->cq);
+    v->vb->dereg(o->mr);
+    v->vb->close(o->device);
+    munmap(o->pool, bytes);
+}
+
+static void nic_close(struct nic *v, uint64_t bytes)
+{
+    port_close(v, &v->p, bytes);
+    port_close(v, &v->d, bytes);
+    td_fake_fabric_close(v->fabric);
+}
+
+/* As xfer_rdma.c does it, with one registration a side. */
+static void fill(const struct nic *v, const struct td_xfer_core *core, const struct td_xfer_wr *wr, struct td_vb_send *to)
+{
+    const struct td_xfer_op *op = &core->ops[wr->op];
+    uint64_t left = wr->n_bytes;
+    to->op = wr->is_imm ? TD_VB_WRITE_IMM : TD_VB_WRITE;
+    to->imm = wr->imm;
+    to->n_sge = 0;
+    to->fence = to->signaled = false;
+    to->remote_addr = v->d.mr->addr + (wr->is_imm ? 0 : (uint64_t)wr->dst_block * core->block_bytes + wr->offset);
+    to->rkey = v->d.mr->rkey;
+    for (int32_t i = 0; i < wr->n_blocks; i++) {
+        uint64_t at = v->p.mr->addr + (uint64_t)op->src[op->order[wr->order_at + i]] * core->block_bytes + wr->offset;
+        uint64_t n = core->block_bytes - wr->offset < left ? core->block_bytes - wr->offset : left;
+        struct td_vb_sge *last = to->n_sge ? &to->sge[to->n_sge - 1] : NULL;
+        if (last && last->addr + last->bytes == at) last->bytes += (uint32_t)n;
+        else to->sge[to->n_sge++] = (struct td_vb_sge){.addr = at, .bytes = (uint32_t)n, .lkey = v->p.mr->lkey};
+        left -= n;
+    }
+}
+
+static void post(struct nic *v, const struct td_xfer_core *core, uint32_t qp, const struct td_xfer_wr *chain, uint32_t n)
+{
+    struct td_vb_send sends[CHAIN];
+    uint32_t n_posted;
+    for (uint32_t i = 0; i < n; i++) {
+        fill(v, core, &chain[i], &sends[i]);
+        sends[i].id = n_queued++;
+    }
+    sends[n - 1].signaled = true;
+    need(!v->vb->post_send(v->p.qp[qp], sends, n, &n_posted), "post_send");
+}
+
+/* Takes n completions of one side, all of them good. */
+static void take(struct nic *v, struct port *o, uint32_t n)
+{
+    uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS);
+    struct td_vb_wc wc[64];
+    while (n && td_now_ns() < until) {
+        int k = v->vb->poll(o->cq, wc, 64);
+        need(k >= 0 && (uint32_t)k <= n, "polling");
+        for (int i = 0; i < k; i++) need(wc[i].status == TD_VB_WC_SUCCESS, td_vb_wc_status_name(wc[i].status));
+        n -= (uint32_t)k;
+    }
+    need(n == 0, "waiting for completions");
+}
+
+/* --- one prompt ------------------------------------------------------------------------------------------------------------------- */
+
 struct figures {
-    double plan_us, done_us;
+    double plan_us, post_us, done_us;
     uint32_t n_wr;
 };
 
 /* One prompt. `at`: how often before, so that connections and times do not repeat. */
-static struct figures one(struct side *p, struct side *d, const int32_t *src, const int32_t *dst, int32_t n, uint64_t at)
+static struct figures one(struct nic *v, struct side *p, struct side *d, const int32_t *src, const int32_t *dst, int32_t n, uint64_t at)
 {
     struct td_xfer_grant_blob g = {.n_blocks = n, .block_bytes = p->core.block_bytes};
-    struct td_xfer_wr_limits limits = {.max_bytes = WR_BYTES, .max_pieces = 16, .src_region = n, .dst_region = n};
+    struct td_xfer_wr_limits limits = {.max_bytes = WR_BYTES, .max_pieces = PIECES, .src_region = n, .dst_region = n};
     struct td_xfer_tx tx;
     uint32_t slot, op, cursor = 0, wr_cursor = 0, n_wr = 0;
-    uint64_t conn = at + 1, now = td_now_ns(), spent = 0, t;
+    uint64_t conn = at + 1, now = td_now_ns(), spent = 0, posted = 0, t;
+    uint32_t n_chains = 0, n_words = 0;
     need(td_xfer_core_grant(&d->core, dst, n, TD_NEVER_NS, 0, &slot, NULL) == TD_OK, "grant");
     g.slot = slot;
     g.generation = d->core.slots[slot].generation;
@@ -95,14 +237,23 @@ static struct figures one(struct side *p, struct side *d, const int32_t *src, co
     }
     t = td_now_ns();
     need(td_xfer_core_submit(&p->core, now, op, 0, src, n, true, "", 0) == TD_OK, "submit");
-    for (uint32_t idle = 0, qp = 0; idle < 2; qp ^= 1) {
+    for (uint32_t idle = 0, qp = 0; idle < N_QPS; qp ^= 1) {
         uint32_t before = n_wr;
-        while (n_wr < MAX_WRS && n_wr - before < 32 && td_xfer_core_wr_next(&p->core, conn, qp, 0, &wr_cursor, &limits, &wrs[n_wr])) n_wr++;
+        while (n_wr < MAX_WRS && n_wr - before < CHAIN && td_xfer_core_wr_next(&p->core, conn, qp, 0, &wr_cursor, &limits, &wrs[n_wr])) n_wr++;
         idle = n_wr > before ? 0 : idle + 1;
+        if (idle) continue;
+        for (uint32_t i = before; i < n_wr; i++)
+            if (wrs[i].is_imm) need(!v->vb->post_recv(v->d.qp[qp], 0, 1), "post_recv"), n_words++;
+        uint64_t t_post = td_now_ns();
+        post(v, &p->core, qp, &wrs[before], n_wr - before);
+        posted += td_now_ns() - t_post;
+        n_chains++;
     }
-    struct figures f = {.n_wr = n_wr, .plan_us = (double)(spent + td_now_ns() - t) / 1e3};
+    struct figures f = {.n_wr = n_wr, .plan_us = (double)(spent + td_now_ns() - t - posted) / 1e3, .post_us = (double)posted / 1e3};
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < n_wr; i++) bytes += wrs[i].n_bytes;
+    take(v, &v->p, n_chains);
+    take(v, &v->d, n_words);
     need(bytes == (uint64_t)n * p->core.block_bytes, "planning every byte once");
     t = td_now_ns();
     for (uint32_t i = 0; i < n_wr; i++) td_xfer_core_wr_done(&p->core, now, wrs[i].op, wrs[i].n_bytes, true);
@@ -137,31 +288,40 @@ int main(int argc, char **argv)
         fprintf(stderr, "tandem-xfer-core-bench: repeats must be 1..%d\n", MAX_REPEATS);
         return 2;
     }
-    printf("what,blocks,block_bytes,order,work_requests,plan_us,plan_us_least,plan_us_greatest,plan_ns_per_wr,done_ns_per_wr,repeats\n");
+    printf("what,blocks,block_bytes,order,work_requests,plan_us,plan_us_least,plan_us_greatest,plan_ns_per_wr,post_us,post_us_least,post_us_greatest,"
+           "post_ns_per_wr,plan_post_us,plan_post_us_least,plan_post_us_greatest,done_ns_per_wr,repeats\n");
     for (size_t k = 0; k < 2 * (sizeof shapes / sizeof shapes[0]); k++) {
         bool shuffled = k % 2;
         int32_t n = shapes[k / 2].n;
         static struct side p, d;
-        static double plan[MAX_REPEATS], done[MAX_REPEATS];
+        static struct nic v;
+        static double plan[MAX_REPEATS], posts[MAX_REPEATS], both[MAX_REPEATS], done[MAX_REPEATS];
+        uint64_t pool_bytes = shapes[k / 2].block_bytes * (uint64_t)n;
         int32_t *src = calloc((size_t)n, sizeof *src), *dst = calloc((size_t)n, sizeof *dst);
         need(src && dst, "memory");
         p = (struct side){.rng = 1};
         d = (struct side){.rng = 2};
+        nic_open(&v, pool_bytes);
         side_open(&p, shapes[k / 2].block_bytes, n);
         side_open(&d, shapes[k / 2].block_bytes, n);
         fill_ids(src, n, shuffled, &p);
         fill_ids(dst, n, shuffled, &d);
-        struct figures f = one(&p, &d, src, dst, n, 0); /* first touch */
+        struct figures f = one(&v, &p, &d, src, dst, n, 0); /* first touch */
         for (long i = 0; i < repeats; i++) {
-            f = one(&p, &d, src, dst, n, (uint64_t)i + 1);
+            f = one(&v, &p, &d, src, dst, n, (uint64_t)i + 1);
             plan[i] = f.plan_us;
+            posts[i] = f.post_us;
+            both[i] = f.plan_us + f.post_us;
             done[i] = f.done_us;
         }
-        qsort(plan, (size_t)repeats, sizeof plan[0], by_value);
-        qsort(done, (size_t)repeats, sizeof done[0], by_value);
-        double mid = plan[repeats / 2];
-        printf("%s,%d,%" PRIu64 ",%s,%u,%.1f,%.1f,%.1f,%.1f,%.1f,%ld\n", shapes[k / 2].name, n, shapes[k / 2].block_bytes, shuffled ? "shuffled" : "neighbours",
-               f.n_wr, mid, plan[0], plan[repeats - 1], mid * 1e3 / f.n_wr, done[repeats / 2] * 1e3 / f.n_wr, repeats);
+        double *columns[] = {plan, posts, both, done};
+        for (int i = 0; i < 4; i++) qsort(columns[i], (size_t)repeats, sizeof plan[0], by_value);
+        double mid = plan[repeats / 2], mid_post = posts[repeats / 2];
+        long last = repeats - 1;
+        printf("%s,%d,%" PRIu64 ",%s,%u,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%ld\n", shapes[k / 2].name, n, shapes[k / 2].block_bytes, shuffled ? "shuffled" : "neighbours",
+               f.n_wr, mid, plan[0], plan[last], mid * 1e3 / f.n_wr, mid_post, posts[0], posts[last], mid_post * 1e3 / f.n_wr, both[repeats / 2], both[0], both[last],
+               done[repeats / 2] * 1e3 / f.n_wr, repeats);
+        nic_close(&v, pool_bytes);
         td_xfer_core_destroy(&p.core);
         td_xfer_core_destroy(&d.core);
         free(src);
