@@ -40,22 +40,20 @@ def one_round(g, rng):
     prompts = [[rng.randrange(3, 1000) for _ in range(g.prompt)] for _ in range(g.requests + WARM_UP)]
     v = {name: [] for name in ("with", "prefill", "waited", "alone", "compute")}
     common = {"dtype": "bf16", "model": g.model, "kv_memory": "128MiB"}
-    with Cluster(worker_args=["--transfer", "tcp", "--max-step-tokens", g.step_tokens], **common, prefill=1, decode=0) as c:
+    with Cluster(worker_args=["--transfer", "tcp", "--max-step-tokens", g.step_tokens], **common, prefill=1, decode=0) as c, \
+            Cluster(mode="colocated", prefill=0, worker_args=["--max-step-tokens", g.step_tokens], **common) as alone:
         c.start_worker("decode", args=["--prefix-cache=false"])
-        for i, ids in enumerate(prompts):
-            a, b = one(c, ids, "tcp"), one(c, ids, "tcp")
-            assert a.usage.cached_tokens == 0 and b.usage.cached_tokens >= g.prompt - 32 and a.ledger.transfer_bytes == b.ledger.transfer_bytes
+        for i, ids in enumerate(prompts):  # in turn, so that foreign work falls on all three
+            a, b, only = one(c, ids, "tcp"), one(c, ids, "tcp"), one(alone, ids, "local")
+            assert a.usage.cached_tokens == only.usage.cached_tokens == 0 and b.usage.cached_tokens >= g.prompt - 32
+            assert a.ledger.transfer_bytes == b.ledger.transfer_bytes
             if i < WARM_UP:
                 continue
             v["with"].append(a.ledger.prefill_us + a.ledger.transfer_exposed_us)
             v["prefill"].append(a.ledger.prefill_us)
             v["waited"].append(a.ledger.transfer_exposed_us)
             v["alone"].append(b.ledger.transfer_us)
-    with Cluster(mode="colocated", prefill=0, worker_args=["--max-step-tokens", g.step_tokens], **common) as c:
-        for i, ids in enumerate(prompts):
-            a = one(c, ids, "local")
-            if i >= WARM_UP:
-                v["compute"].append(a.ledger.prefill_us)
+            v["compute"].append(only.ledger.prefill_us)
     return {name: statistics.median(x) / 1e3 for name, x in v.items()}, b.ledger.transfer_bytes
 
 

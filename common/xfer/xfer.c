@@ -192,7 +192,6 @@ void xfer_conn_refuse(struct td_xfer *x, struct td_xfer_conn *c, const char *rea
 bool xfer_conn_queue(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_frame *f, const void *payload)
 {
     uint32_t n = 64 + f->length;
-    (void)x;
     if (c->out_at && c->out_at + c->out_used + n > sizeof c->out) {
         memmove(c->out, c->out + c->out_at, c->out_used);
         c->out_at = 0;
@@ -202,6 +201,7 @@ bool xfer_conn_queue(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_f
         return false;
     }
     f->conn = c->tag;
+    if (f->type == TD_XFER_HELLO || f->type == TD_XFER_OPEN || f->type == TD_XFER_PING) f->clock_us = (uint32_t)(xfer_now(x) / TD_NS_PER_US);
     uint8_t *to = c->out + c->out_at + c->out_used;
     td_xfer_frame_encode(f, to);
     if (f->length) memcpy(to + 64, payload, f->length);
@@ -267,11 +267,31 @@ static void on_ref(struct td_xfer *x, struct td_xfer_conn *c)
     else c->tx_ready = true;
 }
 
+/* The peer's clock against ours, by frames that it stamped when it made them: the one that came fastest tells best. Clocks drift apart, so an old one is
+ * believed 100 us less each second. */
+static void clock_heard(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    const struct td_xfer_frame *f = &c->rx_frame;
+    if (c->initiator || c->lane || (f->type != TD_XFER_HELLO && f->type != TD_XFER_OPEN && f->type != TD_XFER_PING)) return;
+    uint64_t now = xfer_now(x);
+    uint32_t behind = (uint32_t)(now / TD_NS_PER_US) - f->clock_us, drift = (uint32_t)(since(now, c->clock_ns) / (10000 * TD_NS_PER_US));
+    if (c->clock_ns && (int32_t)(behind - c->clock_behind_us - drift) >= 0) return;
+    c->clock_behind_us = behind;
+    c->clock_ns = now;
+}
+
+static td_status on_final(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    uint64_t now = xfer_now(x);
+    return td_xfer_core_rx_final(&x->core, now, (uint32_t)(now / TD_NS_PER_US) - c->clock_behind_us, c->link, &c->rx_frame, c->rx_payload);
+}
+
 /* A whole frame other than DATA. May close the connection. */
 static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
 {
     const struct td_xfer_frame *f = &c->rx_frame;
     char reason[TD_XFER_REASON_MAX];
+    clock_heard(x, c);
     if (c->state == XFER_CONN_HELLO) {
         xfer_path_on_hello(x, c);
         return;
@@ -290,7 +310,7 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
     case TD_XFER_OPEN: on_open(x, c); break;
     case TD_XFER_REF: on_ref(x, c); break;
     case TD_XFER_FINAL:
-        if (td_xfer_core_rx_final(&x->core, xfer_now(x), c->link, f, c->rx_payload) == TD_ERR_CORRUPT) xfer_conn_refuse(x, c, "final before the last byte");
+        if (on_final(x, c) == TD_ERR_CORRUPT) xfer_conn_refuse(x, c, "final before the last byte");
         break;
     case TD_XFER_ABORT:
         xfer_conn_take_reason(reason, c);
@@ -544,7 +564,7 @@ static bool conn_fill(struct td_xfer *x, struct td_xfer_conn *c)
             if (!xfer_conn_by_id(x, id)) return false;
             continue;
         }
-        if (!(c->initiator ? td_xfer_core_tx_next(&x->core, xfer_now(x), c->link, c->lane, &c->tx_cursor, XFER_MAX_IOV, &tx)
+        if (!(c->initiator ? td_xfer_core_tx_next(&x->core, c->link, c->lane, &c->tx_cursor, XFER_MAX_IOV, &tx)
                            : c->rdma && xfer_rdma_targets_next(x, c, &c->tx_cursor, &tx))) {
             if (!digests || c->out_used) return true;
             digests = false; /* the op of that batch is over: another's may be due, and nothing goes out that would bring us back */

@@ -138,8 +138,8 @@ struct td_xfer_event {
     td_status status;
     enum td_xfer_path path;
     uint64_t bytes;                   /* READY, DONE: payload */
-    /* READY, DONE: the sender's first submit to completion, and its final one to completion. The sender measures to DONE; the receiver adds what FINAL says of
-     * the sender's clock to what it saw itself since FINAL came, so no clocks are compared, and the flight of FINAL is the only time left out. */
+    /* READY, DONE: the sender's first submit to completion, and its final one to completion. The sender measures to DONE; the receiver
+     * knows how far the sender's clock is from its own but for the shortest flight of a frame, which is the only time left out. Up to 35 minutes. */
     uint64_t elapsed_ns, tail_ns;
     uint64_t at_ns;                   /* READY, DONE: when that was, on this side's clock */
     char reason[160];

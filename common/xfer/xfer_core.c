@@ -461,14 +461,15 @@ void td_xfer_core_copy_end(struct td_xfer_core *c, uint64_t now_ns, const struct
     slot_check_ready(c, now_ns, copy->slot);
 }
 
-/* A time of the peer's, as an age; never before this side's clock began. */
-static uint64_t ago(uint64_t now_ns, uint32_t us)
+/* A time by the sender's clock, by ours; neither in the future nor before this clock began. */
+static uint64_t local_time(uint64_t now_ns, uint32_t clock_us, uint32_t then_us)
 {
-    uint64_t ns = us * TD_NS_PER_US;
+    uint32_t us = clock_us - then_us;
+    uint64_t ns = us <= INT32_MAX ? us * TD_NS_PER_US : 0;
     return now_ns > ns ? now_ns - ns : 0;
 }
 
-td_status td_xfer_core_rx_final(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn, const struct td_xfer_frame *f, const uint8_t *note)
+td_status td_xfer_core_rx_final(struct td_xfer_core *c, uint64_t now_ns, uint32_t clock_us, uint64_t conn, const struct td_xfer_frame *f, const uint8_t *note)
 {
     if (!slot_is_bound(c, conn, f)) {
         c->stats.n_stale_frames++;
@@ -484,8 +485,8 @@ td_status td_xfer_core_rx_final(struct td_xfer_core *c, uint64_t now_ns, uint64_
     if (s->qps_got & ~(uint32_t)f->flags) return TD_ERR_CORRUPT;
     s->qps_want = f->flags;
     s->final_seen = true;
-    s->first_ns = ago(now_ns, f->first_us);
-    s->last_ns = ago(now_ns, f->last_us);
+    s->first_ns = local_time(now_ns, clock_us, f->clock_us);
+    s->last_ns = local_time(now_ns, clock_us, f->last_us);
     s->note_bytes = f->length;
     memcpy(s->note, note, f->length);
     slot_check_ready(c, now_ns, f->slot);
@@ -989,13 +990,7 @@ static bool final_due(const struct td_xfer_core *c, const struct td_xfer_op *op)
     return (!writes || op->n_targets == op->grant.n_blocks) && (!op->can_pull || op->ref_at == op->n_pull) && op->qps_said == op->qps_used;
 }
 
-static uint32_t us_since(uint64_t now_ns, uint64_t then_ns)
-{
-    uint64_t us = now_ns > then_ns ? (now_ns - then_ns) / TD_NS_PER_US : 0;
-    return us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
-}
-
-bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn, uint32_t lane, uint32_t *cursor, int32_t max_blocks, struct td_xfer_tx *tx)
+bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane, uint32_t *cursor, int32_t max_blocks, struct td_xfer_tx *tx)
 {
     for (uint32_t k = 0; k < c->max_ops; k++) {
         uint32_t id = (*cursor + k) % c->max_ops;
@@ -1015,8 +1010,8 @@ bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn
         } else if (lane == 0 && final_due(c, op)) {
             tx->frame.type = TD_XFER_FINAL;
             tx->frame.flags = (uint16_t)op->qps_used;
-            tx->frame.first_us = us_since(now_ns, op->first_ns);
-            tx->frame.last_us = us_since(now_ns, op->last_ns);
+            tx->frame.clock_us = (uint32_t)(op->first_ns / TD_NS_PER_US);
+            tx->frame.last_us = (uint32_t)(op->last_ns / TD_NS_PER_US);
             tx->frame.offset = (uint64_t)op->grant.n_blocks * c->block_bytes;
             tx->frame.length = (uint32_t)op->note_bytes;
             memcpy(tx->payload, op->note, op->note_bytes);

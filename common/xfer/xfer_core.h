@@ -67,7 +67,7 @@ struct td_xfer_slot {
     uint16_t attempt;         /* highest seen of this generation; 0 = none */
     uint8_t key[TD_XFER_KEY_BYTES];
     uint64_t user, deadline_ns, orphan_ns, ready_ns;
-    uint64_t first_ns, last_ns;   /* when the sender was given its first and last blocks, as FINAL says, on this side's clock */
+    uint64_t first_ns, last_ns;   /* when the sender was given its first and last blocks, as FINAL says, by this side's clock */
     uint64_t conn, handle;    /* FILLING: the writer's binding */
     uint32_t op;
     enum td_xfer_path path;
@@ -163,7 +163,9 @@ bool td_xfer_core_place_begin(struct td_xfer_core *core, uint64_t conn, const st
 void td_xfer_core_place_end(struct td_xfer_core *core, uint64_t now_ns, uint32_t slot, size_t n_bytes);
 td_status td_xfer_core_rx_ref(struct td_xfer_core *core, uint64_t conn, const struct td_xfer_frame *frame, uint32_t first, const int32_t *ids,
                               int32_t n, int32_t n_source_blocks);
-td_status td_xfer_core_rx_final(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn, const struct td_xfer_frame *frame, const uint8_t *note);
+/* clock_us: what the sender's clock shows now, for the times in the frame. */
+td_status td_xfer_core_rx_final(struct td_xfer_core *core, uint64_t now_ns, uint32_t clock_us, uint64_t conn, const struct td_xfer_frame *frame,
+                                const uint8_t *note);
 void td_xfer_core_rx_abort(struct td_xfer_core *core, uint64_t conn, const struct td_xfer_frame *frame, const char *reason);
 
 td_status td_xfer_core_rx_digest(struct td_xfer_core *core, uint64_t conn, const struct td_xfer_frame *frame, const struct td_xfer_digest *digests, int32_t n);
@@ -236,15 +238,13 @@ void td_xfer_core_op_fail(struct td_xfer_core *core, uint64_t now_ns, uint32_t o
 
 /* The next frame for this lane of the connection, round-robin over its ops from *cursor; false when nothing is to be sent. Lanes other than 0 carry
  * DATA only, after an OPEN of their own, and each block stays on one lane. DATA: read ret_n_blocks grant blocks
- * from ret_grant_block, starting ret_offset bytes into the first. REF, FINAL: the payload is written to ret_payload (TD_XFER_PAYLOAD_MAX); FINAL also
- * says how old the first and the last submit are now. */
+ * from ret_grant_block, starting ret_offset bytes into the first. REF, FINAL: the payload is written to ret_payload (TD_XFER_PAYLOAD_MAX). */
 struct td_xfer_tx {
     struct td_xfer_frame frame;
     uint32_t op;
     uint8_t payload[TD_XFER_PAYLOAD_MAX];
 };
-bool td_xfer_core_tx_next(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn, uint32_t lane, uint32_t *cursor, int32_t max_blocks,
-                          struct td_xfer_tx *ret_tx);
+bool td_xfer_core_tx_next(struct td_xfer_core *core, uint64_t conn, uint32_t lane, uint32_t *cursor, int32_t max_blocks, struct td_xfer_tx *ret_tx);
 /* tcp: every byte of a DATA frame has left. */
 void td_xfer_core_tx_done(struct td_xfer_core *core, uint32_t op, uint64_t handle);
 

@@ -63,6 +63,8 @@ struct td_xfer_conn {
     uint64_t nonce, tag;           /* tag: both nonces, in every frame after HELLO */
     uint64_t born_ns, setup_ns, last_rx_ns, last_tx_ns, last_use_ns;
     uint32_t tx_cursor;
+    uint32_t clock_behind_us;      /* acceptor, lane 0: our clock less the peer's and the shortest flight of a frame, mod 2^32; as of clock_ns (0: not known) */
+    uint64_t clock_ns;
     /* who is at the other end; initiator: as the grant said */
     uint64_t peer_incarnation;
     uint8_t peer_proof[TD_XFER_KEY_BYTES];

@@ -59,9 +59,9 @@ td_status td_xfer_frame_decode(const uint8_t bytes[64], struct td_xfer_frame *re
     if (f.crc != crc) return td_fail(err, TD_ERR_CORRUPT, "frame: header crc is %08x, computed %08x", f.crc, crc);
     if (f.type < TD_XFER_HELLO || f.type >= TD_XFER_N_TYPES) return td_fail(err, TD_ERR_CORRUPT, "frame: unknown type %u", f.type);
     bool unretired = f.type == TD_XFER_ABORT && f.flags == TD_XFER_ABORT_UNRETIRED;
-    if (((f.flags && !unretired) || f.first_us || f.last_us) && f.type != TD_XFER_FINAL)
+    bool is_final = f.type == TD_XFER_FINAL, stamped = is_final || f.type == TD_XFER_HELLO || f.type == TD_XFER_OPEN || f.type == TD_XFER_PING;
+    if ((f.flags && !unretired && !is_final) || (f.clock_us && !stamped) || (f.last_us && !is_final))
         return td_fail(err, TD_ERR_CORRUPT, "frame: reserved fields of type %u are not 0", f.type);
-    if (f.last_us > f.first_us) return td_fail(err, TD_ERR_CORRUPT, "frame: the last blocks were there %u us ago, the first ones %u", f.last_us, f.first_us);
     if (f.status > 0) return td_fail(err, TD_ERR_CORRUPT, "frame: status is %d, must be <= 0", f.status);
     if (!length_fits(&f)) return td_fail(err, TD_ERR_CORRUPT, "frame: length %u does not fit type %u", f.length, f.type);
     *ret_frame = f;

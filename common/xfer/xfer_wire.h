@@ -61,9 +61,9 @@ struct td_xfer_frame {
     uint64_t handle;      /* random per attempt, bound to the key by OPEN */
     uint64_t offset;
     uint32_t length;      /* payload bytes */
-    uint32_t first_us;    /* FINAL: how long ago the sender was given the first blocks; else 0. Saturates, as last_us */
+    uint32_t clock_us;    /* the sender's clock, mod 2^32. HELLO, OPEN, PING: when the frame was made; FINAL: at its first submit; else 0 */
     uint64_t conn;        /* xor of both HELLO nonces; 0 in HELLO and HELLO_ACK */
-    uint32_t last_us;     /* FINAL: ... and the last ones; else 0 */
+    uint32_t last_us;     /* FINAL: the same at its final submit; else 0 */
     uint32_t crc;         /* CRC32C of the 60 bytes before it */
 };
 _Static_assert(sizeof(struct td_xfer_frame) == 64, "wire: frame header");

@@ -68,8 +68,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
         if (td_xfer_frame_decode(header, &f, NULL) != TD_OK) {
             memcpy(&f, header, sizeof f);
             f.flags = 0;
-            if (f.type != TD_XFER_FINAL) f.first_us = f.last_us = 0;
-            if (f.last_us > f.first_us) f.last_us = f.first_us;
+            if (f.type != TD_XFER_FINAL) f.clock_us = f.last_us = 0;
             if (f.status > 0) f.status = (int16_t)-f.status;
             td_xfer_frame_encode(&f, header);
             if (td_xfer_frame_decode(header, &f, NULL) != TD_OK) continue;
@@ -108,7 +107,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
             td_xfer_core_rx_ref(&c, conn, &f, first, refs, (int32_t)(f.length / 4 - 1), 8);
             break;
         }
-        case TD_XFER_FINAL: td_xfer_core_rx_final(&c, now, conn, &f, payload); break;
+        case TD_XFER_FINAL: td_xfer_core_rx_final(&c, now, f.last_us + repair, conn, &f, payload); break;
         case TD_XFER_TARGETS: { /* with keys, or without */
             struct td_xfer_run runs[TD_XFER_RUNS_MAX];
             uint32_t keys[TD_XFER_PAYLOAD_MAX / 4], n_keys = repair >> 6;

@@ -62,6 +62,7 @@ struct world {
     struct td_xfer_core p, d;
     enum td_xfer_path path;
     uint64_t now, conn, n_conns; /* conn 0: none stands */
+    uint32_t clock_us;          /* what the receiver adds to the sender's clock */
     struct wire to_d, to_p;
     uint64_t handles[MAX_TRANSFERS];
     int src[N_BLOCKS * CELLS], dst[N_BLOCKS * CELLS];
@@ -345,7 +346,7 @@ static bool transmit(struct world *w)
 {
     struct td_xfer_tx tx;
     if (w->path == TD_XFER_PATH_RDMA && post_request(w)) return true;
-    if (!w->conn || w->to_d.n > MAX_FRAMES / 2 || !td_xfer_core_tx_next(&w->p, w->now, w->conn, 0, &w->tx_cursor, 4, &tx)) return false;
+    if (!w->conn || w->to_d.n > MAX_FRAMES / 2 || !td_xfer_core_tx_next(&w->p, w->conn, 0, &w->tx_cursor, 4, &tx)) return false;
     if (tx.frame.type != TD_XFER_DATA) {
         put(&w->to_d, &tx.frame, tx.payload);
         return true;
@@ -405,7 +406,7 @@ static bool deliver_to_d(struct world *w)
         status = td_xfer_core_rx_ref(&w->d, w->conn, &q.f, first, ids, (int32_t)(q.f.length / 4 - 1), N_BLOCKS);
         break;
     }
-    case TD_XFER_FINAL: status = td_xfer_core_rx_final(&w->d, w->now, w->conn, &q.f, q.payload); break;
+    case TD_XFER_FINAL: status = td_xfer_core_rx_final(&w->d, w->now, w->clock_us + (uint32_t)(w->now / TD_NS_PER_US), w->conn, &q.f, q.payload); break;
     case TD_XFER_ABORT: td_xfer_core_rx_abort(&w->d, w->conn, &q.f, "aborted"); break;
     default: fail_msg("frame type %d at the receiver", q.f.type);
     }
@@ -723,7 +724,7 @@ static void a_lost_verdict_is_asked_for_again(void **state)
     world_close(&w);
 }
 
-/* What the receiver says a transfer took: the sender's time up to FINAL and its own from then on, whatever lies in between and wherever bytes are seen. */
+/* What the receiver says a transfer took: from the sender's first submit on, wherever bytes are seen. */
 static void times_are_of_both_sides(void **state)
 {
     enum td_xfer_path path = *(enum td_xfer_path *)*state;
@@ -750,8 +751,8 @@ static void times_are_of_both_sides(void **state)
     while (copy_step(&w)) {}
     assert_int_equal(all_seen ? 1 : td_xfer_core_poll(&w.d, &e, 1), 1);
     assert_int_equal(e.kind, TD_XFER_SLOT_READY);
-    assert_int_equal(e.elapsed_ns, (all_seen ? 320 : 360) * TD_NS_PER_US);
-    assert_int_equal(e.tail_ns, (all_seen ? 20 : 60) * TD_NS_PER_US);
+    assert_int_equal(e.elapsed_ns, (all_seen ? 327 : 367) * TD_NS_PER_US);
+    assert_int_equal(e.tail_ns, (all_seen ? 27 : 67) * TD_NS_PER_US);
     assert_int_equal(e.at_ns, (1000 + 100 + 300 + 20 + 7 + (all_seen ? 0 : 40)) * TD_NS_PER_US);
     w.now += 9 * TD_NS_PER_US;
     while (deliver_to_p(&w)) {}
@@ -761,21 +762,28 @@ static void times_are_of_both_sides(void **state)
     assert_int_equal(e.tail_ns, (20 + 7 + 40 + 9) * TD_NS_PER_US);
     world_close(&w);
 
-    /* A lying sender's ages reach back to the beginning of time and no further. */
-    struct td_xfer_frame f = {.type = TD_XFER_FINAL, .first_us = UINT32_MAX, .last_us = UINT32_MAX};
-    world_open(&w, TD_XFER_PATH_TCP, 1);
-    w.fixed_n = 1;
-    start(&w, &w.t[0], TD_NS_PER_S);
-    connect_ops(&w);
-    submit_some(&w, &w.t[0], 1);
-    while (transmit(&w)) {}
-    for (int i = 0; i < w.to_d.n; i++)
-        if (w.to_d.q[i].f.type == TD_XFER_FINAL) w.to_d.q[i].f.first_us = f.first_us, w.to_d.q[i].f.last_us = f.last_us;
-    while (deliver_to_d(&w)) {}
-    assert_int_equal(td_xfer_core_poll(&w.d, &e, 1), 1);
-    assert_int_equal(e.kind, TD_XFER_SLOT_READY);
-    assert_int_equal(e.elapsed_ns, w.now);
-    world_close(&w);
+    /* The sender's clock passes 2^32 us; it lies: before the receiver's clock began, or not yet. */
+    static const struct { uint32_t now_us, first_us, last_us; uint64_t elapsed_us, tail_us; } clocks[] = {
+        {5, UINT32_MAX - 4, 3, 10, 2}, {77, 77, 77, 0, 0}, {0, 0x80000002, 0x80000000, 1000, 0}, {0, 0x90000000, 0x90000000, 1000, 1000}, {0, 1, 2, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof clocks / sizeof clocks[0]; i++) {
+        world_open(&w, TD_XFER_PATH_TCP, 1);
+        w.fixed_n = 1;
+        w.now = 1000 * TD_NS_PER_US;
+        w.clock_us = clocks[i].now_us - 1000;
+        start(&w, &w.t[0], TD_NS_PER_S);
+        connect_ops(&w);
+        submit_some(&w, &w.t[0], 1);
+        while (transmit(&w)) {}
+        for (int k = 0; k < w.to_d.n; k++)
+            if (w.to_d.q[k].f.type == TD_XFER_FINAL) w.to_d.q[k].f.clock_us = clocks[i].first_us, w.to_d.q[k].f.last_us = clocks[i].last_us;
+        while (deliver_to_d(&w)) {}
+        assert_int_equal(td_xfer_core_poll(&w.d, &e, 1), 1);
+        assert_int_equal(e.kind, TD_XFER_SLOT_READY);
+        assert_int_equal(e.elapsed_ns, clocks[i].elapsed_us * TD_NS_PER_US);
+        assert_int_equal(e.tail_ns, clocks[i].tail_us * TD_NS_PER_US);
+        world_close(&w);
+    }
 }
 
 static void attempts_are_bounded_and_old_ones_are_refused(void **state)
@@ -922,7 +930,7 @@ static void what_the_kernel_holds_is_bounded(void **state)
     connect_ops(&w);
     while (submit_some(&w, &w.t[0], 2)) {}
     deliver_to_d(&w);
-    assert_true(td_xfer_core_tx_next(&w.p, w.now, w.conn, 0, &w.tx_cursor, 4, &tx));
+    assert_true(td_xfer_core_tx_next(&w.p, w.conn, 0, &w.tx_cursor, 4, &tx));
     assert_true(td_xfer_core_read_begin(&w.p, tx.op, tx.frame.handle));
     td_xfer_core_hold(&w.p, tx.op);
     td_xfer_core_read_end(&w.p, w.now, tx.op, tx.frame.length);
@@ -1044,13 +1052,13 @@ static void frames_and_grants_survive_the_wire(void **state)
         td_xfer_frame_encode(&g, bytes);
         if ((td_xfer_frame_decode(bytes, &back, NULL) == TD_OK) != lengths[i].ok) fail_msg("case %zu", i);
     }
-    static const struct { uint8_t type; uint32_t first_us, last_us; bool ok; } ages[] = {
-        {TD_XFER_FINAL, 9, 9, true}, {TD_XFER_FINAL, UINT32_MAX, 0, true}, {TD_XFER_FINAL, 8, 9, false}, {TD_XFER_DONE, 1, 0, false}, {TD_XFER_PING, 1, 1, false},
+    static const struct { uint8_t type; uint32_t clock_us, last_us; bool ok; } stamps[] = {
+        {TD_XFER_FINAL, 9, 9, true}, {TD_XFER_FINAL, UINT32_MAX, 0, true}, {TD_XFER_PING, 1, 0, true}, {TD_XFER_PING, 1, 1, false}, {TD_XFER_DONE, 1, 0, false},
     };
-    for (size_t i = 0; i < sizeof ages / sizeof ages[0]; i++) {
-        struct td_xfer_frame g = {.type = ages[i].type, .first_us = ages[i].first_us, .last_us = ages[i].last_us};
+    for (size_t i = 0; i < sizeof stamps / sizeof stamps[0]; i++) {
+        struct td_xfer_frame g = {.type = stamps[i].type, .clock_us = stamps[i].clock_us, .last_us = stamps[i].last_us};
         td_xfer_frame_encode(&g, bytes);
-        if ((td_xfer_frame_decode(bytes, &back, NULL) == TD_OK) != ages[i].ok) fail_msg("ages %zu", i);
+        if ((td_xfer_frame_decode(bytes, &back, NULL) == TD_OK) != stamps[i].ok) fail_msg("stamps %zu", i);
     }
     static const struct { uint8_t type; uint16_t flags; bool ok; } flags[] = {
         {TD_XFER_ABORT, TD_XFER_ABORT_UNRETIRED, true}, {TD_XFER_ABORT, 2, false}, {TD_XFER_ABORT, 3, false}, {TD_XFER_FINAL, 0xffff, true},
