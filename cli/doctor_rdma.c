@@ -15,7 +15,7 @@
 #include "common/xfer/rdma_select.h"
 
 #define GROUP "rdma"
-#define N_PEERS 16 /* a worker's peers, for the depths of queues */
+#define N_PEERS 16 /* a worker's peers, at least */
 
 const char *doctor_reg_explain(int error)
 {
@@ -110,19 +110,28 @@ static bool check_gids(const struct context *x, struct td_vb_device *d, uint8_t 
     return true;
 }
 
-/* Whether the device can hold the queue pairs of a few peers, as the backend will ask for them. */
-static bool check_queues(const struct context *x, const char *name, const struct td_vb_limits *l, const struct td_vb_port *p)
+/* Whether the device can hold the queue pairs of a few peers: what the engine itself will take of it. */
+static bool check_queues(const struct context *x, const char *device, const char *name, const struct td_vb_limits *l, const struct td_vb_port *p)
 {
-    struct td_rdma_offer offer;
-    struct td_rdma_attrs attrs;
+    struct td_rdma_plan plan;
     struct td_err err = {0};
-    td_rdma_offer_init(&offer, l, p, N_PEERS);
-    if (!td_rdma_settle(&offer, &offer, &attrs, &err)) return true;
     char check_name[64];
     snprintf(check_name, sizeof check_name, "%.40s queues", name);
-    struct doctor_check *c = doctor_add(x->r, GROUP, x->lesser, check_name, "%s", err.msg);
-    doctor_fix(c, "another device, or a function of it with more resources (SR-IOV settings)");
-    return false;
+    if (td_rdma_plan(device, l, p, &plan, &err)) {
+        struct doctor_check *c = doctor_add(x->r, GROUP, x->lesser, check_name, "%s", err.msg);
+        doctor_fix(c, "another device, or a function of it with more resources (SR-IOV settings)");
+        return false;
+    }
+    struct doctor_check *c = doctor_add(x->r, GROUP, plan.n_peers < N_PEERS ? DOCTOR_WARN : DOCTOR_OK, check_name,
+                                        "%u queue pairs per peer, each of %u requests and %u receives; room for %u peers", plan.n_qps, plan.send_depth,
+                                        plan.recv_depth, plan.n_peers);
+    doctor_number(c, "qps_per_peer", plan.n_qps);
+    doctor_number(c, "send_depth", plan.send_depth);
+    doctor_number(c, "recv_depth", plan.recv_depth);
+    doctor_number(c, "peers", plan.n_peers);
+    if (plan.n_peers < N_PEERS)
+        doctor_fix(c, "another device, a function of it with more resources (SR-IOV settings), or fewer workers that talk to this one");
+    return true;
 }
 
 static bool check_port(const struct context *x, struct td_vb_device *d, const char *device, const struct td_vb_limits *l, uint8_t port)
@@ -147,7 +156,7 @@ static bool check_port(const struct context *x, struct td_vb_device *d, const ch
     doctor_number(c, "mtu_bytes", p.mtu_bytes);
     doctor_number(c, "gbits_per_s", (double)p.bits_per_s / 1e9);
     bool good = check_gids(x, d, port, name, &p, netdev);
-    good &= check_queues(x, name, l, &p);
+    good &= check_queues(x, device, name, l, &p);
     c = &x->r->checks[at];
     int64_t dev_mtu = 0;
     if (netdev[0]) {

@@ -1,5 +1,5 @@
-/* rdma_select.h - the decisions of the verbs backend that need no device: which GID to speak from, and which queue pair
- * attributes two sides share (doctor asks for those). Pure functions over the types of verbs.h; nothing is allocated.
+/* rdma_select.h - the decisions of the verbs backend that need no device: which GID to speak from, what to take of
+ * a device, and which queue pair attributes two sides share. The engine and doctor both ask here, so doctor says what the engine does. Pure functions over the types of verbs.h; nothing is allocated.
  *
  * Why apart: each of them fails on real fabrics as "retries exceeded" and nothing else, so they are tables that a test can read, and errors say
  * what to set. Source: the transfer design, sections 1.1, 1.3, 1.6 and 7.4. */
@@ -48,51 +48,41 @@ td_status td_rdma_gid_rank(const struct td_rdma_gid_ask *ask, uint32_t ret_posit
 
 /* --- attributes ------------------------------------------------------------------------------------------------------------------- */
 
-#define TD_RDMA_MAX_QPS 16             /* per rail and peer */
-#define TD_RDMA_SEND_DEPTH 256
-#define TD_RDMA_RECV_DEPTH 64          /* receives without memory, for WRITE_WITH_IMM */
-#define TD_RDMA_SRQ_PEERS 64           /* more share one SRQ, where the device has any */
-#define TD_RDMA_SRQ_DEPTH 4096
 #define TD_RDMA_CHAIN 32               /* work requests per doorbell, and per completion */
-#define TD_RDMA_RD_ATOMIC 16
+#define TD_RDMA_TIMEOUT 16             /* code: 4.096 us x 2^16 */
+#define TD_RDMA_RETRY 7
+#define TD_RDMA_RNR_RETRY 7            /* code: for ever */
+#define TD_RDMA_MIN_RNR_TIMER 12
+#define TD_RDMA_HOP_LIMIT 64
+#define TD_RDMA_DSCP_CLASS 106         /* traffic class on RoCE v2: DSCP 26, ECN */
 
-/* What one side brings to one rail. It travels in the handshake: td_rdma_settle trusts none of it. */
-struct td_rdma_offer {
+/* What the engine takes of one port, from what its device allows. */
+struct td_rdma_plan {
+    uint32_t n_qps;                    /* per peer where no option says it: 2, from 800 Gb/s on 4, less when the device has no more */
+    uint32_t send_depth, recv_depth;   /* of a queue pair: at most 256 requests, 64 receives without memory */
+    uint32_t n_sge;                    /* pieces of a request, at most TD_VB_SGE_MAX */
+    uint32_t cq_depth;                 /* of the one completion queue: at most 131072 */
+    uint32_t srq_depth;                /* of the shared receive queue, at most 4096; 0: the device has none that fits */
+    uint32_t words;                    /* final words that a queue pair takes before it must be read: receives go back in halves */
+    uint32_t n_peers;                  /* so many fit into queue pairs and completion queue, each with n_qps of them and receives of its own */
+    uint32_t mtu_bytes;
     bool ethernet;
-    uint32_t mtu_bytes;                /* the port's active one: 256, 512, 1024, 2048 or 4096 */
-    uint32_t max_qp, max_qp_wr, max_sge, max_cqe, max_srq_wr; /* the device's; max_srq_wr 0: no SRQ */
-    uint32_t rd_atomic_in, rd_atomic_out; /* the device's; 0: no READ that way */
-    uint32_t n_peers;                  /* share a completion queue with this one, itself included */
-    uint32_t n_qps;                    /* wanted */
-    uint8_t timeout, retry, rnr_retry, min_rnr_timer;
-    uint8_t traffic_class, service_level, hop_limit;
+    uint8_t rd_atomic_in, rd_atomic_out; /* READs at a time, at most 16 */
 };
 
-/* Limits as the device states them and the defaults of section 7.4: 2 queue pairs (4 from 800 Gb/s), timeout 16, retry 7, RNR retry 7,
- * minimal RNR timer 12, traffic class 106 on RoCE (DSCP 26, ECN), hop limit 64. The caller overwrites what its options say. */
-void td_rdma_offer_init(struct td_rdma_offer *ret_offer, const struct td_vb_limits *limits, const struct td_vb_port *port, uint32_t n_peers);
+/* TD_ERR_UNSUPPORTED: too small for one queue pair; the message says which limit. ret_plan is untouched then. */
+td_status td_rdma_plan(const char *device, const struct td_vb_limits *limits, const struct td_vb_port *port, struct td_rdma_plan *ret_plan,
+                       struct td_err *err);
 
-struct td_rdma_attrs {
-    uint32_t mtu_bytes, n_qps;         /* the same on both sides */
-    uint32_t send_depth, recv_depth;   /* ours, per queue pair; recv_depth is of the SRQ when srq is set */
-    uint32_t cq_depth;                 /* ours: holds the flush of everything that n_peers can have posted */
-    uint32_t max_sge, chain, signal_every;
-    bool srq;
-    uint32_t imm_credit;               /* WRITE_WITH_IMMs that may be on their way to the peer per queue pair */
-    uint8_t rd_atomic_in, rd_atomic_out; /* of our queue pair; the peer's are the same crosswise. out 0: READs towards the peer cannot be asked */
-    uint8_t timeout, retry, rnr_retry, min_rnr_timer; /* the more patient of both, the same on both sides */
-    uint8_t traffic_class, service_level, hop_limit;  /* ours: they mark the packets that we send */
-    bool class_differs;                /* worth a warning: the sides mark their packets differently */
+/* What one side brings to one rail; it travels in the handshake. */
+struct td_rdma_side {
+    bool ethernet;
+    uint32_t mtu_bytes;
+    uint8_t rd_atomic_in, rd_atomic_out; /* 0: no READ that way */
 };
 
-/* Both sides call it with the offers crosswise and come to attributes that fit. TD_ERR_INVALID: a field of an offer is out of range;
- * TD_ERR_UNSUPPORTED: the two cannot talk, or a device is too small even for one queue pair. The message says whose field, its value, the limit. */
-td_status td_rdma_settle(const struct td_rdma_offer *ours, const struct td_rdma_offer *theirs, struct td_rdma_attrs *ret_attrs, struct td_err *err);
-
-/* The attributes as qp_rtr and qp_rts take them; addresses, numbers and keys are the caller's to fill. */
-void td_rdma_attrs_route(const struct td_rdma_attrs *attrs, struct td_vb_route *route);
-
-/* The longest that a lost packet may go unreported: 4 x 4.096 us x 2^timeout per try (the specification allows the factor of 4). */
-uint64_t td_rdma_retry_ns(const struct td_rdma_attrs *attrs);
+/* Both sides call it crosswise and come to what fits: the smaller MTU, and for each direction the fewer READs. Fills these fields of the route, and
+ * those that are the same everywhere; the rest is the caller's. TD_ERR_UNSUPPORTED: one is Ethernet and the other InfiniBand. */
+td_status td_rdma_settle(const struct td_rdma_side *ours, const struct td_rdma_side *theirs, struct td_vb_route *route, struct td_err *err);
 
 #endif

@@ -72,7 +72,7 @@ struct td_xfer_rdma_config {
     const char *devices;              /* "mlx5_0,mlx5_1": rails in this order; NULL or "": every device with an active port */
     int32_t gid_index;                /* -1: ranked choice */
     uint8_t port;                     /* 1 */
-    uint8_t qps_per_rail;             /* 2 */
+    uint8_t qps_per_rail;             /* 2; 4 where a port has 800 Gb/s or more */
     uint8_t timeout, retry;           /* codes: 16 (4.096 us x 2^16), 7 */
     uint8_t rnr_retry;                /* code + 1, so that 0 is the default: 8 (for ever); 1 makes a credit bug loud */
     int16_t traffic_class;            /* 0: 106 on RoCE v2 (DSCP 26); -1: 0 */

@@ -68,12 +68,8 @@
 #include "common/xfer/verbs.h"
 #include "common/xfer/xfer_internal.h"
 
-#define CHAIN 32               /* requests per doorbell */
+#define CHAIN TD_RDMA_CHAIN
 #define WR_BYTES (1u << 20)
-#define SQ_DEPTH 256
-#define RQ_DEPTH 64
-#define SRQ_DEPTH 4096
-#define CQ_DEPTH 131072        /* flushes of more than 200 links of two queue pairs */
 #define MAX_LINKS 256
 #define CELL 64                /* a probe's bytes */
 #define FENCE_NS (200 * TD_NS_PER_MS)
@@ -92,10 +88,11 @@ struct rail {
     struct td_vb_gid gid;
     struct td_vb_cq *cq;
     struct td_vb_srq *srq;
-    uint32_t srq_depth, srq_spent;
+    uint32_t srq_spent;
     struct td_vb_mr **mr;      /* [n_regions] */
     struct td_vb_mr *probe_mr;
-    uint32_t sq_depth, rq_depth, n_sge, cq_depth, cq_used; /* cq_used: a flush of every queue pair fits cq_depth */
+    struct td_rdma_plan plan;
+    uint32_t cq_used;          /* a flush of every queue pair fits plan.cq_depth */
     bool dead;                 /* the device is gone, or tells nothing any more */
     bool refused;              /* it can not serve: never tried again */
     uint64_t avoid_until_ns, avoid_ns, last_error_ns;
@@ -148,7 +145,7 @@ struct link_qp {
     uint32_t words;            /* final words under way at the peer */
     uint32_t recv_left, recv_spent, recv_posted; /* recv_left: receives that the device still has */
     bool probed;               /* by the peer */
-    struct pending *ring;      /* [sq_depth] */
+    struct pending *ring;      /* [plan.send_depth] */
     struct td_vb_mw *mw[WINDOWS]; /* acceptor with windows */
 };
 
@@ -286,17 +283,10 @@ static td_status rail_open(const struct xfer_rdma *r, struct rail *rail, struct 
     }
     status = TD_ERR_DEVICE;
     const struct td_vb_limits *l = &rail->limits;
-    rail->sq_depth = l->max_qp_wr < SQ_DEPTH ? l->max_qp_wr : SQ_DEPTH;
-    rail->rq_depth = l->max_qp_wr < RQ_DEPTH ? l->max_qp_wr : RQ_DEPTH;
-    rail->n_sge = l->max_sge < TD_VB_SGE_MAX ? l->max_sge : TD_VB_SGE_MAX;
-    rail->cq_depth = l->max_cqe < CQ_DEPTH ? l->max_cqe : CQ_DEPTH;
-    if (rail->sq_depth < 2 || rail->n_sge < 1 || rail->cq_depth < rail->sq_depth + rail->rq_depth) {
-        status = td_fail(err, TD_ERR_UNSUPPORTED, "rdma: device %s allows %u work requests, %u pieces and %u completions: too few", name, l->max_qp_wr,
-                         l->max_sge, l->max_cqe);
-        goto err_close;
-    }
-    if ((e = vb->cq_create(rail->device, rail->cq_depth, &rail->cq))) {
-        td_fail(err, status, "rdma: device %s: completion queue of %u: %s", name, rail->cq_depth, strerror(e));
+    if ((status = td_rdma_plan(name, l, &rail->port, &rail->plan, err))) goto err_close;
+    status = TD_ERR_DEVICE;
+    if ((e = vb->cq_create(rail->device, rail->plan.cq_depth, &rail->cq))) {
+        td_fail(err, status, "rdma: device %s: completion queue of %u: %s", name, rail->plan.cq_depth, strerror(e));
         goto err_close;
     }
     size_t bytes = (size_t)2 * MAX_LINKS * TD_XFER_QPS_MAX * CELL;
@@ -304,11 +294,11 @@ static td_status rail_open(const struct xfer_rdma *r, struct rail *rail, struct 
         td_fail(err, status, "rdma: device %s: registering %zu bytes: %s", name, bytes, strerror(e));
         goto err_close;
     }
-    uint32_t srq_wr = l->max_srq_wr < SRQ_DEPTH ? l->max_srq_wr : SRQ_DEPTH;
-    if (l->max_srq && srq_wr && rail->cq_depth > 2 * srq_wr) { /* no SRQ is no error: every queue pair then has receives of its own */
+    uint32_t srq_wr = rail->plan.srq_depth;
+    if (srq_wr) { /* no SRQ is no error: every queue pair then has receives of its own */
         if (vb->srq_create(rail->device, srq_wr, &rail->srq) == 0) {
             if (vb->srq_post(rail->srq, RECV_ID, srq_wr) == 0) {
-                rail->cq_used = rail->srq_depth = srq_wr;
+                rail->cq_used = srq_wr;
             } else {
                 vb->srq_destroy(rail->srq);
                 rail->srq = NULL;
@@ -361,10 +351,9 @@ td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_rdma_config *co
     r->vb = config->verbs;
     r->config = *config;
     if (!r->config.port) r->config.port = 1;
-    if (!r->config.qps_per_rail) r->config.qps_per_rail = 2;
-    if (!r->config.timeout) r->config.timeout = 16;
-    if (!r->config.retry) r->config.retry = 7;
-    if (!r->config.rnr_retry) r->config.rnr_retry = 8;
+    if (!r->config.timeout) r->config.timeout = TD_RDMA_TIMEOUT;
+    if (!r->config.retry) r->config.retry = TD_RDMA_RETRY;
+    if (!r->config.rnr_retry) r->config.rnr_retry = TD_RDMA_RNR_RETRY + 1;
     if (!r->config.srq_peers) r->config.srq_peers = 64;
     if (!r->config.bytes_in_flight) r->config.bytes_in_flight = 8u << 20;
     if (r->config.qps_per_rail > TD_XFER_RAIL_QPS_MAX || r->config.timeout > 31 || r->config.retry > 7 || r->config.rnr_retry > 8 || r->config.service_level > 15)
@@ -638,7 +627,7 @@ static void link_free(struct td_xfer *x, struct xfer_rdma_link *l)
         struct link_qp *lq = &l->qp[q];
         if (!lq->qp) continue;
         struct rail *rail = &r->rail[lq->rail];
-        rail->cq_used -= rail->sq_depth + lq->recv_posted;
+        rail->cq_used -= rail->plan.send_depth + lq->recv_posted;
         for (uint32_t k = 0; k < WINDOWS; k++)
             if (lq->mw[k]) r->vb->mw_free(lq->mw[k]); /* bound or not; while bound they hold their queue pair */
         r->vb->qp_destroy(lq->qp);
@@ -653,11 +642,11 @@ static bool qp_open(struct xfer_rdma *r, struct link_qp *lq, uint32_t rail_at, c
 {
     struct rail *rail = &r->rail[rail_at];
     bool shared = rail->srq && r->n_links >= r->config.srq_peers;
-    struct td_vb_qp_caps caps = {.send_wr = rail->sq_depth, .recv_wr = shared ? 0 : rail->rq_depth, .send_sge = rail->n_sge, .srq = shared ? rail->srq : NULL};
-    uint32_t need = rail->sq_depth + (shared ? 0 : rail->rq_depth);
+    struct td_vb_qp_caps caps = {.send_wr = rail->plan.send_depth, .recv_wr = shared ? 0 : rail->plan.recv_depth, .send_sge = rail->plan.n_sge, .srq = shared ? rail->srq : NULL};
+    uint32_t need = rail->plan.send_depth + (shared ? 0 : rail->plan.recv_depth);
     int e;
-    if (rail->cq_used + need > rail->cq_depth) {
-        xfer_say(reason, "rdma: %s: its completion queue of %u holds no more queue pairs", rail->name, rail->cq_depth);
+    if (rail->cq_used + need > rail->plan.cq_depth) {
+        xfer_say(reason, "rdma: %s: its completion queue of %u holds no more queue pairs", rail->name, rail->plan.cq_depth);
         return false;
     }
     if ((e = r->vb->qp_create(rail->device, rail->cq, &caps, &lq->qp))) {
@@ -666,15 +655,15 @@ static bool qp_open(struct xfer_rdma *r, struct link_qp *lq, uint32_t rail_at, c
         return false;
     }
     lq->rail = (uint8_t)rail_at;
-    lq->recv_posted = shared ? 0 : rail->rq_depth;
+    lq->recv_posted = shared ? 0 : rail->plan.recv_depth;
     rail->cq_used += need;
-    lq->ring = calloc(rail->sq_depth, sizeof *lq->ring);
+    lq->ring = calloc(rail->plan.send_depth, sizeof *lq->ring);
     if (!lq->ring) {
         xfer_say(reason, "rdma: out of memory");
         return false;
     }
     if ((e = r->vb->qp_init(lq->qp, r->config.port, 0, TD_VB_REMOTE_WRITE | (r->config.pull ? TD_VB_REMOTE_READ : 0))) ||
-        (!shared && (e = r->vb->post_recv(lq->qp, RECV_ID, rail->rq_depth)))) {
+        (!shared && (e = r->vb->post_recv(lq->qp, RECV_ID, rail->plan.recv_depth)))) {
         xfer_say(reason, "rdma: %s: setting up a queue pair: %s", rail->name, strerror(e));
         return false;
     }
@@ -690,17 +679,18 @@ static bool join_add(const struct xfer_rdma *r, struct joining *j, const struct 
     const struct rail *rail = &r->rail[lq->rail];
     const struct td_xfer_rdma_config *c = &r->config;
     struct td_vb_route *route = &j->at[j->n].route;
+    struct td_rdma_side ours = {.ethernet = rail->port.ethernet, .mtu_bytes = my_rail->mtu_bytes, .rd_atomic_in = mine->rd_atomic_in, .rd_atomic_out = mine->rd_atomic_out};
+    struct td_rdma_side other = {.ethernet = peer->ethernet, .mtu_bytes = peer->mtu_bytes, .rd_atomic_in = theirs->rd_atomic_in, .rd_atomic_out = theirs->rd_atomic_out};
+    struct td_err err;
     *route = (struct td_vb_route){
-        .port = c->port, .sl = c->service_level, .hop_limit = 64, .gid_index = rail->gid.index, .remote_lid = peer->lid, .ethernet = rail->port.ethernet,
-        .traffic_class = c->traffic_class < 0 ? 0 : c->traffic_class ? (uint8_t)c->traffic_class : rail->gid.type == TD_VB_GID_ROCE_V2 ? 106 : 0,
-        .mtu_bytes = my_rail->mtu_bytes < peer->mtu_bytes ? my_rail->mtu_bytes : peer->mtu_bytes, .remote_qp = peer->qpn[k], .remote_psn = peer->psn[k],
-        .local_psn = my_rail->psn[k], .timeout = c->timeout, .retry = c->retry, .rnr_retry = (uint8_t)(c->rnr_retry - 1), .min_rnr_timer = 12,
-        .rd_atomic_in = mine->rd_atomic_in < theirs->rd_atomic_out ? mine->rd_atomic_in : theirs->rd_atomic_out,
-        .rd_atomic_out = mine->rd_atomic_out < theirs->rd_atomic_in ? mine->rd_atomic_out : theirs->rd_atomic_in,
+        .port = c->port, .sl = c->service_level, .gid_index = rail->gid.index, .remote_lid = peer->lid,
+        .traffic_class = c->traffic_class < 0 ? 0 : c->traffic_class ? (uint8_t)c->traffic_class : rail->gid.type == TD_VB_GID_ROCE_V2 ? TD_RDMA_DSCP_CLASS : 0,
+        .remote_qp = peer->qpn[k], .remote_psn = peer->psn[k], .local_psn = my_rail->psn[k], .timeout = c->timeout, .retry = c->retry,
+        .rnr_retry = (uint8_t)(c->rnr_retry - 1),
     };
     memcpy(route->remote_gid, peer->gid, sizeof route->remote_gid);
-    if ((bool)peer->ethernet != rail->port.ethernet) {
-        xfer_say(reason, "rdma: rail %u is Ethernet on one side and InfiniBand on the other", my_rail->index);
+    if (td_rdma_settle(&ours, &other, route, &err)) {
+        xfer_say(reason, "rdma: rail %u: %.120s", my_rail->index, err.msg);
         return false;
     }
     j->at[j->n++].qp = lq->qp;
@@ -741,22 +731,21 @@ static bool link_describe(struct td_xfer *x, struct xfer_rdma_link *l, const uin
                           struct td_xfer_rdma_setup *s, char reason[TD_XFER_REASON_MAX])
 {
     struct xfer_rdma *r = x->rdma;
-    uint32_t in = 16, out = 16;
+    uint8_t in = UINT8_MAX, out = UINT8_MAX;
     *s = (struct td_xfer_rdma_setup){.n_rails = (uint8_t)n_rails, .n_qps = (uint8_t)n_qps, .base = (uint64_t)(uintptr_t)x->base, .region_bytes = r->region_bytes,
-                                     .n_regions = r->n_regions, .probe = (uint64_t)(uintptr_t)cell(r, 0, l->index, 0), .recv_wr = RQ_DEPTH};
+                                     .n_regions = r->n_regions, .probe = (uint64_t)(uintptr_t)cell(r, 0, l->index, 0), .recv_wr = UINT32_MAX};
     l->n_rails = n_rails;
     l->per_rail = n_qps;
     l->n_qps = n_rails * n_qps;
     for (uint32_t i = 0; i < n_rails; i++) {
         const struct rail *rail = &r->rail[rails[i]];
         struct td_xfer_rail *to = &s->rail[i];
-        *to = (struct td_xfer_rail){.lid = rail->port.lid, .ethernet = rail->port.ethernet, .index = rails[i], .mtu_bytes = rail->port.mtu_bytes};
+        *to = (struct td_xfer_rail){.lid = rail->port.lid, .ethernet = rail->port.ethernet, .index = rails[i], .mtu_bytes = rail->plan.mtu_bytes};
         memcpy(to->gid, rail->gid.raw, sizeof to->gid);
         s->probe_rkey[i] = rail->probe_mr->rkey;
-        /* Half of them: receives go back in batches of the other half. */
-        if ((rail->rq_depth + 1) / 2 < s->recv_wr) s->recv_wr = (rail->rq_depth + 1) / 2;
-        if (rail->limits.max_rd_atomic_in < in) in = rail->limits.max_rd_atomic_in;
-        if (rail->limits.max_rd_atomic_out < out) out = rail->limits.max_rd_atomic_out;
+        if (rail->plan.words < s->recv_wr) s->recv_wr = rail->plan.words;
+        if (rail->plan.rd_atomic_in < in) in = rail->plan.rd_atomic_in;
+        if (rail->plan.rd_atomic_out < out) out = rail->plan.rd_atomic_out;
         for (uint32_t k = 0; k < n_qps; k++) {
             struct link_qp *lq = &l->qp[i * n_qps + k];
             pthread_mutex_unlock(&x->lock);
@@ -768,8 +757,8 @@ static bool link_describe(struct td_xfer *x, struct xfer_rdma_link *l, const uin
             to->psn[k] = (uint32_t)xfer_random(x) & 0xffffff;
         }
     }
-    s->rd_atomic_in = (uint8_t)in;
-    s->rd_atomic_out = (uint8_t)out;
+    s->rd_atomic_in = in;
+    s->rd_atomic_out = out;
     return true;
 }
 
@@ -786,11 +775,20 @@ static void say_setup(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_fr
     xfer_conn_queue(x, c, &f, s);
 }
 
+/* Queue pairs on each of these rails, if the peer wants as many. */
+static uint32_t qps_wanted(const struct xfer_rdma *r, const uint8_t *rails, uint32_t n)
+{
+    uint32_t want = r->config.qps_per_rail;
+    for (uint32_t i = 0; i < n && !r->config.qps_per_rail; i++)
+        if (r->rail[rails[i]].plan.n_qps > want) want = r->rail[rails[i]].plan.n_qps;
+    return want;
+}
+
 bool xfer_rdma_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX])
 {
     struct xfer_rdma *r = x->rdma;
     uint8_t rails[TD_XFER_RAILS_MAX];
-    uint32_t n = 0, n_qps = r->config.qps_per_rail;
+    uint32_t n = 0;
     uint64_t now = xfer_now(x);
     for (uint32_t i = 0; i < r->n_rails; i++)
         if (rail_is_usable(&r->rail[i]) && now >= r->rail[i].avoid_until_ns) rails[n++] = (uint8_t)i;
@@ -801,6 +799,7 @@ bool xfer_rdma_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_X
         xfer_say(reason, "rdma: no device has an active port");
         return false;
     }
+    uint32_t n_qps = qps_wanted(r, rails, n);
     while (n * n_qps > TD_XFER_QPS_MAX) n_qps--;
     struct xfer_rdma_link *l = c->rdma = link_new(r, c->id);
     if (!l) {
@@ -844,7 +843,7 @@ static bool qp_post(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, str
     for (uint32_t i = 0; i < n; i++) {
         wrs[i].id = (uint64_t)l->index << 56 | (uint64_t)q << 48 | ((lq->head + i) & 0xffffffffffff);
         wrs[i].signaled = i + 1 == n;
-        lq->ring[(lq->head + i) % rail->sq_depth] = what[i];
+        lq->ring[(lq->head + i) % rail->plan.send_depth] = what[i];
         lq->in_flight += what[i].n_bytes;
     }
     lq->head += n;
@@ -935,7 +934,8 @@ td_status xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c, char rea
         xfer_say(reason, "rdma: none of the %u offered rails has an active device here", theirs.n_rails);
         return TD_ERR_PEER; /* other rails, or a later time, may do */
     }
-    uint32_t n_qps = theirs.n_qps < r->config.qps_per_rail ? theirs.n_qps : r->config.qps_per_rail;
+    uint32_t n_qps = qps_wanted(r, rails, n);
+    if (theirs.n_qps < n_qps) n_qps = theirs.n_qps;
     struct xfer_rdma_link *l = c->rdma = link_new(r, c->id);
     if (!l) {
         xfer_say(reason, "rdma: all %d links are in use", MAX_LINKS);
@@ -1011,7 +1011,7 @@ bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[
                 if (fits) fits = join_add(r, j, lq, &offer, &offer.rail[i], &theirs, &theirs.rail[at], k, reason);
             } else {
                 struct rail *rail = &r->rail[lq->rail];
-                rail->cq_used -= rail->sq_depth + lq->recv_posted; /* RESET or INIT: nothing was sent, and its receives die with it */
+                rail->cq_used -= rail->plan.send_depth + lq->recv_posted; /* RESET or INIT: nothing was sent, and its receives die with it */
                 pthread_mutex_unlock(&x->lock);
                 r->vb->qp_destroy(lq->qp);
                 pthread_mutex_lock(&x->lock);
@@ -1100,7 +1100,7 @@ static void link_end(struct td_xfer *x, struct xfer_rdma_link *l)
     for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++) {
         struct link_qp *lq = &l->qp[q];
         for (; lq->qp && lq->tail < lq->head; lq->tail++) {
-            pending_over(x, &lq->ring[lq->tail % r->rail[lq->rail].sq_depth], false);
+            pending_over(x, &lq->ring[lq->tail % r->rail[lq->rail].plan.send_depth], false);
         }
     }
     for (uint32_t i = 0; r->grant && i < x->core.max_slots; i++)
@@ -1207,7 +1207,7 @@ static bool windows_post(struct td_xfer *x, struct grant_windows *g, uint32_t q)
     while (g->qp[q].n_posted < want && !l->broken) {
         struct td_vb_send wrs[CHAIN] = {0};
         struct pending what[CHAIN];
-        uint32_t n = 0, room = rail->sq_depth - (uint32_t)(lq->head - lq->tail);
+        uint32_t n = 0, room = rail->plan.send_depth - (uint32_t)(lq->head - lq->tail);
         for (; n < CHAIN && n < room && g->qp[q].n_posted < want; n++) {
             uint32_t i = g->qp[q].n_posted++;
             struct td_vb_mw *mw = lq->mw[g->at[i].window];
@@ -1384,9 +1384,9 @@ static bool post_chain(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
     struct pending what[CHAIN];
     const struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
     int32_t ours = (int32_t)(r->region_bytes / x->block_bytes), theirs = (int32_t)(l->region_bytes / x->block_bytes);
-    struct td_xfer_wr_limits limits = {.max_bytes = WR_BYTES, .max_pieces = (int32_t)rail->n_sge, .src_region = c->initiator ? ours : theirs,
+    struct td_xfer_wr_limits limits = {.max_bytes = WR_BYTES, .max_pieces = (int32_t)rail->plan.n_sge, .src_region = c->initiator ? ours : theirs,
                                        .dst_region = c->initiator ? theirs : ours};
-    uint32_t n = 0, room = rail->sq_depth - (uint32_t)(lq->head - lq->tail);
+    uint32_t n = 0, room = rail->plan.send_depth - (uint32_t)(lq->head - lq->tail);
     uint64_t bytes = lq->in_flight;
     while (n < CHAIN && n < room && bytes < r->config.bytes_in_flight && l->n_keys) {
         struct td_xfer_wr wr;
@@ -1483,7 +1483,7 @@ static struct pending pending_of(const struct td_xfer *x, const struct link_qp *
 {
     uint64_t seq = seq_of(lq, wc);
     if (seq >= lq->head || seq < lq->tail) return (struct pending){.id = NO_ID};
-    return lq->ring[seq % x->rdma->rail[lq->rail].sq_depth];
+    return lq->ring[seq % x->rdma->rail[lq->rail].plan.send_depth];
 }
 
 /* A write for an op that has ended here met a window that the receiver has ended, because it waited long enough: nobody's bug. */
@@ -1500,7 +1500,7 @@ static void on_sent(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, con
     lq->flushed = seq + 1 > lq->flushed ? seq + 1 : lq->flushed;
     if (wc->status != TD_VB_WC_SUCCESS) return; /* the fence ends what is pending */
     for (; lq->tail <= seq; lq->tail++) {
-        const struct pending *p = &lq->ring[lq->tail % x->rdma->rail[lq->rail].sq_depth];
+        const struct pending *p = &lq->ring[lq->tail % x->rdma->rail[lq->rail].plan.send_depth];
         lq->in_flight -= p->n_bytes;
         pending_over(x, p, true);
     }
@@ -1568,7 +1568,7 @@ static void on_completion(struct td_xfer *x, uint32_t rail_at, const struct td_v
     uint32_t q = 0;
     struct xfer_rdma_link *l = find_qp(r, rail_at, wc->qp_num, &q);
     bool is_recv = wc->id == RECV_ID || (wc->status == TD_VB_WC_SUCCESS && wc->op == TD_VB_RECV_IMM);
-    if (is_recv && rail->srq && wc->status == TD_VB_WC_SUCCESS && (!l || !l->qp[q].recv_posted) && ++rail->srq_spent >= (rail->srq_depth < 128 ? (rail->srq_depth + 1) / 2 : 64)) {
+    if (is_recv && rail->srq && wc->status == TD_VB_WC_SUCCESS && (!l || !l->qp[q].recv_posted) && ++rail->srq_spent >= (rail->plan.srq_depth < 128 ? (rail->plan.srq_depth + 1) / 2 : 64)) {
         if (r->vb->srq_post(rail->srq, RECV_ID, rail->srq_spent) == 0) rail->srq_spent = 0;
     }
     if (!l) return;

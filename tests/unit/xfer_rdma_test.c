@@ -25,6 +25,7 @@
 #include "common/base/clock.h"
 #include "common/base/doorbell.h"
 #include "common/base/hash.h"
+#include "common/xfer/rdma_select.h"
 #include "common/xfer/xfer_wire.h"
 #include "tests/unit/xfer_node.h"
 
@@ -43,6 +44,8 @@ struct qp_seen {
     struct td_vb_cq *cq;
     uint32_t num, device;
     bool shared;               /* receives come from an SRQ */
+    struct td_vb_qp_caps caps; /* asked */
+    struct td_vb_route route;
 };
 
 enum gate { GATE_NONE = 0, GATE_CREATE, GATE_INIT, GATE_RTR, GATE_RTS, GATE_ERROR, GATE_DESTROY };
@@ -168,11 +171,12 @@ static int spy_qp_create(struct td_vb_device *d, struct td_vb_cq *cq, struct td_
     uint32_t i;
     struct end *e = end_of(d, &i);
     bool shared = caps->srq;
+    struct td_vb_qp_caps asked = *caps;
     pass(e, GATE_CREATE);
     int error = e->real->qp_create(d, cq, caps, ret_qp);
     pthread_mutex_lock(&e->lock);
     TD_ASSERT(e->n_qps < MAX_QPS);
-    if (!error) e->qp[e->n_qps++] = (struct qp_seen){.qp = *ret_qp, .cq = cq, .num = (*ret_qp)->num, .device = i, .shared = shared};
+    if (!error) e->qp[e->n_qps++] = (struct qp_seen){.qp = *ret_qp, .cq = cq, .num = (*ret_qp)->num, .device = i, .shared = shared, .caps = asked};
     pthread_mutex_unlock(&e->lock);
     return error;
 }
@@ -203,6 +207,10 @@ static int spy_qp_rtr(struct td_vb_qp *qp, const struct td_vb_route *route)
     uint32_t i;
     struct end *e = end_of(qp->device, &i);
     pass(e, GATE_RTR);
+    pthread_mutex_lock(&e->lock);
+    for (uint32_t k = 0; k < e->n_qps; k++)
+        if (e->qp[k].qp == qp) e->qp[k].route = *route;
+    pthread_mutex_unlock(&e->lock);
     return e->real->qp_rtr(qp, route);
 }
 
@@ -1265,8 +1273,8 @@ static void limits_are_refused_by_name(void **state)
          {"needs 97 registrations", "8 devices", "more than 768"}},
         {{.side[0].fake = "max_mr_bytes=524288", .block_bytes = 256u << 10, .n_blocks = 20}, 7, TD_ERR_DEVICE,
          {"device fake0", "Cannot allocate memory", "locked-memory limit"}},
-        {{.side[0].fake = "max_cqe=100"}, 0, TD_ERR_UNSUPPORTED, {"device fake0", "100 completions", "too few"}},
-        {{.side[0].fake = "max_qp_wr=1"}, 0, TD_ERR_UNSUPPORTED, {"device fake0", "allows 1 work requests", "too few"}},
+        {{.side[0].fake = "max_cqe=100"}, 0, TD_ERR_UNSUPPORTED, {"device fake0", "100 completions (max_cqe)", "too few"}},
+        {{.side[0].fake = "max_qp_wr=1"}, 0, TD_ERR_UNSUPPORTED, {"device fake0", "1 work requests (max_qp_wr)", "too few"}},
         {{.side[0].devices = "fake0,mlx5_9"}, 0, TD_ERR_DEVICE, {"device mlx5_9", "No such device", ""}},
         {{.side[0].devices = ",fake0"}, 0, TD_ERR_INVALID, {"separated by commas", "", ""}},
         {{.qps = 5}, 0, TD_ERR_INVALID, {"qps_per_rail 5", "", ""}},
@@ -1335,6 +1343,54 @@ static void a_pool_that_cannot_be_registered_leaves_its_rail_out(void **state)
         assert_false(goes_by_both_rails(t, &m));
         assert_int_equal(m.slot_end.path, round ? TD_XFER_PATH_RDMA : TD_XFER_PATH_TCP);
         WAIT_FOR(goes_by_both_rails(t, &m));
+        pair_close(t);
+    }
+}
+
+/* What doctor tells of a device comes from td_rdma_plan and td_rdma_settle: the engine asks the device for that and for nothing else. */
+static void a_device_is_asked_for_what_was_planned(void **state)
+{
+    static const struct setup setups[] = {
+        {.qps = 0},
+        {.side = {{.fake = "tiny=1"}, {.fake = "mtu=1024,max_qp_wr=8,max_sge=3"}}},
+        {.side = {{.fake = "rd_atomic=1,mtu=2048"}, {.fake = "max_cqe=9000,rd_atomic=8"}}, .qps = 3},
+        {.side = {{.fake = "infiniband=1,max_srq_wr=100"}, {.fake = "infiniband=1"}}, .srq_peers = 1},
+    };
+    (void)state;
+    for (size_t k = 0; k < sizeof setups / sizeof setups[0]; k++) {
+        struct pair *t = pair_open(&setups[k]);
+        struct end *both[] = {&t->p, &t->d};
+        struct td_rdma_plan plan[2];
+        whole(t, 7);
+        for (int i = 0; i < 2; i++) {
+            struct td_vb_limits l;
+            struct td_vb_port port;
+            assert_int_equal(both[i]->real->query(both[i]->device[0], &l), 0);
+            assert_int_equal(both[i]->real->query_port(both[i]->device[0], 1, &port), 0);
+            assert_int_equal(td_rdma_plan("fake0", &l, &port, &plan[i], NULL), TD_OK);
+        }
+        for (int i = 0; i < 2; i++) {
+            const struct td_rdma_plan *a = &plan[i], *b = &plan[1 - i];
+            struct td_vb_route want = {0};
+            struct td_rdma_side ours = {a->ethernet, a->mtu_bytes, a->rd_atomic_in, a->rd_atomic_out};
+            struct td_rdma_side theirs = {b->ethernet, b->mtu_bytes, b->rd_atomic_in, b->rd_atomic_out};
+            assert_int_equal(td_rdma_settle(&ours, &theirs, &want, NULL), TD_OK);
+            pthread_mutex_lock(&both[i]->lock);
+            assert_int_equal(both[i]->n_qps, setups[k].qps ? setups[k].qps : a->n_qps);
+            for (uint32_t q = 0; q < both[i]->n_qps; q++) {
+                const struct qp_seen *s = &both[i]->qp[q];
+                assert_int_equal(s->caps.send_wr, a->send_depth);
+                assert_int_equal(s->caps.recv_wr, s->shared ? 0 : a->recv_depth);
+                assert_int_equal(s->caps.send_sge, a->n_sge);
+                assert_int_equal(s->route.mtu_bytes, want.mtu_bytes);
+                assert_int_equal(s->route.ethernet, want.ethernet);
+                assert_int_equal(s->route.rd_atomic_in, want.rd_atomic_in);
+                assert_int_equal(s->route.rd_atomic_out, want.rd_atomic_out);
+                assert_int_equal(s->route.hop_limit, want.hop_limit);
+                assert_int_equal(s->route.min_rnr_timer, want.min_rnr_timer);
+            }
+            pthread_mutex_unlock(&both[i]->lock);
+        }
         pair_close(t);
     }
 }
@@ -2262,6 +2318,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(small_transfers_at_full_depth),
         cmocka_unit_test(tiny_devices_carry_large_transfers),
         cmocka_unit_test(limits_are_refused_by_name),
+        cmocka_unit_test(a_device_is_asked_for_what_was_planned),
         cmocka_unit_test(a_pool_that_cannot_be_registered_leaves_its_rail_out),
         cmocka_unit_test(a_full_completion_queue_refuses_links),
         cmocka_unit_test(seventy_peers),
