@@ -90,8 +90,9 @@ static bool check_gids(const struct context *x, struct td_vb_device *d, uint8_t 
     struct td_rdma_gid_ask ask = {.device = name, .ethernet = p->ethernet, .gids = gids, .n_gids = n, .index = (int32_t)x->o->kv_port.rdma_gid_index};
     if (td_rdma_gid_rank(&ask, order, &n_good, &err)) {
         struct doctor_check *c = doctor_add(x->r, GROUP, x->lesser, check_name, "%s", err.msg);
-        doctor_fix(c, "%s", p->ethernet ? "give the port's network device an IPv4 address and set it up (ip addr add, ip link set up)"
-                                        : "the subnet manager has not configured this port: see that one runs on the fabric");
+        if (ask.index != TD_RDMA_AUTO) doctor_fix(c, "another --rdma-gid-index, or -1 for the best by rank; the table is in /sys/class/infiniband/*/ports/*/gids");
+        else doctor_fix(c, "%s", p->ethernet ? "give the port's network device an IPv4 address and set it up (ip addr add, ip link set up)"
+                                             : "the subnet manager has not configured this port: see that one runs on the fabric");
         return false;
     }
     const struct td_vb_gid *best = &gids[order[0]];

@@ -331,12 +331,13 @@ TLS_PAIRS = {  # the listener's, the leader's, what the leader says
 }
 
 
-@pytest.mark.parametrize("pair", TLS_PAIRS)
-def test_pair_whose_tls_does_not_fit(certs, pair):  # noqa: F811
+@pytest.mark.parametrize("path, pair", [*(("tcp", pair) for pair in TLS_PAIRS), ("rdma", "another name leads"), ("rdma", "another name listens")])
+def test_pair_whose_tls_does_not_fit(certs, fabric, path, pair):  # noqa: F811
+    """RDMA as well: who may not set a connection up has no queue pair and no key."""
     there, here, says = TLS_PAIRS[pair]
-    with Listener("--timeout-ms", 5000 * SLOW, *there(certs)) as other:
-        rc, checks, text = doctor(*PAIR, "--peer", other.at, "--transfer", "tcp", *here(certs))
-        assert rc == 1 and checks["tcp"][0] == "FAIL" and says in checks["tcp"][1] and "--tls-ca" in text, text
+    with Listener("--timeout-ms", 5000 * SLOW, *there(certs), env=fabric) as other:
+        rc, checks, text = doctor(*PAIR, "--peer", other.at, "--transfer", path, *here(certs), env=fabric)
+        assert rc == 1 and checks[path][0] == "FAIL" and says in checks[path][1] and "--tls-ca" in text, text
         assert ": 0 transfers verified" in other.end()[1]["session"][1]
 
 

@@ -618,7 +618,7 @@ static void rdma_as_asked(void **state)
     report_end(&r);
     rdma_options.rdma_gid_index = 9;
     r = rdma("auto", &table, 0, 0);
-    says(&r, "mlx5_0 port 1 gid", DOCTOR_WARN, "9", "IPv4 address");
+    says(&r, "mlx5_0 port 1 gid", DOCTOR_WARN, "GID index 9", "another --rdma-gid-index, or -1");
     says(&r, "kv path", DOCTOR_FAIL, "though there are RDMA devices", NULL);
     report_end(&r);
 
