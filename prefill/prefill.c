@@ -77,10 +77,11 @@ static bool submit(struct td_worker *w, struct td_req *r, int32_t upto, bool fin
     if (upto <= from && !final) return true;
     int32_t n = upto > from ? upto - from : 0;
     td_status s = td_xfer_submit(w->xfer, r->xfer_id, from - (int32_t)r->n_skip, r->seq->blocks + from, n, final, note, note_bytes);
-    if (s) {
-        td_worker_end(w, r, TD_ERR_PEER, "KV transfer refused a submit: the op has ended");
+    if (s == TD_ERR_INVALID || s == TD_ERR_NOT_FOUND) { /* a bug of ours: this call can never succeed */
+        td_worker_end(w, r, TD_ERR_INTERNAL, "KV transfer refused a submit");
         return false;
     }
+    if (s) return false; /* it failed during the step: OP_FAILED is on its way with the reason, and ends the request */
     r->n_sent += (uint32_t)n;
     return true;
 }
