@@ -3,8 +3,8 @@
 
     TANDEM_BIN=build/release/bin bench/cluster_latency.py [--prompt-tokens 200] [--output-tokens 64] [--requests 60] [--transfer shm] [--csv FILE]
 
-Three real daemons on loopback (one compute thread each). hand-over = prefill's first token at the router to the decode worker's slot READY as far
-as decode waited (transfer_exposed) + decode queue: what disaggregation adds between token one and token two."""
+Three real daemons on loopback (one compute thread each). hand-over = transfer_exposed + decode_queue of the ledger: from the first token that is sampled on
+the prefill worker to the decode worker's first step, what disaggregation adds between token one and token two. rdma: with TANDEM_VERBS_FAKE=path=FILE."""
 import argparse
 import csv
 import os
@@ -30,7 +30,7 @@ def main():
     a.add_argument("--prompt-tokens", type=int, default=200)
     a.add_argument("--output-tokens", type=int, default=64)
     a.add_argument("--requests", type=int, default=60)
-    a.add_argument("--transfer", default="auto", choices=["auto", "tcp", "shm"])
+    a.add_argument("--transfer", default="auto", choices=["auto", "tcp", "shm", "rdma"])
     a.add_argument("--mode", default="pd", choices=["pd", "colocated"])
     a.add_argument("--csv", help="append a row per stage")
     g = a.parse_args()
