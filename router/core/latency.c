@@ -56,7 +56,7 @@
 #define QUALITY_WINDOW 512
 
 #define OUTPUT_MEAN 256.0        /* of a request before any was seen, with the weight of OUTPUT_PRIOR requests */
-#define OUTPUT_P90 512.0
+#define OUTPUT_P90 512.0         /* exponential lengths: 2.3 times the mean; uniform ones: 1.8 */
 #define OUTPUT_PRIOR 2
 
 #define MAX_CONTEXT (1ull << 25) /* tokens of one sequence; a report of more is no measurement */
@@ -200,10 +200,9 @@ static void memory_add(struct memory *m, int k, const double *row, double target
     }
 }
 
-/* Learns that x cost y seconds, y > 0. Answers whether theta was scaled as a whole, after which old ratios mean nothing. */
-static bool fit_learn(struct fit *f, const double *x, double y, double forgetting, bool may_rescale)
+/* Learns that x cost y seconds, y > 0. */
+static void fit_learn(struct fit *f, const double *x, double y, double forgetting, bool may_rescale)
 {
-    bool rescaled = false;
     double predicted = dot(f->k, f->theta, x), row[MAX_K], far_forgetting = 1 - FAR_FORGETTING * (1 - forgetting);
     if (!fit_known(f)) {
         for (int i = 0; i < f->k; i++) f->far.a[i][i] = RIDGE / (y * y);
@@ -221,7 +220,6 @@ static bool fit_learn(struct fit *f, const double *x, double y, double forgettin
         f->mean_y *= ratio;
         predicted *= ratio;
         f->streak = 0;
-        rescaled = true;
     }
     f->n++;
     f->mean_y += (y - f->mean_y) * fmax(1 / (double)f->n, 1 - forgetting);
@@ -232,7 +230,6 @@ static bool fit_learn(struct fit *f, const double *x, double y, double forgettin
     f->n_near = forgetting * f->n_near + 1;
     f->n_far = far_forgetting * f->n_far + 1;
     fit_solve(f);
-    return rescaled;
 }
 
 /* --- the correction of a node ------------------------------------------------------------------------------------------------------------- */
@@ -367,10 +364,9 @@ static double corrected(const struct node *n, enum kind kind, double model_s)
 
 struct tracker { double q; uint64_t n; };
 
-/* Moves towards the tau quantile of what is observed; quicker at first. */
-static void tracker_step(struct tracker *t, double value, double tau, double gain, double first_gain)
+/* Moves towards the tau quantile of what is observed. */
+static void tracker_step(struct tracker *t, double value, double tau, double gain)
 {
-    gain = fmax(gain, first_gain / (1 + 0.2 * (double)t->n));
     t->q += gain * (tau - (value <= t->q)) * t->q;
     t->n++;
 }
@@ -412,7 +408,7 @@ static const struct tracker *margin_of(const struct td_latency *l, int what, uin
 static void child_step(const struct td_latency *l, struct tracker *child, const struct tracker *parent, double ratio)
 {
     if (child->n >= CHILD_MIN) {
-        tracker_step(child, ratio, l->config.attainment, l->config.eta, 0);
+        tracker_step(child, ratio, l->config.attainment, l->config.eta);
         child->q = fmin(fmax(child->q, Q_MIN), Q_MAX); /* (3) */
     } else {
         *child = (struct tracker){.q = parent->q, .n = child->n + 1};
@@ -440,7 +436,7 @@ void td_latency_observe_ratio(struct td_latency *latency, enum td_lat_objective 
     ring->next = (ring->next + 1) % QUALITY_WINDOW;
     if (ring->n < QUALITY_WINDOW) ring->n++;
     struct tracker *all = &latency->margin_all[what], *own = &latency->margin_class[what][slo_class];
-    tracker_step(all, ratio, latency->config.attainment, latency->config.eta, 0.1);
+    tracker_step(all, ratio, latency->config.attainment, latency->config.eta);
     all->q = fmin(fmax(all->q, Q_MIN), Q_MAX); /* (3) */
     child_step(latency, own, all, ratio);
     child_step(latency, &latency->margin[what][slo_class][load_bucket], own, ratio);
@@ -463,8 +459,9 @@ static void lengths_put(struct lengths *o, double n_output)
 {
     double n = (double)o->p90.n + 1 + OUTPUT_PRIOR;
     o->mean += (n_output - o->mean) * fmax(1 / n, 0.02);
-    tracker_step(&o->p90, n_output, 0.9, 0.03, 0.3);
-    o->p90.q = fmin(fmax(o->p90.q, 1), 1e9);
+    tracker_step(&o->p90, n_output, 0.9, 0.03);
+    if (o->p90.n < CHILD_MIN) o->p90.q = OUTPUT_P90 / OUTPUT_MEAN * o->mean; /* the mean is known sooner */
+    o->p90.q = fmin(fmax(o->p90.q, 1), 1e10);
 }
 
 void td_latency_observe_output(struct td_latency *latency, uint32_t slo_class, uint32_t n_output)
@@ -588,14 +585,14 @@ void td_latency_observe_step(struct td_latency *latency, uint32_t node, const st
     if (step->wall_us == 0 || u + b == 0 || u > MAX_ROWS || b > MAX_ROWS) return;
     if (step->attention_work > u * MAX_CONTEXT || step->context_tokens > b * MAX_CONTEXT) return;
     double y = step->wall_us * 1e-6, work = (double)step->attention_work, context = (double)step->context_tokens, model;
-    bool mixed = b > 0 && u > 0, rescaled, known;
+    bool mixed = b > 0 && u > 0;
     enum kind kind = b > 0 ? DECODE : PREFILL;
     struct fit *f = b > 0 ? &c->decode : &c->prefill;
-    known = f->has_prior || f->n >= CORRECTION_FROM;
+    bool known = f->has_prior || f->n >= CORRECTION_FROM;
     if (kind == PREFILL) {
         double x[TD_LAT_N_PREFILL] = {1, (double)u / prefill_units[1], work / prefill_units[2]};
         model = dot(f->k, f->theta, x);
-        rescaled = fit_learn(f, x, y, latency->config.forgetting, true);
+        fit_learn(f, x, y, latency->config.forgetting, true);
     } else {
         double x[TD_LAT_N_DECODE] = {1, (double)b / decode_units[1], context / decode_units[2], (double)u / decode_units[3],
                                      work / decode_units[4]};
@@ -608,10 +605,9 @@ void td_latency_observe_step(struct td_latency *latency, uint32_t node, const st
             }
         }
         if (mixed) c->mixed_known = true;
-        rescaled = fit_learn(f, x, y, latency->config.forgetting, !first_mixed);
+        fit_learn(f, x, y, latency->config.forgetting, !first_mixed);
     }
-    if (rescaled) forget_corrections(latency, n->node_class);
-    else if (known && model > 0) node_observe(n, kind, model, y);
+    if (known && model > 0) node_observe(n, kind, model, y);
 }
 
 void td_latency_observe_transfer(struct td_latency *latency, uint32_t node_class, uint64_t bytes, uint64_t wall_us)

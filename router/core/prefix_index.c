@@ -140,7 +140,8 @@ static const struct node *find(const struct td_prefix_index *x, uint64_t hash)
 
 /* find() of a chain's block at `depth`; `near` is the one at `near_depth`. Blocks added one after the other mostly lie one after the other (in
  * reused places too: leaves are freed before roots), which spares the bucket and stays in one page: half the time where no cache helps. */
-static const struct node *find_along(const struct td_prefix_index *x, const uint64_t *hashes, size_t depth, const struct node *near, size_t near_depth)
+static const struct node *find_along(const struct td_prefix_index *x, const uint64_t *hashes, size_t depth, const struct node *near,
+                                     size_t near_depth)
 {
     uint64_t guess = (uint64_t)(near - x->nodes) + (depth - near_depth);
     if (guess < x->fresh_nodes && x->nodes[guess].hash == hashes[depth] && x->nodes[guess].n_workers > 0) return &x->nodes[guess];
