@@ -896,6 +896,12 @@ bool td_xfer_core_op_give_up(struct td_xfer_core *c, uint32_t id, td_status stat
     return true;
 }
 
+void td_xfer_core_op_limit(struct td_xfer_core *c, uint32_t id, uint32_t qps)
+{
+    TD_ASSERT(c->ops[id].state == TD_OP_STREAMING && !c->ops[id].qps_used);
+    c->ops[id].qps_allowed = qps;
+}
+
 bool td_xfer_core_op_is_on(const struct td_xfer_core *c, uint32_t id, uint64_t conn)
 {
     const struct td_xfer_op *op = &c->ops[id];
@@ -913,7 +919,7 @@ void td_xfer_core_op_attach(struct td_xfer_core *c, uint32_t id, uint64_t conn, 
     op->at = op->digest_at = op->n_targets = op->n_runs = op->ref_at = 0;
     op->can_pull = can_pull && path == TD_XFER_PATH_RDMA;
     op->off = 0;
-    op->qps_used = op->qps_said = op->n_frames = 0;
+    op->qps_allowed = op->qps_used = op->qps_said = op->n_frames = 0;
     op->retry_ns = op->stop_ns = 0;
     for (int i = 0; i < TD_XFER_LANES_MAX; i++) {
         op->lane[i].block = -1;
@@ -1064,6 +1070,7 @@ bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, ui
         if (op->can_pull && op->at < op->n_pull) op->at = op->n_pull; /* those go the other way */
         *wr = (struct td_xfer_wr){.op = id, .handle = op->handle, .order_at = op->at, .n_blocks = 1, .offset = op->off};
         bool data = op->at < op->n_queued && op->order[op->at] < op->n_targets;
+        if (data && op->qps_allowed && !(op->qps_allowed & 1u << qp)) continue;
         if (data) {
             uint64_t left = c->block_bytes - op->off;
             int32_t block = op->order[op->at], n_pieces = 1;

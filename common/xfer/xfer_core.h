@@ -91,6 +91,7 @@ struct td_xfer_op {
     uint8_t n_lost, n_mismatches, n_again; /* connections that broke; digests that differed; FAIL(AGAIN)s */
     uint32_t n_wr;            /* rdma: work requests that have not completed */
     uint64_t wr_conn;         /* rdma: where they are */
+    uint32_t qps_allowed;     /* rdma: bits of the queue pairs that may carry data of this attempt; 0: all */
     uint32_t qps_used, qps_said; /* rdma: queue pairs with data of this attempt; those that were given the final word */
     int32_t n_pull, ref_at;   /* order[0, n_pull) may be READ by the receiver; rdma: so many of them were named to it */
     bool can_pull;            /* this attempt's connection allows it */
@@ -232,6 +233,8 @@ void td_xfer_core_op_attach(struct td_xfer_core *core, uint32_t op, uint64_t con
  * follows. False: it has ended already. */
 bool td_xfer_core_op_give_up(struct td_xfer_core *core, uint32_t op, td_status status, const char *reason);
 bool td_xfer_core_slot_give_up(struct td_xfer_core *core, uint32_t slot, td_status status, const char *reason);
+/* rdma, after op_attach: data goes by these queue pairs alone (bits; 0: by all). */
+void td_xfer_core_op_limit(struct td_xfer_core *core, uint32_t op, uint32_t qps);
 /* The op is on this connection, or something of it still is. */
 bool td_xfer_core_op_is_on(const struct td_xfer_core *core, uint32_t op, uint64_t conn);
 void td_xfer_core_op_fail(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, td_status status, const char *reason);

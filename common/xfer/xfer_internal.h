@@ -225,6 +225,7 @@ void xfer_rdma_revive(struct td_xfer *x, uint64_t now);
 bool xfer_rdma_waits(const struct td_xfer *x);
 /* Both sides have a rail that the link of this READY connection lacks, and it is time to try one with more; sets the next time. */
 bool xfer_rdma_lacks(struct td_xfer *x, struct td_xfer_conn *c, uint64_t now);
+uint32_t xfer_rdma_home(struct td_xfer_conn *c, uint64_t n_bytes); /* bits of the queue pairs of an op of so many bytes; 0: all */
 uint32_t xfer_rdma_n_rails(const struct td_xfer_conn *c);
 void xfer_rdma_op_over(struct td_xfer *x, uint32_t op);                            /* its final words are taken */
 void xfer_rdma_stats(const struct td_xfer *x, struct td_xfer_stats *stats);

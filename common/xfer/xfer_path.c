@@ -217,6 +217,7 @@ static void op_attach(struct td_xfer *x, uint32_t id, struct td_xfer_conn *c)
     x->op_aux[id].waits_for = 0;
     x->op_aux[id].link = c->id;
     td_xfer_core_op_attach(&x->core, id, c->id, c->path, xfer_rdma_may_pull(c));
+    if (c->rdma) td_xfer_core_op_limit(&x->core, id, xfer_rdma_home(c, (uint64_t)x->core.ops[id].grant.n_blocks * x->block_bytes));
     c->tx_ready = true;
     c->last_use_ns = xfer_now(x);
 }

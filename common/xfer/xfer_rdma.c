@@ -7,9 +7,10 @@
  *   probe       the initiator WRITEs 64 bytes that only this connection's tag gives into a cell of the acceptor, then WRITE_WITH_IMM, on every queue pair;
  *               the acceptor compares the cells, answers WRITE_WITH_IMM on every queue pair and is READY; when all have come, so is the initiator.
  *               A queue pair that cannot carry bytes in both directions thus fails the set-up, not a request.
- *   data        WRITE chains of at most CHAIN requests under one doorbell, the last of each chain signalled; whole runs of blocks that lie side by side at
- *               the receiver are gathered into one request of at most WR_BYTES. Queue pairs take turns per chain; ops take turns per request, so
- *               a small one waits for one request of a large one. bytes_in_flight bounds each queue pair.
+ *   data        WRITE chains of at most CHAIN requests and CHAIN_BYTES under one doorbell, the last of each chain signalled; whole runs of blocks that lie
+ *               side by side at the receiver are gathered into one request of at most WR_BYTES. Queue pairs take turns per chain, rail by rail; ops take
+ *               turns per request, so a small one waits for one request of a large one. A transfer of at most CHAIN_BYTES goes by one queue pair, which
+ *               needs one last word, and such transfers take the rails in turn. bytes_in_flight bounds each queue pair.
  *   pull        blocks that the sender has before it computes anything (prefix hits) it may only name (REF); the receiver READs them from the sender's pool
  *               with the keys of RDMA_OFFER. Such an op ends when the receiver has said DONE or FAIL, which it says after its last READ.
  *   end         a WRITE_WITH_IMM without data on every queue pair that carried some. RC delivers in order, so its completion at the receiver proves the
@@ -69,6 +70,7 @@
 #include "common/xfer/xfer_internal.h"
 
 #define CHAIN TD_RDMA_CHAIN
+#define CHAIN_BYTES (2u << 20)  /* after so many the next queue pair has its turn; a transfer of no more than that has one for itself */
 #define WR_BYTES (1u << 20)
 #define MAX_LINKS 256
 #define CELL 64                /* a probe's bytes */
@@ -174,7 +176,7 @@ struct joining {
 struct xfer_rdma_link {
     uint32_t index;            /* in rdma->link */
     uint64_t conn;
-    uint32_t n_qps, n_rails, per_rail, next_qp, op_cursor, slot_cursor;
+    uint32_t n_qps, n_rails, per_rail, next_turn, next_home, op_cursor, slot_cursor;
     bool may_pull;             /* initiator: the acceptor can READ from this side's pool */
     struct link_qp qp[TD_XFER_QPS_MAX];
     struct joining *joining;   /* NULL: its queue pairs are connected, or not yet to be */
@@ -580,6 +582,18 @@ bool xfer_rdma_lacks(struct td_xfer *x, struct td_xfer_conn *c, uint64_t now)
     l->more_wait_ns = !l->more_wait_ns ? REOPEN_NS : 2 * l->more_wait_ns < REOPEN_MAX_NS ? 2 * l->more_wait_ns : REOPEN_MAX_NS;
     l->more_ns = now + l->more_wait_ns;
     return true;
+}
+
+/* Queue pairs in turn, and neighbours in the row are of different rails. */
+static uint32_t qp_of_turn(const struct xfer_rdma_link *l, uint32_t turn)
+{
+    return turn % l->n_rails * l->per_rail + turn / l->n_rails % l->per_rail;
+}
+
+uint32_t xfer_rdma_home(struct td_xfer_conn *c, uint64_t n_bytes)
+{
+    struct xfer_rdma_link *l = c->rdma;
+    return n_bytes > CHAIN_BYTES ? 0 : 1u << qp_of_turn(l, l->next_home++ % l->n_qps);
 }
 
 uint32_t xfer_rdma_n_rails(const struct td_xfer_conn *c)
@@ -1387,8 +1401,8 @@ static bool post_chain(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
     struct td_xfer_wr_limits limits = {.max_bytes = WR_BYTES, .max_pieces = (int32_t)rail->plan.n_sge, .src_region = c->initiator ? ours : theirs,
                                        .dst_region = c->initiator ? theirs : ours};
     uint32_t n = 0, room = rail->plan.send_depth - (uint32_t)(lq->head - lq->tail);
-    uint64_t bytes = lq->in_flight;
-    while (n < CHAIN && n < room && bytes < r->config.bytes_in_flight && l->n_keys) {
+    uint64_t bytes = lq->in_flight, end = bytes + CHAIN_BYTES < r->config.bytes_in_flight ? bytes + CHAIN_BYTES : r->config.bytes_in_flight;
+    while (n < CHAIN && n < room && bytes < end && l->n_keys) {
         struct td_xfer_wr wr;
         uint32_t no_words = 0;
         for (uint32_t k = 0; k < l->n_qps; k++)
@@ -1410,7 +1424,7 @@ static bool post_chain(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
         what[n++] = (struct pending){.id = wr.op, .n_bytes = (uint32_t)wr.n_bytes};
         bytes += wr.n_bytes;
     }
-    while (n < CHAIN && n < room && bytes < r->config.bytes_in_flight && l->n_keys) { /* the other direction: what peers let this side READ */
+    while (n < CHAIN && n < room && bytes < end && l->n_keys) { /* the other direction: what peers let this side READ */
         struct td_xfer_rd rd;
         if (!td_xfer_core_rd_next(&x->core, l->conn, &l->slot_cursor, &limits, &rd)) break;
         fill_read(x, l, q, &rd, &wrs[n]);
@@ -1425,9 +1439,9 @@ void xfer_rdma_post(struct td_xfer *x, struct td_xfer_conn *c)
     struct xfer_rdma_link *l = c->rdma;
     uint32_t idle = 0;
     while (idle < l->n_qps && !l->broken) {
-        if (post_chain(x, l, l->next_qp)) idle = 0;
+        if (post_chain(x, l, qp_of_turn(l, l->next_turn))) idle = 0;
         else idle++;
-        l->next_qp = (l->next_qp + 1) % l->n_qps;
+        l->next_turn = (l->next_turn + 1) % l->n_qps;
     }
     if (l->broken) close_broken(x, l);
 }

@@ -1517,6 +1517,51 @@ static void a_bad_rail_is_avoided_for_a_while(void **state)
     pair_close(t);
 }
 
+/* Small transfers take the rails in turn, one queue pair and one last word each, alone or side by side; a large one goes by all of them. */
+static void transfers_spread_over_rails(void **state)
+{
+    static const struct setup setups[] = {
+        {.side = {{.fake = "devices=2"}, {.fake = "devices=2"}}, .block_bytes = RAIL_BYTES},
+        {.side = {{.fake = "devices=3"}, {.fake = "devices=2"}}, .block_bytes = RAIL_BYTES, .qps = 3},
+    };
+    (void)state;
+    for (size_t k = 0; k < sizeof setups / sizeof setups[0]; k++) {
+        struct pair *t = pair_open(&setups[k]);
+        struct transfer m[12];
+        uint64_t bytes[2];
+        uint32_t n_homes = k ? 6 : 4, n_words;
+        for (uint32_t i = 0; i < n_homes; i++) whole(t, 3);
+        for (int together = 0; together < 2; together++) {
+            posted(&t->p, bytes);
+            n_words = t->p.n_words;
+            for (int i = 0; i < 12; i++) {
+                grant_run(t, &m[i], 4 * i, 3, WAIT_MS);
+                op(t, &m[i], WAIT_MS);
+                assert_int_equal(submit(t, &m[i], 0, 1, false), TD_OK);
+                assert_int_equal(submit(t, &m[i], 1, 2, true), TD_OK);
+                if (together) continue;
+                TAKE_UNTIL(t, false, m[i].slot_free && m[i].done);
+                assert_true(m[i].ready);
+            }
+            for (int i = 0; i < 12; i++) TAKE_UNTIL(t, false, m[i].slot_free && m[i].done);
+            for (int i = 0; i < 12; i++) forget(&m[i]);
+            posted(&t->p, bytes);
+            assert_int_equal(bytes[0], 18 * RAIL_BYTES);
+            assert_int_equal(bytes[1], 18 * RAIL_BYTES);
+            assert_int_equal(t->p.n_words - n_words, 12);
+        }
+        grant_run(t, &m[0], 4, 32, WAIT_MS); /* 4 MiB: two chains */
+        op(t, &m[0], WAIT_MS);
+        assert_int_equal(submit(t, &m[0], 0, 32, true), TD_OK);
+        finish(t, &m[0], true);
+        assert_true(m[0].ready && m[0].done);
+        posted(&t->p, bytes);
+        assert_int_equal(bytes[0], 16 * RAIL_BYTES);
+        assert_int_equal(bytes[1], 16 * RAIL_BYTES);
+        pair_close(t);
+    }
+}
+
 /* A port that is down when its side opens; a device that dies and cannot be opened at once. What is under way meanwhile is not disturbed, its deadline stands,
  * and what starts when the rail is back goes over both. */
 static void rails_come_back(void **state)
@@ -2323,6 +2368,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_full_completion_queue_refuses_links),
         cmocka_unit_test(seventy_peers),
         cmocka_unit_test(a_bad_rail_is_avoided_for_a_while),
+        cmocka_unit_test(transfers_spread_over_rails),
         cmocka_unit_test(rails_come_back),
         cmocka_unit_test(a_rail_without_a_route_is_left_out),
         cmocka_unit_test(sides_may_have_different_rails),
