@@ -27,6 +27,7 @@
 #include <string.h>
 
 #include "common/base/hash.h"
+#include "common/kv/prefix_hash.h"
 
 #define NONE (-1)
 #define N_CLASSES 31
@@ -46,6 +47,8 @@ struct block {
     int32_t chain;               /* next in the hash bucket */
     int32_t depth;               /* position in the chain: block i of the prompt */
     struct td_hash128 hash;
+    uint64_t told_hash, report_hash; /* what the router has of this block (0 = nothing); its name under the router's seed while it is published */
+    bool changed;                /* queued for a report */
 };
 
 struct td_kv_pool {
@@ -61,6 +64,11 @@ struct td_kv_pool {
     int32_t class_head[N_CLASSES];
     uint32_t class_bits;         /* bit c: class_head[c] != NONE */
     int32_t lru_head, lru_tail;
+    bool reporting;
+    uint64_t report_seed;
+    int32_t *changed;            /* [n_blocks], ring of block ids */
+    int32_t first_changed, n_changed;
+    int32_t *scratch;            /* [n_blocks + 1] */
     struct td_kv_pool_stats stats;
 };
 
@@ -173,6 +181,21 @@ static int32_t index_find(const struct td_kv_pool *p, struct td_hash128 hash, co
     return NONE;
 }
 
+static void mark_changed(struct td_kv_pool *p, int32_t id)
+{
+    struct block *b = &p->blocks[id];
+    if (!p->reporting || b->changed) return;
+    b->changed = true;
+    p->changed[(p->first_changed + p->n_changed++) % p->n_blocks] = id;
+}
+
+static void name_block(struct td_kv_pool *p, int32_t id)
+{
+    struct block *b = &p->blocks[id];
+    uint64_t key = b->parent_publication ? p->blocks[b->parent].report_hash : p->report_seed;
+    td_prefix_hashes(tokens_of(p, id), (size_t)p->layout.block_size, (uint32_t)p->layout.block_size, key, &b->report_hash, 1);
+}
+
 static void unpublish(struct td_kv_pool *p, int32_t id)
 {
     struct block *b = &p->blocks[id];
@@ -183,6 +206,7 @@ static void unpublish(struct td_kv_pool *p, int32_t id)
     }
     *at = b->chain;
     b->publication = 0;
+    mark_changed(p, id);
 }
 
 static bool parent_is_published(const struct td_kv_pool *p, const struct block *b)
@@ -256,6 +280,8 @@ void td_kv_prefix_publish(struct td_kv_pool *pool, const int32_t *tokens, const 
             b->chain = pool->buckets[hash.lo & pool->bucket_mask];
             pool->buckets[hash.lo & pool->bucket_mask] = id;
             memcpy(tokens_of(pool, id), own, block_size * sizeof *tokens);
+            if (pool->reporting) name_block(pool, id);
+            mark_changed(pool, id);
         }
         parent = id;
         parent_publication = pool->blocks[id].publication;
@@ -265,6 +291,50 @@ void td_kv_prefix_publish(struct td_kv_pool *pool, const int32_t *tokens, const 
 void td_kv_prefix_clear(struct td_kv_pool *pool)
 {
     while (pool->lru_head != NONE) evict(pool, pool->lru_head);
+}
+
+/* --- reports ---------------------------------------------------------------------------------------------------------------------- */
+
+void td_kv_report_begin(struct td_kv_pool *p, uint64_t seed)
+{
+    if (!p->prefix_cache) return;
+    p->reporting = true;
+    p->report_seed = seed;
+    p->first_changed = p->n_changed = 0;
+    int32_t *count = p->scratch; /* blocks by depth: a parent is named before its children */
+    memset(count, 0, ((size_t)p->n_blocks + 1) * sizeof *count);
+    for (int32_t id = 0; id < p->n_blocks; id++) {
+        p->blocks[id].told_hash = 0;
+        p->blocks[id].changed = false;
+        if (p->blocks[id].publication) count[p->blocks[id].depth + 1]++;
+    }
+    for (int32_t d = 0; d < p->n_blocks; d++) count[d + 1] += count[d];
+    int32_t n = count[p->n_blocks];
+    for (int32_t id = 0; id < p->n_blocks; id++)
+        if (p->blocks[id].publication) p->changed[count[p->blocks[id].depth]++] = id;
+    for (int32_t i = 0; i < n; i++) {
+        name_block(p, p->changed[i]);
+        p->blocks[p->changed[i]].changed = true;
+    }
+    p->n_changed = n;
+}
+
+void td_kv_report_take(struct td_kv_pool *p, size_t max, uint64_t *ret_added, size_t *ret_n_added, uint64_t *ret_evicted, size_t *ret_n_evicted)
+{
+    size_t n_added = 0, n_evicted = 0;
+    for (; p->n_changed > 0 && n_added < max && n_evicted < max; p->n_changed--) {
+        struct block *b = &p->blocks[p->changed[p->first_changed]];
+        uint64_t now = b->publication && parent_is_published(p, b) ? b->report_hash : 0;
+        if (b->told_hash && b->told_hash != now) {
+            ret_evicted[n_evicted++] = b->told_hash;
+            b->told_hash = 0;
+        }
+        if (now && !b->told_hash) ret_added[n_added++] = b->told_hash = now;
+        b->changed = false;
+        p->first_changed = (p->first_changed + 1) % p->n_blocks;
+    }
+    *ret_n_added = n_added;
+    *ret_n_evicted = n_evicted;
 }
 
 /* --- blocks --------------------------------------------------------------------------------------------------------------------- */
@@ -352,7 +422,9 @@ td_status td_kv_pool_create(const struct td_kv_pool_config *config, struct td_kv
         p->bucket_mask = (uint32_t)(n_buckets - 1);
         p->buckets = malloc(n_buckets * sizeof *p->buckets);
         p->tokens = calloc(n * (size_t)p->layout.block_size, sizeof *p->tokens);
-        if (!p->buckets || !p->tokens) goto err_nomem;
+        p->changed = malloc(n * sizeof *p->changed);
+        p->scratch = malloc((n + 1) * sizeof *p->scratch);
+        if (!p->buckets || !p->tokens || !p->changed || !p->scratch) goto err_nomem;
         memset(p->buckets, 0xff, n_buckets * sizeof *p->buckets);
         p->seed = td_random_u64();
     }
@@ -380,6 +452,8 @@ void td_kv_pool_destroy(struct td_kv_pool *pool)
     free(pool->blocks);
     free(pool->buckets);
     free(pool->tokens);
+    free(pool->changed);
+    free(pool->scratch);
     free(pool);
 }
 

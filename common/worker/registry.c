@@ -32,6 +32,8 @@ struct td_registry {
     bool welcomed, told_drain, stopping, unhealthy;
     uint64_t next_try_ns, backoff_ms, sent_ns, seq, leave_ns, hello_ns;
     Tandem__V1__Snapshot last;
+    struct td_worker_report report;  /* of the snapshot being sent */
+    Tandem__V1__StepReport *step_ptrs[TD_WORKER_MAX_STEPS];
     char model[256];
     pthread_mutex_t lock; /* stopped: destroy waits for it */
     pthread_cond_t cond;
@@ -58,6 +60,10 @@ static void send_hello(struct td_registry *r)
     h.pid = (uint32_t)getpid();
     h.transfer = (char *)(uintptr_t)w->cfg.transfer;
     h.kv_tls = (char *)(uintptr_t)(td_kv_port_path(w->cfg.transfer) == TD_XFER_PATH_SHM ? "" : w->use_kv_tls ? "on" : "off");
+    h.node_class = (char *)w->cfg.node_class;
+    h.max_step_tokens = (uint32_t)td_engine_max_step_tokens(w->engine);
+    h.prefix_cache = w->cfg.prefix_cache;
+    h.kv_bytes_per_token = td_kv_pool_layout(td_engine_kv(w->engine))->block_bytes / (uint64_t)w->cfg.block_size;
     Tandem__V1__WorkerMessage m = TANDEM__V1__WORKER_MESSAGE__INIT;
     m.message_case = TANDEM__V1__WORKER_MESSAGE__MESSAGE_HELLO;
     m.hello = &h;
@@ -69,12 +75,25 @@ static void send_snapshot(struct td_registry *r, uint64_t now)
     struct td_worker *w = r->w;
     pthread_mutex_lock(&w->snap_lock);
     Tandem__V1__Snapshot s = w->snap;
+    r->report = w->report;
+    w->report.n_steps = w->report.n_added = w->report.n_evicted = 0;
+    w->report.reset = false;
     pthread_mutex_unlock(&w->snap_lock);
+    struct td_worker_report *p = &r->report;
     s.seq = r->last.seq;
-    if (!memcmp(&s, &r->last, sizeof s) && now - r->sent_ns < MAX_SILENCE_MS * TD_NS_PER_MS) return;
+    bool news = p->n_steps || p->n_added || p->n_evicted || p->reset || memcmp(&s, &r->last, sizeof s);
+    if (!news && now - r->sent_ns < MAX_SILENCE_MS * TD_NS_PER_MS) return;
     s.seq = ++r->seq;
     r->last = s;
     r->sent_ns = now;
+    for (size_t i = 0; i < p->n_steps; i++) r->step_ptrs[i] = &p->steps[i];
+    s.n_steps = p->n_steps;
+    s.steps = r->step_ptrs;
+    s.n_blocks_added = p->n_added;
+    s.blocks_added = p->added;
+    s.n_blocks_evicted = p->n_evicted;
+    s.blocks_evicted = p->evicted;
+    s.blocks_reset = p->reset;
     Tandem__V1__WorkerMessage m = TANDEM__V1__WORKER_MESSAGE__INIT;
     m.message_case = TANDEM__V1__WORKER_MESSAGE__MESSAGE_SNAPSHOT;
     m.snapshot = &s;
@@ -100,6 +119,11 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
         if (r->welcomed) return;
         r->welcomed = true;
         r->backoff_ms = BACKOFF_MIN_MS;
+        pthread_mutex_lock(&r->w->snap_lock);
+        r->w->report.seed = m->welcome->prefix_seed;
+        r->w->report.epoch++;
+        r->w->report.n_steps = r->w->report.n_added = r->w->report.n_evicted = 0;
+        pthread_mutex_unlock(&r->w->snap_lock);
         td_info("registered", "router=%s", r->w->cfg.router);
     } else if (m->message_case == TANDEM__V1__ROUTER_MESSAGE__MESSAGE_REJECT) {
         char q[600];

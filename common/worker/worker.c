@@ -80,23 +80,21 @@ static td_status seq_fill(struct td_worker *w, struct td_seq *seq, const Tandem_
                              (int32_t)p->n_stop_token_ids, p->max_tokens, err);
 }
 
+static struct td_req *refuse(struct td_worker *w, struct td_rpc_call *call, grpc_status_code code, const char *details)
+{
+    atomic_fetch_add(&w->calls_refused, 1);
+    td_rpc_call_finish(call, code, details, NULL, 0);
+    return NULL;
+}
+
 struct td_req *td_worker_accept(struct td_worker *w, struct td_rpc_call *call, const Tandem__V1__Sequence *in, bool local_prefill,
                                 const ProtobufCBinaryData *grant, uint32_t n_skip_blocks)
 {
     struct td_err err = {0};
-    if (atomic_load(&w->draining)) {
-        td_rpc_call_finish(call, GRPC_STATUS_UNAVAILABLE, "this worker is draining; send the request to another", NULL, 0);
-        return NULL;
-    }
-    if (!in) {
-        td_rpc_call_finish(call, GRPC_STATUS_INVALID_ARGUMENT, "seq is missing", NULL, 0);
-        return NULL;
-    }
+    if (atomic_load(&w->draining)) return refuse(w, call, GRPC_STATUS_UNAVAILABLE, "this worker is draining; send the request to another");
+    if (!in) return refuse(w, call, GRPC_STATUS_INVALID_ARGUMENT, "seq is missing");
     struct td_seq *seq = td_engine_seq_get(w->engine);
-    if (!seq) {
-        td_rpc_call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "max_seqs requests are live on this worker", NULL, 0);
-        return NULL;
-    }
+    if (!seq) return refuse(w, call, GRPC_STATUS_RESOURCE_EXHAUSTED, "max_seqs requests are live on this worker");
     td_status s = seq_fill(w, seq, in, &err);
     struct td_req *r = &w->reqs[seq->index];
     *r = (struct td_req){.seq = seq, .call = call, .state = TD_REQ_WAITING, .local_prefill = local_prefill, .n_skip = n_skip_blocks,
@@ -110,9 +108,8 @@ struct td_req *td_worker_accept(struct td_worker *w, struct td_rpc_call *call, c
         }
     }
     if (s) {
-        td_rpc_call_finish(call, td_rpc_code(s), err.msg, NULL, 0);
         td_engine_seq_put(w->engine, seq);
-        return NULL;
+        return refuse(w, call, td_rpc_code(s), err.msg);
     }
     seq->owner = r;
     td_rpc_call_ref(call);
@@ -275,6 +272,7 @@ static void take_mail(struct td_worker *w)
             r->live_next = w->live;
             if (w->live) w->live->live_prev = r;
             w->live = r;
+            w->calls_taken++;
             waiting_insert(w, r);
             break;
         case TD_MAIL_ENDED:
@@ -344,6 +342,35 @@ static void admit_waiting(struct td_worker *w)
     }
 }
 
+/* The batch as the router's latency model counts it. */
+static Tandem__V1__StepReport step_report(const struct td_worker *w, int32_t n_items)
+{
+    Tandem__V1__StepReport r = TANDEM__V1__STEP_REPORT__INIT;
+    for (int32_t i = 0; i < n_items; i++) {
+        const struct td_seq *seq = w->items[i].seq;
+        uint64_t u = (uint64_t)w->items[i].n_new, h = (uint64_t)seq->n_computed;
+        if (seq->phase == TD_SEQ_PREFILL) {
+            r.prefill_tokens += (uint32_t)u;
+            r.attention_work += u * h + u * u / 2;
+        } else {
+            r.decode_seqs++;
+            r.context_tokens += (uint64_t)seq->n_tokens;
+        }
+    }
+    return r;
+}
+
+/* A busy worker's step lasts from the end of the one before: what happens between two steps is part of every token's time. */
+static void tell_step(struct td_worker *w, Tandem__V1__StepReport *report, uint64_t start_ns, uint64_t end_ns)
+{
+    uint64_t us = (end_ns - (w->last_step_ns ? w->last_step_ns : start_ns)) / TD_NS_PER_US;
+    report->wall_us = us > UINT32_MAX ? UINT32_MAX : (uint32_t)us;
+    w->last_step_ns = end_ns;
+    pthread_mutex_lock(&w->snap_lock);
+    if (w->report.n_steps < TD_WORKER_MAX_STEPS) w->report.steps[w->report.n_steps++] = *report;
+    pthread_mutex_unlock(&w->snap_lock);
+}
+
 static bool step(struct td_worker *w)
 {
     int32_t n_preempted = 0;
@@ -353,6 +380,7 @@ static bool step(struct td_worker *w)
     for (int32_t i = 0; i < n_preempted; i++) waiting_insert(w, w->preempted[i]->owner);
     if (n == 0) return n_preempted > 0;
     uint64_t start = td_now_ns();
+    Tandem__V1__StepReport report = step_report(w, n);
     for (int32_t i = 0; i < n; i++) {
         struct td_req *r = w->items[i].seq->owner;
         if (!r->first_run_ns) r->first_run_ns = start;
@@ -363,6 +391,7 @@ static bool step(struct td_worker *w)
     td_status s = td_engine_step(w->engine, w->items, n, &err);
     uint64_t end = td_now_ns();
     w->steps++;
+    tell_step(w, &report, start, end);
     if (s) {
         td_error("step_failed", "items=%d status=%s msg=\"%s\" action=fail_batch", n, td_status_name(s), err.msg);
         for (int32_t i = 0; i < n; i++) td_worker_end(w, w->items[i].seq->owner, TD_ERR_INTERNAL, err.msg);
@@ -473,7 +502,19 @@ static void update_snapshot(struct td_worker *w)
     s->kv_bytes_received = xs.bytes_received;
     s->steps_total = w->steps;
     s->slots_used = xs.n_slots_used + xs.n_ops_used;
+    bool new_router = w->report.epoch != w->report_epoch;
+    uint64_t seed = w->report.seed;
+    if (new_router) {
+        w->report_epoch = w->report.epoch;
+        w->calls_base = w->calls_taken + atomic_load(&w->calls_refused);
+        w->report.n_added = w->report.n_evicted = 0;
+        w->report.reset = true;
+    } else if (w->report.n_added == 0 && w->report.n_evicted == 0) {
+        td_kv_report_take(td_engine_kv(w->engine), TD_WORKER_MAX_BLOCKS, w->report.added, &w->report.n_added, w->report.evicted, &w->report.n_evicted);
+    }
+    s->calls_taken = w->calls_taken + atomic_load(&w->calls_refused) - w->calls_base;
     pthread_mutex_unlock(&w->snap_lock);
+    if (new_router && seed) td_kv_report_begin(td_engine_kv(w->engine), seed);
 }
 
 static void hand_over_all(struct td_worker *w)
@@ -499,6 +540,7 @@ static void *engine_main(void *arg)
         if (stopping && atomic_load(&w->n_live) == 0) return NULL;
         admit_waiting(w);
         busy = step(w);
+        if (!busy) w->last_step_ns = 0;
         update_snapshot(w);
     }
 }

@@ -32,7 +32,7 @@ struct td_worker;
 
 struct td_worker_config {
     const char *name, *model, *dtype, *ops, *cpus, *kv_memory, *listen, *advertise, *router, *transfer, *transfer_host, *log_level;
-    const char *tls_cert, *tls_key, *tls_ca, *metrics_listen, *random_weights, *kv_digest, *tls_server_name;
+    const char *tls_cert, *tls_key, *tls_ca, *metrics_listen, *random_weights, *kv_digest, *tls_server_name, *node_class;
     int64_t threads, block_size, max_seqs, max_batch, max_model_len, max_step_tokens;
     uint64_t drain_timeout_ms, peer_timeout_ms;
     bool prefix_cache, tls_client_auth;
@@ -54,6 +54,7 @@ struct td_worker_config {
     {"max_batch", TD_OPT_I64, "64", 1, 4096, NULL, offsetof(S, M.max_batch), "sequences in one step"},                                       \
     {"max_model_len", TD_OPT_I64, "0", 0, 16777216, NULL, offsetof(S, M.max_model_len), "longest sequence in tokens; 0 = the model's"},      \
     {"max_step_tokens", TD_OPT_I64, "512", 1, 1048576, NULL, offsetof(S, M.max_step_tokens), "rows per step: the prefill chunk"},            \
+    {"node_class", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.node_class), "workers of one class share the router's latency model; empty = one for each role"},               \
     {"prefix_cache", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.prefix_cache), "keep finished blocks for equal prefixes"},               \
     {"listen", TD_OPT_STR, "127.0.0.1:0", 0, 0, NULL, offsetof(S, M.listen), "address of the Worker service; port 0 = any"},                 \
     {"advertise", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.advertise), "host that the router and peers dial; default the listen host"},     \
@@ -122,6 +123,9 @@ struct td_worker_role {
     void (*xfer_stop)(struct td_worker *w, struct td_req *r, const char *why);
 };
 
+#define TD_WORKER_MAX_STEPS 64         /* reports in one snapshot */
+#define TD_WORKER_MAX_BLOCKS 256
+
 struct td_worker {
     struct td_worker_config cfg;
     const struct td_worker_role *role;
@@ -163,6 +167,17 @@ struct td_worker {
 
     pthread_mutex_t snap_lock;
     Tandem__V1__Snapshot snap;
+    struct td_worker_report {          /* under snap_lock: filled by the engine thread, emptied by the registry with each snapshot */
+        Tandem__V1__StepReport steps[TD_WORKER_MAX_STEPS];
+        uint64_t added[TD_WORKER_MAX_BLOCKS], evicted[TD_WORKER_MAX_BLOCKS];
+        size_t n_steps, n_added, n_evicted;
+        bool reset;
+        uint64_t seed;                 /* of the router's prefix hashes; epoch grows with each welcome */
+        uint32_t epoch;
+    } report;
+    uint32_t report_epoch;             /* engine thread: the last it has begun to report for */
+    uint64_t calls_taken, calls_base, last_step_ns; /* engine thread; base: at the welcome */
+    _Atomic uint64_t calls_refused;
 
     struct td_registry *registry;
     struct td_metrics_http *metrics;
