@@ -10,6 +10,8 @@
 #include "grpc/health/v1/health.pb-c.h"
 #include "router/router.h"
 
+#define MAX_STEPS 64     /* reports in one snapshot */
+
 static void reject(struct td_rpc_call *call, const char *reason)
 {
     Tandem__V1__Reject j = TANDEM__V1__REJECT__INIT;
@@ -94,6 +96,7 @@ static td_status hello_check(const struct router *r, const Tandem__V1__Hello *h,
     if (strcmp(h->role, "prefill") && strcmp(h->role, "decode")) return td_fail(err, TD_ERR_INVALID, "role is \"%s\", must be prefill or decode", h->role);
     if (!h->name[0] || strlen(h->name) > 127) return td_fail(err, TD_ERR_INVALID, "name must have 1..127 bytes");
     if (!h->address[0] || strlen(h->address) > 255) return td_fail(err, TD_ERR_INVALID, "address must have 1..255 bytes");
+    if (strlen(h->node_class) >= ROUTER_NODE_CLASS_NAME) return td_fail(err, TD_ERR_INVALID, "node_class has %zu bytes, limit %d", strlen(h->node_class), ROUTER_NODE_CLASS_NAME - 1);
     if (strlen(h->version) > 63) return td_fail(err, TD_ERR_INVALID, "version must have at most 63 bytes");
     if ((int64_t)h->vocab != r->model.vocab)
         return td_fail(err, TD_ERR_INVALID, "the worker's model \"%s\" has a vocabulary of %u, the router's \"%s\" of %d: not the same model", h->model,
@@ -126,6 +129,24 @@ static struct worker_conn *conn_new(struct router *r)
             return &r->workers[i];
         }
     return NULL;
+}
+
+uint32_t fleet_block_size(const struct router *r)
+{
+    for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++)
+        if (r->workers[i].used && !r->workers[i].gone) return r->workers[i].block_size;
+    return 0;
+}
+
+/* The number of a node class's name: those of the latency table first, then in order of appearance; "" stands for the role. Too many share the last. */
+static uint32_t node_class_of(struct router *r, const char *name, const char *role)
+{
+    if (!name[0]) name = role;
+    for (uint32_t i = 0; i < r->n_node_classes; i++)
+        if (!strncmp(r->node_classes[i], name, ROUTER_NODE_CLASS_NAME - 1)) return i;
+    if (r->n_node_classes == TD_CORE_MAX_NODE_CLASSES) return TD_CORE_MAX_NODE_CLASSES - 1;
+    snprintf(r->node_classes[r->n_node_classes], ROUTER_NODE_CLASS_NAME, "%s", name);
+    return r->n_node_classes++;
 }
 
 static void take_hello(struct router *r, struct td_rpc_call *call, const Tandem__V1__Hello *h)
@@ -174,13 +195,15 @@ static void take_hello(struct router *r, struct td_rpc_call *call, const Tandem_
     Tandem__V1__RouterMessage m = TANDEM__V1__ROUTER_MESSAGE__INIT;
     wel.router_incarnation = r->incarnation;
     wel.protocol = TD_PROTOCOL_VERSION;
+    wel.prefix_seed = r->prefix_seed;
     m.message_case = TANDEM__V1__ROUTER_MESSAGE__MESSAGE_WELCOME;
     m.welcome = &wel;
     td_rpc_call_send(call, &m.base);
     td_info("worker_joined", "worker=%s role=%s address=%s kv_blocks=%u block_size=%u max_len=%u", w->name, w->role_name, w->address, w->kv_blocks,
             w->block_size, w->max_model_len);
     router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_JOIN, .worker = w->index, .role = w->role,
-                                           .a = (uint64_t)w->kv_blocks * w->block_size, .b = h->max_seqs});
+                                           .a = (uint64_t)w->kv_blocks * w->block_size, .b = h->max_seqs, .c = node_class_of(r, h->node_class, h->role),
+                                           .d = h->max_step_tokens, .e = h->kv_bytes_per_token});
     warm_up(w);
 }
 
@@ -198,9 +221,21 @@ static void take_snapshot(struct worker_conn *w, const Tandem__V1__Snapshot *s)
     w->snap = *s;
     w->snap.base.n_unknown_fields = 0;
     w->snap.base.unknown_fields = NULL;
+    w->snap.n_steps = w->snap.n_blocks_added = w->snap.n_blocks_evicted = 0; /* the message's own, gone with it */
+    w->snap.steps = NULL;
+    w->snap.blocks_added = w->snap.blocks_evicted = NULL;
     w->snap_ns = now;
-    router_event(w->router, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .worker = w->index, .a = s->seq,
-                                                   .b = (uint64_t)s->kv_held * w->block_size, .c = s->tokens_queued, .d = s->running + s->waiting});
+    struct router *r = w->router;
+    if (s->blocks_reset) router_event(r, (struct td_core_event){.kind = TD_EV_BLOCKS_RESET, .worker = w->index});
+    for (size_t i = 0; i < s->n_blocks_evicted; i++)
+        router_event(r, (struct td_core_event){.kind = TD_EV_BLOCK_EVICT, .worker = w->index, .a = s->blocks_evicted[i]});
+    for (size_t i = 0; i < s->n_blocks_added; i++)
+        router_event(r, (struct td_core_event){.kind = TD_EV_BLOCK_ADD, .worker = w->index, .a = s->blocks_added[i]});
+    for (size_t i = 0; i < s->n_steps && i < MAX_STEPS; i++)
+        router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .worker = w->index, .a = s->steps[i]->prefill_tokens, .b = s->steps[i]->attention_work,
+                                               .c = s->steps[i]->decode_seqs, .d = s->steps[i]->context_tokens, .e = s->steps[i]->wall_us});
+    router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .worker = w->index, .a = s->seq, .b = (uint64_t)s->kv_held * w->block_size,
+                                           .c = s->tokens_queued, .d = s->running + s->waiting, .e = s->calls_taken});
 }
 
 static void on_worker_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)

@@ -9,6 +9,7 @@
 #include "common/base/hash.h"
 #include "common/base/log.h"
 #include "common/base/metrics.h"
+#include "common/kv/prefix_hash.h"
 #include "common/rpc/rpc_status.h"
 #include "router/router.h"
 
@@ -238,6 +239,57 @@ static td_status request_fill(struct router *r, struct request_state *q, const T
     return s;
 }
 
+/* ---- objectives and prefixes ------------------------------------------------------------------------------------------------------------- */
+
+static td_status objective_us(const char *name, bool given, double ms, uint64_t *ret_us, struct td_err *err)
+{
+    *ret_us = 0;
+    if (!given) return TD_OK;
+    if (!(ms > 0 && ms <= 1e9)) return td_fail(err, TD_ERR_INVALID, "objectives.%s is %g, must be above 0 and up to 1e9 ms", name, ms);
+    *ret_us = ms * 1000 < 1 ? 1 : (uint64_t)(ms * 1000);
+    return TD_OK;
+}
+
+/* Class, tenant, objectives and priority into the event, and into the ledger as they were understood. */
+static td_status fill_objectives(struct router *r, struct request_state *q, const Tandem__V1__GenerateRequest *in, struct td_core_event *e, struct td_err *err)
+{
+    uint32_t slo_class = 0;
+    td_status s = router_class_find(&r->core_cfg, in->slo_class, &slo_class, err);
+    if (!s && strlen(in->tenant) > 64) s = td_fail(err, TD_ERR_INVALID, "tenant has %zu bytes, limit 64", strlen(in->tenant));
+    if (!s && (in->priority < -100 || in->priority > 100)) s = td_fail(err, TD_ERR_INVALID, "priority is %d, must be -100..100", in->priority);
+    const Tandem__V1__Objectives *o = in->objectives;
+    if (!s && o) s = objective_us("ttft_ms", o->has_ttft_ms_case, o->ttft_ms, &e->e, err);
+    if (!s && o) s = objective_us("tpot_ms", o->has_tpot_ms_case, o->tpot_ms, &e->f, err);
+    if (s) return s;
+    const struct td_core_class *k = &r->core_cfg.classes[slo_class];
+    e->c = slo_class;
+    e->d = in->tenant[0] ? td_hash64(in->tenant, strlen(in->tenant), r->prefix_seed) | 1 : 0;
+    e->priority = in->priority;
+    q->ledger.slo_class = (char *)(uintptr_t)k->name;
+    q->ledger.slo_ttft_us = e->e ? e->e : (uint64_t)(k->ttft_ms * 1000);
+    q->ledger.slo_tpot_us = e->f ? e->f : (uint64_t)(k->tpot_ms * 1000);
+    return TD_OK;
+}
+
+/* Chain hashes of the prompt's blocks, thinned to what an event holds. */
+static void fill_hashes(struct router *r, const struct request_state *q, struct td_core_event *e)
+{
+    uint32_t block = r->cfg.prefix_entries ? fleet_block_size(r) : 0;
+    if (!block || q->n_prompt < block) return;
+    size_t n = q->n_prompt / block;
+    if (n > r->max_all_hashes) {
+        uint64_t *more = realloc(r->all_hashes, n * sizeof *more); /* grows to the longest prompt seen, which the context bounds */
+        if (!more) return;
+        r->all_hashes = more;
+        r->max_all_hashes = n;
+    }
+    n = td_prefix_hashes(q->tokens, q->n_prompt, block, r->prefix_seed, r->all_hashes, n);
+    size_t stride = (n + TD_CORE_MAX_HASHES - 1) / TD_CORE_MAX_HASHES;
+    for (size_t i = stride; i <= n; i += stride) r->hashes[e->n_hashes++] = r->all_hashes[i - 1];
+    e->hashes = r->hashes;
+    e->hash_tokens = block * (uint32_t)stride;
+}
+
 static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
 {
     struct router *r = ctx;
@@ -260,7 +312,9 @@ static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     q->stop.matched = -1;
     tandem__v1__ledger__init(&q->ledger);
     struct td_err err = {0};
+    struct td_core_event event = {.kind = TD_EV_REQUEST, .slot = q->slot};
     td_status s = request_fill(r, q, in, &err);
+    if (!s) s = fill_objectives(r, q, in, &event, &err);
     if (s) {
         td_rpc_call_finish(call, td_rpc_code(s), err.msg, NULL, 0);
         td_metric_add(r->m->failed, 1);
@@ -277,7 +331,11 @@ static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     td_rpc_call_ref(call);
     td_rpc_call_set_user(call, q);
     td_fault_point("router_request");
-    router_event(r, (struct td_core_event){.kind = TD_EV_REQUEST, .slot = q->slot, .id = q->id, .a = q->n_prompt, .b = q->max_tokens});
+    event.id = q->id;
+    event.a = q->n_prompt;
+    event.b = q->max_tokens;
+    fill_hashes(r, q, &event);
+    router_event(r, event);
 }
 
 static void on_generate_end(struct td_rpc_call *call, bool cancelled, void *ctx)
@@ -383,11 +441,13 @@ void request_complete(struct router *r, struct request_state *q)
     snprintf(ledger, sizeof ledger,
              "router_queue_us=%llu;reserve_us=%llu;prefill_queue_us=%llu;prefill_us=%llu;rpc_us=%llu;ttft_us=%llu;transfer_us=%llu;"
              "transfer_exposed_us=%llu;decode_queue_us=%llu;first_step_us=%llu;e2e_us=%llu;transfer_bytes=%llu;preemptions=%u;failovers=%u;"
-             "transfer_path=%s;mode=%s",
+             "predicted_ttft_us=%llu;predicted_tpot_us=%llu;slo_ttft_us=%llu;slo_tpot_us=%llu;slo_class=%s;transfer_path=%s;mode=%s",
              (unsigned long long)l->router_queue_us, (unsigned long long)l->reserve_us, (unsigned long long)l->prefill_queue_us,
              (unsigned long long)l->prefill_us, (unsigned long long)l->rpc_us, (unsigned long long)l->ttft_us, (unsigned long long)l->transfer_us,
              (unsigned long long)l->transfer_exposed_us, (unsigned long long)l->decode_queue_us, (unsigned long long)l->first_step_us,
-             (unsigned long long)l->e2e_us, (unsigned long long)l->transfer_bytes, l->preemptions, l->failovers, l->transfer_path, l->mode);
+             (unsigned long long)l->e2e_us, (unsigned long long)l->transfer_bytes, l->preemptions, l->failovers,
+             (unsigned long long)l->predicted_ttft_us, (unsigned long long)l->predicted_tpot_us, (unsigned long long)l->slo_ttft_us, (unsigned long long)l->slo_tpot_us,
+             l->slo_class, l->transfer_path, l->mode);
     struct td_rpc_metadata md = {"tandem-ledger", ledger};
     td_rpc_call_finish(q->call, GRPC_STATUS_OK, NULL, &md, 1);
     td_debug("request_done", "req=%s prompt=%u output=%u ttft_us=%llu e2e_us=%llu failovers=%u", q->logged_name, q->n_prompt, q->n_tokens - q->n_prompt,

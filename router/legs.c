@@ -66,7 +66,7 @@ static Tandem__V1__Sequence sequence_of(struct request_state *q)
     s.tokens = q->tokens;
     s.n_prompt = q->n_prompt;
     s.sampling = &q->spec;
-    s.priority = q->arrived_ns / TD_NS_PER_US;
+    s.priority = q->key;
     return s;
 }
 
@@ -181,6 +181,11 @@ static const struct td_rpc_handler decode_handler = {decode_message, decode_done
 void leg_start_decode(struct router *r, struct request_state *q, const struct td_core_action *a)
 {
     q->attempt = a->attempt;
+    q->key = a->key;
+    if (!q->first_sent) {
+        q->ledger.predicted_ttft_us = a->ttft_us;
+        q->ledger.predicted_tpot_us = a->tpot_us;
+    }
     struct leg *l = leg_new(r, q, a, LEG_DECODE);
     q->decode = l;
     q->decode_sent_ns = td_now_ns();
@@ -216,6 +221,7 @@ static void take_first(struct leg *l, Tandem__V1__FirstToken *f)
     struct td_core_event e = leg_event(l, TD_EV_FIRST_TOKEN);
     e.a = finished;
     e.b = q->n_tokens;
+    e.c = f->times ? f->times->cached_tokens : 0;
     uint32_t slot = l->slot;
     uint64_t id = l->id;
     struct router *r = l->router;
@@ -228,7 +234,11 @@ static void prefill_message(struct td_rpc_call *call, const ProtobufCMessage *ms
     (void)call;
     struct leg *l = user;
     const Tandem__V1__PrefillEvent *ev = (const Tandem__V1__PrefillEvent *)msg;
-    if (ev->event_case == TANDEM__V1__PREFILL_EVENT__EVENT_DONE) l->finished_seen = l->first_seen;
+    if (ev->event_case == TANDEM__V1__PREFILL_EVENT__EVENT_DONE) {
+        l->finished_seen = l->first_seen;
+        l->sent_bytes = ev->done->bytes;
+        l->sent_us = ev->done->transfer_us;
+    }
     if (ev->event_case != TANDEM__V1__PREFILL_EVENT__EVENT_FIRST || !l->request) return;
     l->first_seen = true;
     take_first(l, ev->first);
@@ -242,6 +252,8 @@ static void prefill_done(struct td_rpc_call *call, const struct td_rpc_result *r
     struct td_core_event e = leg_event(l, TD_EV_PREFILL_END);
     bool tell = l->request != NULL;
     e.a = (uint64_t)res->code;
+    e.b = l->sent_bytes;
+    e.c = l->sent_us;
     if (l->request) {
         copy_end(l, res);
         if (res->code == GRPC_STATUS_OK && !l->finished_seen) {
@@ -260,6 +272,7 @@ static const struct td_rpc_handler prefill_handler = {prefill_message, prefill_d
 void leg_start_prefill(struct router *r, struct request_state *q, const struct td_core_action *a)
 {
     struct leg *l = leg_new(r, q, a, LEG_PREFILL);
+    q->key = a->key;
     q->prefill = l;
     q->prefill_sent_ns = td_now_ns();
     snprintf(q->prefill_name, sizeof q->prefill_name, "%s", l->worker->name);

@@ -22,8 +22,15 @@ const struct td_option router_options[] = {
     {"served_model_name", TD_OPT_STR, "", 0, 0, NULL, OFF(served_model_name), "name clients use; default the directory's name"},
     {"listen", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, OFF(listen), "address for clients and workers; port 0 = any"},
     {"mode", TD_OPT_ENUM, "pd", 0, 0, "pd|colocated|hybrid", OFF(mode), "who prefills: prefill workers, decode workers, or by prompt length"},
-    {"policy", TD_OPT_ENUM, "least_token", 0, 0, "round_robin|least_token", OFF(policy), "which worker gets the next request"},
-    {"hybrid_local_tokens", TD_OPT_U64, "64", 0, 1 << 30, NULL, OFF(hybrid_local_tokens), "hybrid: shorter prompts are prefilled on the decode worker"},
+    {"policy", TD_OPT_ENUM, "goodput", 0, 0, "goodput|round_robin|least_request|least_token|power_of_two|cache_aware|lmetric|kv_cost|conductor", OFF(policy),
+     "which workers get the next request, and when none should"},
+    {"slo_class", TD_OPT_STR, "", 0, 0, NULL, OFF(slo_class),
+     "classes of requests: \"gold:ttft=450,tpot=40,weight=4 bulk:preset=mlperf-llama2-70b,best_effort\"; ms; the first, or \"default\", is what unnamed ones get"},
+    {"attainment", TD_OPT_F64, "0.9", 0.5, 0.999, NULL, OFF(attainment), "share of placed requests that must meet their objectives: what the learned margins aim at, 0.5..0.999"},
+    {"latency_table", TD_OPT_STR, "", 0, 0, NULL, OFF(latency_table), "prior of the latency model by node class, as `tandem bench calibrate` writes it; empty = learn from nothing"},
+    {"prefix_entries", TD_OPT_U64, "1048576", 0, 1 << 28, NULL, OFF(prefix_entries), "(block, worker) pairs the prefix index can hold; 0 = place without looking at prefixes"},
+    {"hybrid_local_tokens", TD_OPT_U64, "64", 0, 1 << 30, NULL, OFF(hybrid_local_tokens),
+     "hybrid, other policies than goodput: shorter prompts are prefilled on the decode worker"},
     {"max_requests", TD_OPT_I64, "1024", 1, TD_CORE_MAX_REQUESTS, NULL, OFF(max_requests), "live requests; more are refused with a retry delay"},
     {"max_queued", TD_OPT_I64, "512", 0, TD_CORE_MAX_REQUESTS, NULL, OFF(max_queued), "requests waiting for a worker; more are refused"},
     {"max_model_len", TD_OPT_I64, "0", 0, 16777216, NULL, OFF(max_model_len), "longest sequence in tokens; 0 = what model and workers allow"},
@@ -51,6 +58,7 @@ static void log_event(struct router *r, const struct td_core_event *e, const str
     char line[TD_CORE_LINE_MAX];
     td_core_event_format(e, line, sizeof line);
     fputs(line, r->log);
+    for (uint32_t i = 0; td_core_hashes_format(e, i, line, sizeof line) > 0; i++) fputs(line, r->log);
     for (size_t i = 0; i < n; i++) {
         td_core_action_format(&a[i], line, sizeof line);
         fputs(line, r->log);
@@ -91,6 +99,29 @@ void router_update_max_len(struct router *r)
     r->max_len = len;
 }
 
+/* The core counts, the metrics follow. */
+static void follow_core(struct router *r, const struct td_core_stats *now)
+{
+    static struct td_core_stats told; /* loop thread */
+    struct router_metrics *m = r->m;
+    td_metric_add(m->refused, now->refused - told.refused);
+    td_metric_add(m->deflected, now->deflected - told.deflected);
+    td_metric_add(m->wasted, now->wasted_prefill_tokens - told.wasted_prefill_tokens);
+    td_metric_add(m->good, now->good - told.good);
+    td_metric_add(m->missed_ttft, now->missed_ttft - told.missed_ttft);
+    td_metric_add(m->missed_tpot, now->missed_tpot - told.missed_tpot);
+    td_metric_add(m->hit_predicted, now->predicted_hit_tokens - told.predicted_hit_tokens);
+    td_metric_add(m->hit_real, now->real_hit_tokens - told.real_hit_tokens);
+    td_metric_set(m->arrival_rate, now->arrival_rate);
+    told = *now;
+    for (int i = 0; i < 2; i++) {
+        struct td_lat_quality q;
+        td_latency_quality(td_core_latency(r->core), i ? TD_LAT_TPOT : TD_LAT_TTFT, &q);
+        td_metric_set(m->coverage[i], q.coverage);
+        td_metric_set(m->mape[i], q.mape);
+    }
+}
+
 static void on_tick(void *arg)
 {
     struct router *r = arg;
@@ -103,6 +134,7 @@ static void on_tick(void *arg)
     static uint64_t n_told; /* loop thread; the core counts, the metric follows */
     td_metric_add(r->m->failovers, st.failovers - n_told);
     n_told = st.failovers;
+    follow_core(r, &st);
 }
 
 /* ---- open ------------------------------------------------------------------------------------------------------------------------------------ */
@@ -129,6 +161,19 @@ static struct router_metrics *metrics_new(void)
     m.failovers = td_counter("td_request_failovers_total", "", "Attempts moved to other workers");
     m.prompt_tokens = td_counter("td_prompt_tokens_total", "", "Prompt tokens accepted");
     m.output_tokens = td_counter("td_generation_tokens_total", "", "Output tokens sent");
+    m.refused = td_counter("td_request_refused_total", "", "Requests refused because objectives or queues had no room (in td_request_failure_total too)");
+    m.deflected = td_counter("td_request_deflected_total", "", "Requests prefilled on a decode worker by choice");
+    m.wasted = td_counter("td_wasted_prefill_tokens_total", "", "Prompt tokens computed for attempts that were lost");
+    m.good = td_counter("td_slo_requests_total", "outcome=\"good\"", "Finished requests with objectives, by outcome; one that misses both counts in both");
+    m.missed_ttft = td_counter("td_slo_requests_total", "outcome=\"missed_ttft\"", "Finished requests with objectives, by outcome; one that misses both counts in both");
+    m.missed_tpot = td_counter("td_slo_requests_total", "outcome=\"missed_tpot\"", "Finished requests with objectives, by outcome; one that misses both counts in both");
+    m.hit_predicted = td_counter("td_prefix_hit_tokens_total", "source=\"predicted\"", "Prompt tokens that the index expected, or the worker found, in its prefix cache");
+    m.hit_real = td_counter("td_prefix_hit_tokens_total", "source=\"found\"", "Prompt tokens that the index expected, or the worker found, in its prefix cache");
+    m.arrival_rate = td_gauge("td_request_arrival_rate", "", "Requests per second, half-life 5 s");
+    m.coverage[0] = td_gauge("td_prediction_coverage", "objective=\"ttft\"", "Share of the last 512 placed requests within prediction times margin; aims at attainment");
+    m.coverage[1] = td_gauge("td_prediction_coverage", "objective=\"tpot\"", "Share of the last 512 placed requests within prediction times margin; aims at attainment");
+    m.mape[0] = td_gauge("td_prediction_mape", "objective=\"ttft\"", "Mean absolute error of predictions over the last 512, relative to what was observed");
+    m.mape[1] = td_gauge("td_prediction_mape", "objective=\"tpot\"", "Mean absolute error of predictions over the last 512, relative to what was observed");
     m.mismatches = td_counter("td_token_mismatch_total", "", "A worker contradicted a token already sent (must stay 0)");
     return &m;
 }
@@ -162,9 +207,15 @@ static td_status open_core(struct router *r, struct td_err *err)
                                .policy = g->policy, .max_requests = (uint32_t)g->max_requests, .max_queued = (uint32_t)g->max_queued,
                                .hybrid_local_tokens = (uint32_t)g->hybrid_local_tokens, .worker_timeout_ms = (uint32_t)g->worker_timeout_ms,
                                .queue_timeout_ms = (uint32_t)g->queue_timeout_ms, .stall_ms = (uint32_t)g->stall_ms,
-                               .max_failovers = (uint32_t)g->max_failovers};
-    td_status s = td_core_create(&c, &r->core, err);
+                               .max_failovers = (uint32_t)g->max_failovers, .attainment = g->attainment, .max_prefix_entries = g->prefix_entries,
+                               .seed = r->incarnation};
+    td_status s = router_classes_parse(g->slo_class, &c, err);
+    if (!s && g->latency_table[0]) s = router_latency_table_load(g->latency_table, &c, r->node_classes, err);
+    if (!s) s = td_core_create(&c, &r->core, err);
     if (s) return s;
+    r->core_cfg = c;
+    r->n_node_classes = c.n_thetas;
+    r->prefix_seed = td_random_u64();
     size_t n = (size_t)g->max_requests;
     r->actions = calloc(TD_CORE_MAX_ACTIONS_PER_EVENT, sizeof *r->actions);
     r->requests = calloc(n, sizeof *r->requests);
@@ -178,8 +229,7 @@ static td_status open_core(struct router *r, struct td_err *err)
         r->log = fopen(g->decision_log, "w");
         if (!r->log) return td_fail(err, TD_ERR_IO, "decision_log \"%s\": %s", g->decision_log, strerror(errno));
         char line[TD_CORE_LINE_MAX];
-        td_core_config_format(&c, line, sizeof line);
-        fputs(line, r->log);
+        for (uint32_t i = 0; td_core_config_format(&c, i, line, sizeof line) > 0; i++) fputs(line, r->log);
     }
     return TD_OK;
 }
@@ -265,6 +315,7 @@ void router_close(struct router *r)
     if (r->log) fclose(r->log);
     td_core_destroy(r->core);
     free(r->actions);
+    free(r->all_hashes);
     free(r->requests);
     free(r->free_slots);
     td_chat_template_free(r->chat);

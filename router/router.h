@@ -18,6 +18,7 @@
 #include "common/model/tokenizer.h"
 #include "common/rpc/rpc.h"
 #include "router/core/core.h"
+#include "router/objectives.h"
 #include "tandem/v1/inference.pb-c.h"
 #include "tandem/v1/worker.pb-c.h"
 
@@ -26,9 +27,11 @@
 #define ROUTER_MAX_STOP_BYTES 1024
 
 struct router_config {
-    const char *model, *served_model_name, *listen, *mode, *policy, *decision_log, *log_level, *tls_cert, *tls_key, *tls_ca, *tls_server_name, *metrics_listen;
+    const char *model, *served_model_name, *listen, *mode, *policy, *slo_class, *latency_table, *decision_log, *log_level, *tls_cert, *tls_key, *tls_ca, *tls_server_name, *metrics_listen;
     int64_t max_requests, max_queued, max_model_len;
     uint64_t hybrid_local_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, max_failovers, drain_timeout_ms, max_message_bytes;
+    uint64_t prefix_entries;
+    double attainment;
     bool tls_client_auth;
 };
 extern const struct td_option router_options[];
@@ -58,6 +61,7 @@ struct leg {
     uint64_t id;
     bool local, finished_seen;             /* finished: decode's last token, prefill's first token and then its done */
     bool first_seen;
+    uint64_t sent_bytes, sent_us;          /* prefill: what its done said */
 };
 
 struct request_state {
@@ -89,6 +93,7 @@ struct request_state {
     char last_error[512];                  /* of a leg: the reason is never discarded */
 
     uint64_t arrived_ns, decode_sent_ns, ticket_ns, prefill_sent_ns, first_ns, last_ns;
+    uint64_t key;                          /* the core's, for the workers' queues */
     uint64_t first_decode_sent_ns, first_ticket_ns; /* of the attempt that made the first token */
     Tandem__V1__Ledger ledger;
     char prefill_name[128], decode_name[128], path[16];
@@ -122,6 +127,13 @@ struct router {
     struct td_rpc_tls tls;
     bool use_tls;
     struct td_rpc_timer *tick;
+    struct td_core_config core_cfg;        /* classes and thetas as the core has them */
+    char node_classes[TD_CORE_MAX_NODE_CLASSES][ROUTER_NODE_CLASS_NAME];
+    uint32_t n_node_classes;
+    uint64_t prefix_seed;
+    uint64_t hashes[TD_CORE_MAX_HASHES];   /* of the request being taken */
+    uint64_t *all_hashes;                  /* [max_len / block size]: scratch */
+    size_t max_all_hashes;
     struct td_core *core;
     struct td_core_action *actions;        /* TD_CORE_MAX_ACTIONS_PER_EVENT */
     FILE *log;                             /* decision log, or NULL */
@@ -168,12 +180,15 @@ td_status output_take(struct router *r, struct request_state *q, Tandem__V1__Tok
 /* fleet.c */
 extern const struct td_rpc_method registry_methods[];
 void worker_conn_release(struct worker_conn *w); /* a leg ended */
+uint32_t fleet_block_size(const struct router *r); /* of the workers that are there: one layout, one size; 0 = nobody */
 void fleet_status(struct router *r, Tandem__V1__StatusResponse *out, Tandem__V1__WorkerStatus *store, Tandem__V1__WorkerStatus **ptrs);
 
 /* metrics */
 struct router_metrics {
     struct td_metric *ttft, *tpot, *e2e, *queue, *reserve, *prefill_queue, *prefill, *rpc, *transfer, *running, *waiting;
     struct td_metric *finished, *failed, *cancelled, *failovers, *prompt_tokens, *output_tokens, *mismatches;
+    struct td_metric *refused, *deflected, *wasted, *good, *missed_ttft, *missed_tpot, *hit_predicted, *hit_real, *arrival_rate;
+    struct td_metric *coverage[2], *mape[2];
 };
 
 #endif

@@ -1,17 +1,28 @@
 /* core.c - see core.h.
  *
  * Invariants: (1) a slot is FREE, or it has exactly one live id, and ends with exactly one COMPLETE, FAIL, or (the client's own) CANCEL;
- * (2) a worker's assigned counts equal the legs of live requests on it; (3) at most one decode leg and one prefill leg of one attempt are open;
- * (4) the queue is in arrival order: a request that fails over keeps its place. */
+ * (2) a worker's account equals the legs of live requests on it (ledger.h); (3) at most one decode leg and one prefill leg of one attempt are open;
+ * (4) the queue's order is a function of the requests alone (order.h): one that fails over keeps its place;
+ * (5) time never goes back: an event from before the last one counts as that moment.
+ *
+ * A request's pair is chosen when it leaves the queue; its prefill leg is `planned` (in the ledger, not told to the worker) until the ticket comes. */
 #include "router/core/core.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "router/core/ledger.h"
+#include "router/core/order.h"
 #include "router/core/policy.h"
+#include "router/core/prefix_index.h"
 
 #define NS_PER_MS 1000000ull
-#define NIL UINT32_MAX
+#define NO_DEADLINE_NS (10000 * NS_PER_MS)  /* what the order assumes for a request without a TTFT objective */
+#define MAX_TRIES 16                        /* requests tried in one dispatch: bounds the time of an event while the queue is long */
+#define MAX_TOKENS (1ull << 32)             /* of one request or worker: more is a lie */
+#define STEP_REFRESH_TOKENS 32
+#define MAX_RETRY_MS 60000
 
 /* gRPC codes, so that the core needs no gRPC header */
 enum { G_OK = 0, G_CANCELLED = 1, G_INVALID = 3, G_DEADLINE = 4, G_NOT_FOUND = 5, G_EXHAUSTED = 8, G_PRECONDITION = 9, G_RANGE = 11, G_UNIMPLEMENTED = 12,
@@ -22,31 +33,80 @@ enum phase { FREE = 0, QUEUED, RESERVING, PREFILLING, DECODING };
 struct request {
     enum phase phase;
     uint64_t id;
-    uint32_t attempt, failovers;
+    uint32_t attempt, failovers, slo_class;
+    uint64_t tenant;
+    int32_t priority;
     uint64_t n_prompt, n_tokens, max_tokens; /* n_tokens: prompt + output known to the client's stream */
-    uint64_t arrived_ns, queued_ns, moved_ns;
-    uint32_t prefill, decode; /* worker of the open leg, NIL = closed */
-    uint64_t prefill_tokens, decode_tokens; /* what the ledger holds for each leg */
+    double ttft_s, tpot_s;                   /* objectives; INFINITY = none */
+    uint64_t arrived_ns, queued_ns, moved_ns, placed_ns, first_ns, last_ns;
+    struct td_leg prefill, decode;
+    bool planned;             /* the prefill leg is in the ledger, but the worker was not told */
+    struct td_choice choice;  /* of this attempt: what was predicted */
+    double work_s;            /* predicted prefill, for those behind it in the queue */
+    uint64_t computed_tokens; /* by the open prefill leg, as far as we know: wasted if the attempt is lost */
     bool refused;             /* a worker called the request invalid */
     bool decode_flows;        /* a decode token of this attempt was seen: the KV is there */
     bool output_done;         /* the client has its last token: whatever is lost now, nothing is left to compute */
-    uint32_t prev, next;      /* queue */
+    uint64_t *hashes;         /* [TD_CORE_MAX_HASHES] in the core's store */
+    uint32_t n_hashes, hash_tokens;
 };
 
 struct td_core {
     struct td_core_config cfg;
     td_policy_fn policy;
     struct td_core_worker workers[TD_CORE_MAX_WORKERS];
-    uint32_t n_workers;
-    uint64_t cursor[2];
+    uint32_t n_workers, by_role[2][TD_CORE_MAX_WORKERS], n_by_role[2];
+    uint64_t cursor[2], random;
     struct request *requests;
-    uint32_t queue_head, queue_tail, n_queued, n_live;
-    uint64_t finished, failed, cancelled, failovers;
+    uint64_t *hash_store;
+    uint32_t *hit_tokens;     /* [TD_CORE_MAX_WORKERS] */
+    struct td_order *order;
+    struct td_latency *latency;
+    struct td_prefix_index *index;
+    uint32_t n_live;
+    struct td_core_stats stats;
+    uint64_t decisions;
+    double rate_s;            /* of arrival_rate: the last update */
+    bool room_changed;        /* something ended or came: the queue is worth a walk */
     /* of the event being applied */
     uint64_t now_ns;
+    double now_s;
     struct td_core_action *out;
     size_t n_out;
 };
+
+static td_status check_classes(const struct td_core_config *g, struct td_err *err)
+{
+    if (g->n_classes > TD_CORE_MAX_CLASSES) return td_fail(err, TD_ERR_LIMIT, "slo_class: %u classes, limit %d", g->n_classes, TD_CORE_MAX_CLASSES);
+    for (uint32_t i = 0; i < g->n_classes; i++) {
+        const struct td_core_class *k = &g->classes[i];
+        if (!k->name[0]) return td_fail(err, TD_ERR_INVALID, "slo_class: class %u has no name", i);
+        if (!(k->ttft_ms >= 0 && k->ttft_ms <= 1e9)) return td_fail(err, TD_ERR_INVALID, "slo_class %s: ttft is %g ms, must be 0 (none) or up to 1e9", k->name, k->ttft_ms);
+        if (!(k->tpot_ms >= 0 && k->tpot_ms <= 1e9)) return td_fail(err, TD_ERR_INVALID, "slo_class %s: tpot is %g ms, must be 0 (none) or up to 1e9", k->name, k->tpot_ms);
+        if (!(k->weight > 0 && k->weight <= 1e6)) return td_fail(err, TD_ERR_INVALID, "slo_class %s: weight is %g, must be above 0 and up to 1e6", k->name, k->weight);
+        for (uint32_t j = 0; j < i; j++)
+            if (!strcmp(g->classes[j].name, k->name)) return td_fail(err, TD_ERR_INVALID, "slo_class: %s is given twice", k->name);
+    }
+    return TD_OK;
+}
+
+static td_status open_parts(struct td_core *c, struct td_err *err)
+{
+    const struct td_core_config *g = &c->cfg;
+    uint32_t ranks[TD_CORE_MAX_CLASSES];
+    for (uint32_t i = 0; i < g->n_classes; i++) {
+        ranks[i] = 0;
+        for (uint32_t j = 0; j < g->n_classes; j++)
+            if (g->classes[j].weight > g->classes[i].weight || (!(g->classes[j].weight < g->classes[i].weight) && j < i)) ranks[i]++;
+    }
+    td_status s = td_order_create(g->max_requests, g->n_classes, ranks, &c->order, err);
+    struct td_lat_config lc = {.attainment = g->attainment, .eta = 0.02, .forgetting = 0.999};
+    if (!s) s = td_latency_create(&lc, &c->latency, err);
+    if (!s && g->max_prefix_entries) s = td_prefix_index_create(TD_CORE_MAX_WORKERS, g->max_prefix_entries, &c->index, err);
+    for (uint32_t i = 0; !s && i < g->n_thetas; i++)
+        if (g->thetas[i].known) td_latency_set_theta(c->latency, i, &g->thetas[i]);
+    return s;
+}
 
 td_status td_core_create(const struct td_core_config *config, struct td_core **ret_core, struct td_err *err)
 {
@@ -54,15 +114,35 @@ td_status td_core_create(const struct td_core_config *config, struct td_core **r
         return td_fail(err, TD_ERR_INVALID, "max_requests is %u, must be 1..%u", config->max_requests, TD_CORE_MAX_REQUESTS);
     td_policy_fn policy = td_policy_by_name(config->policy);
     if (!policy) return td_fail(err, TD_ERR_INVALID, "policy is \"%s\", must be one of %s", config->policy, td_policy_names());
+    double attainment = config->attainment > 0 ? config->attainment : 0.9;
+    if (!(attainment >= 0.5 && attainment <= 0.999)) return td_fail(err, TD_ERR_INVALID, "attainment is %g, must be 0.5..0.999", config->attainment);
+    if (config->n_thetas > TD_CORE_MAX_NODE_CLASSES)
+        return td_fail(err, TD_ERR_LIMIT, "latency table: %u node classes, limit %d", config->n_thetas, TD_CORE_MAX_NODE_CLASSES);
+    td_status s = check_classes(config, err);
+    if (s) return s;
     struct td_core *c = calloc(1, sizeof *c);
-    if (c) c->requests = calloc(config->max_requests, sizeof *c->requests);
-    if (!c || !c->requests) {
+    if (c) {
+        c->requests = calloc(config->max_requests, sizeof *c->requests);
+        c->hit_tokens = calloc(TD_CORE_MAX_WORKERS, sizeof *c->hit_tokens);
+        c->hash_store = config->max_prefix_entries ? malloc((size_t)config->max_requests * TD_CORE_MAX_HASHES * sizeof *c->hash_store) : NULL;
+    }
+    if (!c || !c->requests || !c->hit_tokens || (config->max_prefix_entries && !c->hash_store)) {
         td_core_destroy(c);
         return td_fail(err, TD_ERR_NOMEM, "router core: no memory for %u requests", config->max_requests);
     }
     c->cfg = *config;
+    c->cfg.attainment = attainment;
+    if (c->cfg.n_classes == 0) {
+        c->cfg.n_classes = 1;
+        c->cfg.classes[0] = (struct td_core_class){.name = "default", .weight = 1};
+    }
     c->policy = policy;
-    c->queue_head = c->queue_tail = NIL;
+    c->random = config->seed;
+    if ((s = open_parts(c, err))) {
+        td_core_destroy(c);
+        return s;
+    }
+    for (uint32_t i = 0; c->hash_store && i < config->max_requests; i++) c->requests[i].hashes = c->hash_store + (size_t)i * TD_CORE_MAX_HASHES;
     *ret_core = c;
     return TD_OK;
 }
@@ -70,7 +150,12 @@ td_status td_core_create(const struct td_core_config *config, struct td_core **r
 void td_core_destroy(struct td_core *c)
 {
     if (!c) return;
+    td_order_destroy(c->order);
+    td_latency_destroy(c->latency);
+    td_prefix_index_destroy(c->index);
     free(c->requests);
+    free(c->hit_tokens);
+    free(c->hash_store);
     free(c);
 }
 
@@ -86,54 +171,66 @@ static struct td_core_action *emit(struct td_core *c, enum td_core_action_kind k
 
 /* ---- queue ----------------------------------------------------------------------------------------------------------------------------- */
 
-static void queue_insert(struct td_core *c, struct request *r)
+static struct td_order_key key_of(const struct td_core *c, const struct request *r)
 {
-    uint32_t self = (uint32_t)(r - c->requests), after = c->queue_tail;
-    while (after != NIL && c->requests[after].id > r->id) after = c->requests[after].prev; /* ids grow with arrival (4) */
-    r->prev = after;
-    r->next = after == NIL ? c->queue_head : c->requests[after].next;
-    if (r->next == NIL) c->queue_tail = self;
-    else c->requests[r->next].prev = self;
-    if (after == NIL) c->queue_head = self;
-    else c->requests[after].next = self;
-    r->phase = QUEUED;
-    c->n_queued++;
+    bool bound = r->ttft_s < INFINITY, started = r->first_ns != 0;
+    uint64_t deadline = r->arrived_ns + (started ? 0 : bound ? (uint64_t)(r->ttft_s * 1e9) : NO_DEADLINE_NS);
+    return (struct td_order_key){.slo_class = r->slo_class, .tenant = r->tenant, .priority = r->priority, .deadline_ns = deadline, .id = r->id,
+                                 .hopeless = bound && !started && c->now_ns > deadline};
 }
 
-static void queue_remove(struct td_core *c, struct request *r)
+static void queue_insert(struct td_core *c, struct request *r)
 {
-    if (r->prev == NIL) c->queue_head = r->next;
-    else c->requests[r->prev].next = r->next;
-    if (r->next == NIL) c->queue_tail = r->prev;
-    else c->requests[r->next].prev = r->prev;
-    c->n_queued--;
+    struct td_order_key key = key_of(c, r);
+    td_order_insert(c->order, (uint32_t)(r - c->requests), &key, r->work_s, c->now_ns);
+    r->phase = QUEUED;
 }
+
+static void queue_remove(struct td_core *c, struct request *r) { td_order_remove(c->order, (uint32_t)(r - c->requests)); }
 
 /* ---- legs and their ledger --------------------------------------------------------------------------------------------------------------- */
 
-static void leg_open(struct td_core *c, uint32_t *leg, uint64_t *leg_tokens, uint32_t worker, uint64_t tokens)
+/* The decode worker's next step, for the scans of policies. */
+static void refresh_step(struct td_core *c, uint32_t worker)
 {
-    *leg = worker;
-    *leg_tokens = tokens;
-    c->workers[worker].assigned++;
-    c->workers[worker].assigned_tokens += tokens;
+    struct td_core_worker *w = &c->workers[worker];
+    if (w->role != TD_ROLE_DECODE) return;
+    w->step_s = td_latency_step(c->latency, worker, w->n_active + w->n_pending + 1.0, (double)(w->active_tokens + w->reserved_tokens), w->mix_rows, 0);
 }
 
-static void leg_close(struct td_core *c, uint32_t *leg, uint64_t *leg_tokens)
+/* The last request with the tightest objective there went: look for the next. Rare: most requests of a worker share a class. */
+static void refresh_min_tpot(struct td_core *c, uint32_t worker)
 {
-    if (*leg == NIL) return;
-    c->workers[*leg].assigned--;
-    c->workers[*leg].assigned_tokens -= *leg_tokens;
-    *leg = NIL;
-    *leg_tokens = 0;
+    struct td_core_worker *w = &c->workers[worker];
+    w->min_tpot_s = INFINITY;
+    w->n_min_tpot = 0;
+    for (uint32_t i = 0; i < c->cfg.max_requests; i++) {
+        const struct request *r = &c->requests[i];
+        if (r->phase == FREE || r->decode.worker != worker || r->decode.tpot_s > w->min_tpot_s) continue;
+        w->n_min_tpot = r->decode.tpot_s < w->min_tpot_s ? 1 : w->n_min_tpot + 1;
+        w->min_tpot_s = r->decode.tpot_s;
+    }
+}
+
+static void leg_close(struct td_core *c, struct td_leg *leg)
+{
+    if (leg->worker == TD_NO_WORKER) return;
+    uint32_t worker = leg->worker;
+    struct td_core_worker *w = &c->workers[worker];
+    td_ledger_close(w, leg, c->now_s);
+    c->room_changed = true;
+    if (w->role != TD_ROLE_DECODE) return;
+    if (w->assigned > 0 && w->n_min_tpot == 0) refresh_min_tpot(c, worker);
+    refresh_step(c, worker);
 }
 
 static void cancel_legs(struct td_core *c, struct request *r)
 {
-    if (r->prefill != NIL) emit(c, TD_ACT_CANCEL_PREFILL, r);
-    if (r->decode != NIL) emit(c, TD_ACT_CANCEL_DECODE, r);
-    leg_close(c, &r->prefill, &r->prefill_tokens);
-    leg_close(c, &r->decode, &r->decode_tokens);
+    if (r->prefill.worker != TD_NO_WORKER && !r->planned) emit(c, TD_ACT_CANCEL_PREFILL, r);
+    if (r->decode.worker != TD_NO_WORKER) emit(c, TD_ACT_CANCEL_DECODE, r);
+    leg_close(c, &r->prefill);
+    leg_close(c, &r->decode);
+    r->planned = false;
 }
 
 static void forget(struct td_core *c, struct request *r)
@@ -143,25 +240,45 @@ static void forget(struct td_core *c, struct request *r)
     c->n_live--;
 }
 
-static void fail(struct td_core *c, struct request *r, uint32_t code, const char *reason, uint32_t retry_ms)
+static void fail(struct td_core *c, struct request *r, uint32_t code, const char *reason, double retry_s)
 {
     cancel_legs(c, r);
     struct td_core_action *a = emit(c, TD_ACT_FAIL, r);
     a->code = code;
     a->reason = reason;
-    a->retry_ms = retry_ms;
-    c->failed++;
+    double ms = ceil(retry_s * 1000);
+    a->retry_ms = code != G_EXHAUSTED ? 0 : ms < 1 ? 1 : ms > MAX_RETRY_MS ? MAX_RETRY_MS : (uint32_t)ms;
+    c->stats.failed++;
+    if (code == G_EXHAUSTED) c->stats.refused++;
     forget(c, r);
+}
+
+/* What the request's life says about the predictions and the objectives. */
+static void learn_from(struct td_core *c, const struct request *r)
+{
+    uint64_t n_out = r->n_tokens - r->n_prompt;
+    td_latency_observe_output(c->latency, r->slo_class, (uint32_t)(n_out > UINT32_MAX ? UINT32_MAX : n_out));
+    td_order_charge(c->order, r->tenant, 2.0 * (double)n_out, c->now_ns);
+    if (r->first_ns == 0) return;
+    double ttft = (double)(r->first_ns - r->arrived_ns) * 1e-9, tpot = n_out > 1 ? (double)(r->last_ns - r->first_ns) * 1e-9 / (double)(n_out - 1) : 0;
+    if (n_out > 1 && r->failovers == 0 && r->choice.tpot_s > 0)
+        td_latency_observe_ratio(c->latency, TD_LAT_TPOT, r->slo_class, r->choice.decode_bucket, r->choice.tpot_s, tpot);
+    if (r->ttft_s >= INFINITY && r->tpot_s >= INFINITY) return;
+    bool late = ttft > r->ttft_s, slow = tpot > r->tpot_s;
+    c->stats.missed_ttft += late;
+    c->stats.missed_tpot += slow;
+    c->stats.good += !late && !slow;
 }
 
 static void complete(struct td_core *c, struct request *r)
 {
     /* A prefill leg may still be open (its "done" is on the way): it ends by itself. A decode leg that is open has nothing left to say. */
-    if (r->decode != NIL) emit(c, TD_ACT_CANCEL_DECODE, r);
-    leg_close(c, &r->prefill, &r->prefill_tokens);
-    leg_close(c, &r->decode, &r->decode_tokens);
+    if (r->decode.worker != TD_NO_WORKER) emit(c, TD_ACT_CANCEL_DECODE, r);
+    leg_close(c, &r->prefill);
+    leg_close(c, &r->decode);
     emit(c, TD_ACT_COMPLETE, r);
-    c->finished++;
+    c->stats.finished++;
+    learn_from(c, r);
     forget(c, r);
 }
 
@@ -170,6 +287,8 @@ static void complete(struct td_core *c, struct request *r)
 static void requeue(struct td_core *c, struct request *r, bool waits_anew)
 {
     cancel_legs(c, r);
+    c->stats.wasted_prefill_tokens += r->computed_tokens;
+    r->computed_tokens = 0;
     r->attempt++;
     r->decode_flows = false;
     if (waits_anew) r->queued_ns = c->now_ns;
@@ -187,7 +306,7 @@ static void fail_over(struct td_core *c, struct request *r, const char *reason)
         return;
     }
     r->failovers++;
-    c->failovers++;
+    c->stats.failovers++;
     requeue(c, r, true);
 }
 
@@ -195,43 +314,116 @@ static void fail_over(struct td_core *c, struct request *r, const char *reason)
 
 static bool any_worker(const struct td_core *c, enum td_core_role role)
 {
-    for (uint32_t i = 0; i < c->n_workers; i++)
-        if (c->workers[i].role == role && (c->workers[i].state == TD_WORKER_READY)) return true;
+    for (uint32_t i = 0; i < c->n_by_role[role]; i++)
+        if (c->workers[c->by_role[role][i]].state == TD_WORKER_READY) return true;
     return false;
 }
 
 static bool wants_local(const struct td_core *c, const struct request *r)
 {
     if (c->cfg.mode == TD_MODE_COLOCATED) return true;
-    if (c->cfg.mode == TD_MODE_HYBRID) return r->n_tokens < c->cfg.hybrid_local_tokens || !any_worker(c, TD_ROLE_PREFILL);
+    if (c->cfg.mode == TD_MODE_HYBRID)
+        return (c->policy != td_policy_goodput && r->n_tokens < c->cfg.hybrid_local_tokens) || !any_worker(c, TD_ROLE_PREFILL);
     return false;
 }
 
-/* Tries to give r to a pair. The decode side reserves first (DESIGN section 2); the prefill worker is chosen when the ticket arrives, but a
- * request does not reserve while there is nobody to prefill it. */
-static bool place(struct td_core *c, struct request *r)
+static struct td_policy_view view_of(struct td_core *c)
 {
-    struct td_policy_view v = {c->workers, c->n_workers, c->cursor};
-    bool local = wants_local(c, r);
-    if (!local && !td_policy_has_room(&v, TD_ROLE_PREFILL, r->n_tokens + 1)) return false;
-    uint32_t d = c->policy(&v, TD_ROLE_DECODE, r->n_tokens + 1);
-    if (d == TD_NO_WORKER) return false;
-    queue_remove(c, r);
-    leg_open(c, &r->decode, &r->decode_tokens, d, r->n_tokens);
-    r->phase = local ? DECODING : RESERVING;
-    r->moved_ns = c->now_ns;
-    struct td_core_action *a = emit(c, TD_ACT_START_DECODE, r);
-    a->worker = d;
-    a->local = local;
-    return true;
+    return (struct td_policy_view){.workers = c->workers, .n_workers = c->n_workers, .by_role = {c->by_role[0], c->by_role[1]},
+                                   .n_by_role = {c->n_by_role[0], c->n_by_role[1]}, .cursor = c->cursor, .random = &c->random, .now_s = c->now_s,
+                                   .latency = c->latency, .index = c->index, .hit_tokens = c->hit_tokens};
 }
 
+static struct td_policy_ask ask_of(const struct td_core *c, const struct request *r, double queue_s)
+{
+    uint64_t sent = r->n_tokens - r->n_prompt, left = r->max_tokens > sent ? r->max_tokens - sent : 1;
+    double expected = td_latency_output(c->latency, r->slo_class, 0.5, r->max_tokens) - (double)sent;
+    bool local = wants_local(c, r);
+    const struct td_core_class *k = &c->cfg.classes[r->slo_class];
+    struct td_policy_ask a = {.id = r->id, .n_tokens = r->n_tokens, .max_tokens = left, .n_out = fmin(fmax(expected, 1), (double)left),
+                              .slo_class = r->slo_class, .ttft_s = r->ttft_s, .tpot_s = r->tpot_s, .queue_s = queue_s, .best_effort = k->best_effort,
+                              .started = r->first_ns != 0, .force_local = local, .allow_deflect = c->cfg.mode == TD_MODE_HYBRID && !local,
+                              .hashes = r->hashes, .n_hashes = c->index ? r->n_hashes : 0, .hash_tokens = r->hash_tokens};
+    if (a.started) a.ttft_s = INFINITY;
+    else if (r->ttft_s < INFINITY) a.ttft_s = r->ttft_s - (double)(c->now_ns - r->arrived_ns) * 1e-9;
+    return a;
+}
+
+enum outcome { PLACED, HELD, REJECTED };
+
+/* Asks the policy about r; carries out what it says. The decode side reserves first (DESIGN section 2); the prefill worker hears of it with the ticket. */
+static enum outcome place(struct td_core *c, struct request *r, double queue_s)
+{
+    struct td_policy_view v = view_of(c);
+    struct td_policy_ask a = ask_of(c, r, queue_s);
+    struct td_choice choice = {.verdict = TD_HOLD, .prefill = TD_NO_WORKER, .decode = TD_NO_WORKER, .reason = ""};
+    c->policy(&v, &a, &choice);
+    c->decisions++;
+    if (choice.verdict == TD_HOLD) return HELD;
+    if (choice.verdict == TD_REJECT) {
+        fail(c, r, G_EXHAUSTED, choice.reason, choice.wait_s);
+        return REJECTED;
+    }
+    if (td_order_has(c->order, (uint32_t)(r - c->requests))) queue_remove(c, r);
+    r->choice = choice;
+    uint64_t uncomputed = r->n_tokens - choice.hit_tokens;
+    td_ledger_decode_open(&c->workers[choice.decode], &r->decode, choice.decode, choice.local, r->n_tokens, r->n_tokens + (uint64_t)a.n_out,
+                          choice.local ? uncomputed : 0, r->tpot_s);
+    c->workers[choice.decode].calls_sent++;
+    refresh_step(c, choice.decode);
+    if (!choice.local) {
+        struct td_core_worker *p = &c->workers[choice.prefill];
+        td_ledger_prefill_open(p, &r->prefill, choice.prefill, uncomputed, choice.prefill_s, c->now_s);
+        p->link_free_at_s = fmax(p->link_free_at_s, c->now_s + choice.ttft_s - choice.prefill_s) +
+                            td_latency_transfer(c->latency, p->node_class, 0, (double)(r->n_tokens * p->kv_bytes_per_token));
+        r->planned = true;
+    } else if (c->cfg.mode == TD_MODE_HYBRID) {
+        c->stats.deflected++;
+    }
+    if (r->failovers == 0 && r->attempt == 0) td_order_charge(c->order, r->tenant, (double)r->n_prompt, c->now_ns);
+    c->stats.predicted_hit_tokens += choice.hit_tokens;
+    r->phase = choice.local ? DECODING : RESERVING;
+    r->moved_ns = r->placed_ns = c->now_ns;
+    struct td_order_key key = key_of(c, r);
+    struct td_core_action *act = emit(c, TD_ACT_START_DECODE, r);
+    act->worker = choice.decode;
+    act->local = choice.local;
+    act->key = td_order_wire_key(c->order, &key);
+    act->ttft_us = (uint64_t)((choice.ttft_s + (double)(c->now_ns - r->arrived_ns) * 1e-9) * 1e6 * (choice.ttft_s > 0));
+    act->tpot_us = (uint64_t)(choice.tpot_s * 1e6);
+    return PLACED;
+}
+
+/* How full the decode workers are, 0..1: of sequences or of KV, whichever is nearer its end. */
+static double fullness(const struct td_core *c)
+{
+    double seqs = 0, max_seqs = 0, kv = 0, max_kv = 0;
+    for (uint32_t i = 0; i < c->n_by_role[TD_ROLE_DECODE]; i++) {
+        const struct td_core_worker *w = &c->workers[c->by_role[TD_ROLE_DECODE][i]];
+        if (w->state != TD_WORKER_READY) continue;
+        seqs += w->assigned;
+        max_seqs += w->max_seqs;
+        kv += (double)w->promised_tokens;
+        max_kv += (double)w->kv_tokens;
+    }
+    if (max_seqs <= 0) return 1;
+    return fmin(1, fmax(seqs / max_seqs, kv / max_kv));
+}
+
+/* Walks the queue in its order. One that is held does not stop those behind it, unless it has waited so long that they would starve it. */
 static void dispatch(struct td_core *c)
 {
-    for (uint32_t i = c->queue_head, next; i != NIL; i = next) {
-        struct request *r = &c->requests[i];
-        next = r->next;
-        if (!place(c, r)) return; /* in order: a later one must not overtake */
+    c->room_changed = false;
+    if (td_order_n(c->order) == 0) return;
+    td_order_walk(c->order, c->cfg.n_classes > 1 ? fullness(c) : 0, c->now_ns);
+    for (int tries = 0; tries < MAX_TRIES;) {
+        uint32_t slot = td_order_next(c->order);
+        if (slot == TD_ORDER_NONE) return;
+        struct request *r = &c->requests[slot];
+        enum outcome o = place(c, r, 0);
+        if (o == REJECTED) continue; /* cheap, and each only once */
+        tries++;
+        if (o == HELD && c->now_ns - r->queued_ns > c->cfg.queue_timeout_ms * NS_PER_MS / 4) return;
     }
 }
 
@@ -243,10 +435,10 @@ static void worker_lost(struct td_core *c, uint32_t worker, const char *reason)
     for (uint32_t i = 0; i < c->cfg.max_requests; i++) {
         struct request *r = &c->requests[i];
         if (r->phase == FREE || r->phase == QUEUED) continue;
-        bool on_decode = r->decode == worker, on_prefill = r->prefill == worker;
-        if (on_prefill && r->decode_flows) { /* its work is done */
-            emit(c, TD_ACT_CANCEL_PREFILL, r);
-            leg_close(c, &r->prefill, &r->prefill_tokens);
+        bool on_decode = r->decode.worker == worker, on_prefill = r->prefill.worker == worker;
+        if (on_prefill && (r->planned || r->decode_flows)) { /* it was not told yet: another is found with the ticket; or its work is done */
+            if (!r->planned) emit(c, TD_ACT_CANCEL_PREFILL, r);
+            leg_close(c, &r->prefill);
             on_prefill = false;
         }
         if (on_decode || on_prefill) fail_over(c, r, reason);
@@ -259,42 +451,120 @@ static struct td_core_worker *known_worker(struct td_core *c, uint32_t worker)
     return &c->workers[worker];
 }
 
+static void roster_remove(struct td_core *c, uint32_t worker)
+{
+    for (int role = 0; role < 2; role++)
+        for (uint32_t i = 0; i < c->n_by_role[role]; i++)
+            if (c->by_role[role][i] == worker) {
+                memmove(&c->by_role[role][i], &c->by_role[role][i + 1], (c->n_by_role[role] - i - 1) * sizeof c->by_role[role][0]);
+                c->n_by_role[role]--;
+                break;
+            }
+}
+
+static void roster_insert(struct td_core *c, uint32_t worker, enum td_core_role role) /* by index, so that round robin has an order */
+{
+    uint32_t i = c->n_by_role[role]++;
+    for (; i > 0 && c->by_role[role][i - 1] > worker; i--) c->by_role[role][i] = c->by_role[role][i - 1];
+    c->by_role[role][i] = worker;
+}
+
+static void on_gone(struct td_core *c, uint32_t worker)
+{
+    if (!known_worker(c, worker)) return;
+    roster_remove(c, worker);
+    c->workers[worker].state = TD_WORKER_SUSPECT; /* nothing is placed there while its requests move */
+    worker_lost(c, worker, "the worker left");
+    c->workers[worker].state = TD_WORKER_ABSENT;
+    if (c->index) td_prefix_index_reset(c->index, worker);
+}
+
 static void on_join(struct td_core *c, const struct td_core_event *e)
 {
-    if (e->worker >= TD_CORE_MAX_WORKERS) return;
-    struct td_core_worker *w = &c->workers[e->worker];
-    uint32_t assigned = w->assigned; /* legs of a former holder of this index, if any, are still in the ledger (2) */
-    uint64_t tokens = w->assigned_tokens;
-    *w = (struct td_core_worker){.state = TD_WORKER_READY, .role = e->role, .kv_tokens = e->a, .max_seqs = (uint32_t)e->b, .snapshot_ns = c->now_ns,
-                                 .assigned = assigned, .assigned_tokens = tokens};
+    if (e->worker >= TD_CORE_MAX_WORKERS || e->role > TD_ROLE_DECODE || e->a == 0 || e->a > MAX_TOKENS || e->b == 0 || e->b > TD_CORE_MAX_REQUESTS * 64ull) return;
+    on_gone(c, e->worker); /* a former holder of this index that nobody saw leave */
+    struct td_core_event join = *e;
+    if (join.c >= TD_CORE_MAX_NODE_CLASSES) join.c = TD_CORE_MAX_NODE_CLASSES - 1;
+    if (join.d > 1u << 20) join.d = 1u << 20;
+    if (join.e > 1u << 30) join.e = 1u << 30;
+    td_ledger_join(&c->workers[e->worker], &join);
+    td_latency_node_join(c->latency, e->worker, (uint32_t)join.c);
+    roster_insert(c, e->worker, e->role);
     if (e->worker >= c->n_workers) c->n_workers = e->worker + 1;
+    refresh_step(c, e->worker);
+    c->room_changed = true;
 }
 
 static void on_snapshot(struct td_core *c, const struct td_core_event *e)
 {
     struct td_core_worker *w = known_worker(c, e->worker);
     if (!w || e->a <= w->snapshot_seq) return; /* an old one */
-    w->snapshot_seq = e->a;
+    td_ledger_snapshot(w, e, c->now_s);
     w->snapshot_ns = c->now_ns;
-    w->held_tokens = e->b;
-    w->queued_tokens = e->c;
-    w->n_busy = (uint32_t)e->d;
+    if (w->shunned || w->state == TD_WORKER_SUSPECT) c->room_changed = true;
     w->shunned = false;
     if (w->state == TD_WORKER_SUSPECT) w->state = w->draining ? TD_WORKER_DRAINING : TD_WORKER_READY;
 }
 
+static void on_step(struct td_core *c, const struct td_core_event *e)
+{
+    struct td_core_worker *w = known_worker(c, e->worker);
+    if (!w || e->e == 0 || e->e > 600000000 || e->a > 1u << 20 || e->c > 1u << 20 || e->b > 1ull << 50 || e->d > 1ull << 40) return; /* no step is like that */
+    struct td_lat_step s = {.prefill_tokens = (uint32_t)e->a, .decode_seqs = (uint32_t)e->c, .wall_us = (uint32_t)e->e, .attention_work = e->b,
+                            .context_tokens = e->d};
+    td_latency_observe_step(c->latency, e->worker, &s);
+    w->busy_us += e->e;
+    w->mix_rows += 0.05 * ((double)e->a - w->mix_rows);
+    w->correction = td_latency_correction(c->latency, e->worker);
+    if (e->c) refresh_step(c, e->worker);
+}
+
 /* ---- requests ----------------------------------------------------------------------------------------------------------------------------------- */
+
+static double objective_s(uint64_t own_us, double class_ms)
+{
+    if (own_us) return (double)own_us * 1e-6;
+    return class_ms > 0 ? class_ms * 1e-3 : INFINITY;
+}
+
+static void count_arrival(struct td_core *c)
+{
+    double dt = c->now_s - c->rate_s, keep = exp2(-dt / 5.0); /* half-life 5 s */
+    c->stats.arrival_rate = c->stats.arrival_rate * keep + M_LN2 / 5.0; /* the area under one arrival is one */
+    c->rate_s = c->now_s;
+}
 
 static void on_request(struct td_core *c, const struct td_core_event *e)
 {
-    if (e->slot >= c->cfg.max_requests || c->requests[e->slot].phase != FREE) return;
+    if (e->slot >= c->cfg.max_requests || c->requests[e->slot].phase != FREE || e->a == 0 || e->a > MAX_TOKENS) return;
     struct request *r = &c->requests[e->slot];
-    *r = (struct request){.id = e->id, .n_prompt = e->a, .n_tokens = e->a, .max_tokens = e->b, .arrived_ns = c->now_ns, .moved_ns = c->now_ns,
-                          .queued_ns = c->now_ns, .prefill = NIL, .decode = NIL};
+    uint32_t slo_class = e->c < c->cfg.n_classes ? (uint32_t)e->c : 0;
+    const struct td_core_class *k = &c->cfg.classes[slo_class];
+    *r = (struct request){.id = e->id, .n_prompt = e->a, .n_tokens = e->a, .max_tokens = e->b < 1 ? 1 : e->b > MAX_TOKENS ? MAX_TOKENS : e->b, .slo_class = slo_class,
+                          .tenant = e->d, .ttft_s = objective_s(e->e, k->ttft_ms), .tpot_s = objective_s(e->f, k->tpot_ms),
+                          .priority = e->priority < -100 ? -100 : e->priority > 100 ? 100 : e->priority, .arrived_ns = c->now_ns, .moved_ns = c->now_ns,
+                          .queued_ns = c->now_ns, .prefill = {.worker = TD_NO_WORKER}, .decode = {.worker = TD_NO_WORKER}, .hashes = r->hashes,
+                          .hash_tokens = e->hash_tokens};
+    if (r->hashes && e->hash_tokens > 0) {
+        r->n_hashes = e->n_hashes < TD_CORE_MAX_HASHES ? e->n_hashes : TD_CORE_MAX_HASHES;
+        if ((uint64_t)r->n_hashes * r->hash_tokens > r->n_prompt) r->n_hashes = (uint32_t)(r->n_prompt / r->hash_tokens);
+        memcpy(r->hashes, e->hashes, r->n_hashes * sizeof *r->hashes);
+    }
     c->n_live++;
+    count_arrival(c);
+    uint32_t n_p = c->n_by_role[TD_ROLE_PREFILL], any = n_p ? c->by_role[TD_ROLE_PREFILL][0] : c->n_by_role[TD_ROLE_DECODE] ? c->by_role[TD_ROLE_DECODE][0] : 0;
+    r->work_s = td_latency_prefill(c->latency, any, r->n_tokens, 0, c->workers[any].max_step_tokens);
     queue_insert(c, r);
+    /* With others waiting it takes its place behind them (dispatch goes by order); refused at once when even so its objective is out of reach. */
+    if (td_order_n(c->order) > 1 && c->policy == td_policy_goodput && r->ttft_s < INFINITY) {
+        double ahead = fmax(0, td_order_work_s(c->order, slo_class) - r->work_s) / (n_p ? n_p : c->n_by_role[TD_ROLE_DECODE] ? c->n_by_role[TD_ROLE_DECODE] : 1);
+        if (ahead > r->ttft_s && !k->best_effort) {
+            fail(c, r, G_EXHAUSTED, "the TTFT objective cannot be met now", ahead - r->ttft_s);
+            return;
+        }
+    }
     dispatch(c); /* max_queued bounds those who wait, not those who can be placed at once */
-    if (r->phase == QUEUED && c->n_queued > c->cfg.max_queued) fail(c, r, G_EXHAUSTED, "the router's queue is full", 1000);
+    if (r->phase == QUEUED && r->id == e->id && td_order_n(c->order) > c->cfg.max_queued) fail(c, r, G_EXHAUSTED, "the router's queue is full", 1);
 }
 
 /* The live request an event speaks of; NULL when it speaks of the past. */
@@ -312,44 +582,81 @@ static void on_ticket(struct td_core *c, const struct td_core_event *e)
 {
     struct request *r = current(c, e, false);
     if (!r || r->phase != RESERVING) return;
-    struct td_policy_view v = {c->workers, c->n_workers, c->cursor};
-    uint32_t p = c->policy(&v, TD_ROLE_PREFILL, r->n_tokens + 1);
-    if (p == TD_NO_WORKER) {
-        requeue(c, r, true); /* it filled up meanwhile: give the reservation back, wait in the queue */
-        return;
+    struct td_policy_view v = view_of(c);
+    uint32_t planned = r->prefill.worker;
+    /* The planned one may have left, failed or drained meanwhile; that it is full now is counted already. */
+    bool keep = planned != TD_NO_WORKER && c->workers[planned].state == TD_WORKER_READY && !c->workers[planned].shunned;
+    if (!keep) {
+        leg_close(c, &r->prefill);
+        r->planned = false;
+        uint32_t p = td_policy_prefill_again(&v, r->n_tokens + 1);
+        if (p == TD_NO_WORKER) {
+            requeue(c, r, true); /* give the reservation back, wait in the queue */
+            return;
+        }
+        td_ledger_prefill_open(&c->workers[p], &r->prefill, p, r->n_tokens, td_latency_prefill(c->latency, p, r->n_tokens, 0, c->workers[p].max_step_tokens),
+                               c->now_s);
+        r->choice.prefill = p;
     }
-    leg_open(c, &r->prefill, &r->prefill_tokens, p, r->n_tokens - (e->a < r->n_tokens ? e->a : r->n_tokens));
+    r->planned = false;
     r->phase = PREFILLING;
-    emit(c, TD_ACT_START_PREFILL, r)->worker = p;
+    c->workers[r->prefill.worker].calls_sent++;
+    struct td_order_key key = key_of(c, r);
+    struct td_core_action *a = emit(c, TD_ACT_START_PREFILL, r);
+    a->worker = r->prefill.worker;
+    a->key = td_order_wire_key(c->order, &key);
+}
+
+/* The client's first token, by whichever leg. */
+static void first_seen(struct td_core *c, struct request *r)
+{
+    if (r->first_ns) return;
+    r->first_ns = c->now_ns;
+    if (r->choice.ttft_s > 0 && r->failovers == 0)
+        td_latency_observe_ratio(c->latency, TD_LAT_TTFT, r->slo_class, r->choice.prefill_bucket, r->choice.ttft_s, (double)(c->now_ns - r->placed_ns) * 1e-9);
+}
+
+static void grow(struct td_core *c, struct request *r, uint64_t n_tokens)
+{
+    if (n_tokens <= r->n_tokens || n_tokens > MAX_TOKENS) return;
+    uint32_t worker = r->decode.worker;
+    if (worker != TD_NO_WORKER) {
+        td_ledger_decode_grow(&c->workers[worker], &r->decode, n_tokens - r->n_tokens);
+        if (n_tokens / STEP_REFRESH_TOKENS != r->n_tokens / STEP_REFRESH_TOKENS) refresh_step(c, worker);
+    }
+    r->n_tokens = n_tokens;
+    r->last_ns = c->now_ns;
 }
 
 static void on_first_token(struct td_core *c, const struct td_core_event *e)
 {
     struct request *r = current(c, e, false);
-    if (!r) return;
+    if (!r || r->planned) return;
     if (r->phase == PREFILLING) r->phase = DECODING;
-    if (r->prefill != NIL) { /* the computing is over: the ledger lets go of its tokens, the leg stays for the hand-over */
-        c->workers[r->prefill].assigned_tokens -= r->prefill_tokens;
-        r->prefill_tokens = 0;
+    if (r->prefill.worker != TD_NO_WORKER) { /* the computing is over: the ledger lets go of its tokens, the leg stays for the hand-over */
+        r->computed_tokens = r->prefill.tokens;
+        td_ledger_prefill_done(&c->workers[r->prefill.worker], &r->prefill, c->now_s);
+        c->stats.real_hit_tokens += e->c < r->n_tokens ? e->c : 0;
+        c->room_changed = true;
     }
-    if (e->b > r->n_tokens) r->n_tokens = e->b;
+    grow(c, r, e->b);
+    first_seen(c, r);
     if (e->a) complete(c, r);
 }
 
 static void on_token(struct td_core *c, const struct td_core_event *e)
 {
     struct request *r = current(c, e, false);
-    if (!r) return;
+    if (!r || r->phase == RESERVING) return; /* before its prefill was even told: not of this world */
     r->decode_flows = true;
     r->phase = DECODING;
     if (e->b) r->output_done = true;
-    if (e->a > r->n_tokens) {
-        if (r->decode != NIL) {
-            c->workers[r->decode].assigned_tokens += e->a - r->n_tokens;
-            r->decode_tokens += e->a - r->n_tokens;
-        }
-        r->n_tokens = e->a;
+    if (r->decode.worker != TD_NO_WORKER && r->decode.pending) {
+        td_ledger_decode_active(&c->workers[r->decode.worker], &r->decode);
+        if (r->choice.local) c->room_changed = true;
     }
+    grow(c, r, e->a);
+    first_seen(c, r);
 }
 
 /* A leg ended with a gRPC code: whose fault was it? */
@@ -370,7 +677,7 @@ static void leg_failed(struct td_core *c, struct request *r, uint32_t worker, ui
         }
         r->refused = true;
         c->workers[worker].shunned = true;
-        if (r->decode != NIL) c->workers[r->decode].shunned = true; /* the prefill worker refused: perhaps the grant */
+        if (r->decode.worker != TD_NO_WORKER) c->workers[r->decode.worker].shunned = true; /* the prefill worker refused: perhaps the grant */
         fail_over(c, r, what);
         return;
     case G_EXHAUSTED:
@@ -388,9 +695,10 @@ static void leg_failed(struct td_core *c, struct request *r, uint32_t worker, ui
 static void on_prefill_end(struct td_core *c, const struct td_core_event *e)
 {
     struct request *r = current(c, e, false);
-    if (!r || r->prefill == NIL) return;
-    uint32_t worker = r->prefill;
-    leg_close(c, &r->prefill, &r->prefill_tokens);
+    if (!r || r->prefill.worker == TD_NO_WORKER || r->planned) return;
+    uint32_t worker = r->prefill.worker;
+    if (e->a == G_OK && e->b > 0 && e->c > 0 && e->b < 1ull << 50 && e->c < 600000000) td_latency_observe_transfer(c->latency, c->workers[worker].node_class, e->b, e->c);
+    leg_close(c, &r->prefill);
     if (r->decode_flows || (e->a == G_OK && r->phase != PREFILLING)) return; /* delivered */
     leg_failed(c, r, worker, (uint32_t)e->a, e->a == G_OK ? "the prefill worker ended without a first token" : "the prefill worker failed");
 }
@@ -398,9 +706,13 @@ static void on_prefill_end(struct td_core *c, const struct td_core_event *e)
 static void on_decode_end(struct td_core *c, const struct td_core_event *e)
 {
     struct request *r = current(c, e, false);
-    if (!r || r->decode == NIL) return;
-    uint32_t worker = r->decode;
-    leg_close(c, &r->decode, &r->decode_tokens);
+    if (!r || r->decode.worker == TD_NO_WORKER) return;
+    uint32_t worker = r->decode.worker;
+    if (r->planned) { /* no ticket was seen: the prefill worker was never told */
+        leg_close(c, &r->prefill);
+        r->planned = false;
+    }
+    leg_close(c, &r->decode);
     if (e->a == G_OK) complete(c, r);
     else leg_failed(c, r, worker, (uint32_t)e->a, "the decode worker failed");
 }
@@ -414,24 +726,25 @@ static void on_tick(struct td_core *c)
             worker_lost(c, i, "the worker stopped answering");
         }
     }
-    for (uint32_t i = c->queue_head, next; i != NIL; i = next) { /* all: a failed-over one at the head may have waited less */
-        struct request *r = &c->requests[i];
-        next = r->next;
-        if (c->now_ns - r->queued_ns <= c->cfg.queue_timeout_ms * NS_PER_MS) continue;
-        bool have = any_worker(c, TD_ROLE_DECODE) && (wants_local(c, r) || any_worker(c, TD_ROLE_PREFILL));
-        if (have) fail(c, r, G_EXHAUSTED, "no worker had room within the queue time", c->cfg.queue_timeout_ms);
-        else fail(c, r, G_UNAVAILABLE, "no worker of the needed role is connected", 0);
-    }
     for (uint32_t i = 0; i < c->cfg.max_requests; i++) {
         struct request *r = &c->requests[i];
-        if (r->phase <= QUEUED || c->now_ns - r->moved_ns <= c->cfg.stall_ms * NS_PER_MS) continue;
-        fail_over(c, r, "nothing happened for too long");
+        if (r->phase == FREE) continue;
+        if (r->phase == QUEUED) {
+            if (c->now_ns - r->queued_ns <= c->cfg.queue_timeout_ms * NS_PER_MS) continue;
+            bool have = any_worker(c, TD_ROLE_DECODE) && (wants_local(c, r) || any_worker(c, TD_ROLE_PREFILL));
+            if (have) fail(c, r, G_EXHAUSTED, "no worker had room within the queue time", c->cfg.queue_timeout_ms * 1e-3);
+            else fail(c, r, G_UNAVAILABLE, "no worker of the needed role is connected", 0);
+        } else if (c->now_ns - r->moved_ns > c->cfg.stall_ms * NS_PER_MS) {
+            fail_over(c, r, "nothing happened for too long");
+        }
     }
+    c->room_changed = true; /* slack has run down: some may have become hopeless */
 }
 
 size_t td_core_step(struct td_core *c, const struct td_core_event *e, struct td_core_action *ret_actions)
 {
-    c->now_ns = e->now_ns;
+    if (e->now_ns > c->now_ns) c->now_ns = e->now_ns; /* (5) */
+    c->now_s = (double)c->now_ns * 1e-9;
     c->out = ret_actions;
     c->n_out = 0;
     struct request *r;
@@ -445,11 +758,16 @@ size_t td_core_step(struct td_core *c, const struct td_core_event *e, struct td_
         w->draining = true;
         if (w->state == TD_WORKER_READY) w->state = TD_WORKER_DRAINING;
         break;
-    case TD_EV_WORKER_GONE:
-        if ((w = known_worker(c, e->worker))) {
-            worker_lost(c, e->worker, "the worker left");
-            w->state = TD_WORKER_ABSENT;
-        }
+    case TD_EV_WORKER_GONE: on_gone(c, e->worker); break;
+    case TD_EV_WORKER_STEP: on_step(c, e); break;
+    case TD_EV_BLOCK_ADD:
+        if (c->index && known_worker(c, e->worker)) td_prefix_index_add(c->index, e->worker, e->a);
+        break;
+    case TD_EV_BLOCK_EVICT:
+        if (c->index && known_worker(c, e->worker)) td_prefix_index_evict(c->index, e->worker, e->a);
+        break;
+    case TD_EV_BLOCKS_RESET:
+        if (c->index && known_worker(c, e->worker)) td_prefix_index_reset(c->index, e->worker);
         break;
     case TD_EV_REQUEST: on_request(c, e); break;
     case TD_EV_TICKET: on_ticket(c, e); break;
@@ -459,19 +777,21 @@ size_t td_core_step(struct td_core *c, const struct td_core_event *e, struct td_
     case TD_EV_DECODE_END: on_decode_end(c, e); break;
     case TD_EV_STOP:
         if ((r = current(c, e, true))) {
-            if (r->prefill != NIL) emit(c, TD_ACT_CANCEL_PREFILL, r);
+            if (r->prefill.worker != TD_NO_WORKER && !r->planned) emit(c, TD_ACT_CANCEL_PREFILL, r);
             complete(c, r);
         }
         break;
     case TD_EV_CANCEL:
         if ((r = current(c, e, true))) {
             cancel_legs(c, r);
-            c->cancelled++;
+            c->stats.cancelled++;
+            c->stats.wasted_prefill_tokens += r->decode_flows ? 0 : r->computed_tokens;
             forget(c, r);
         }
         break;
+
     }
-    dispatch(c);
+    if (c->room_changed) dispatch(c);
     return c->n_out;
 }
 
@@ -483,13 +803,18 @@ void td_core_worker_view(const struct td_core *c, uint32_t worker, struct td_cor
     if (worker >= TD_CORE_MAX_WORKERS) return;
     const struct td_core_worker *w = &c->workers[worker];
     *ret_view = (struct td_core_worker_view){.state = w->state, .role = w->role, .assigned = w->assigned, .assigned_tokens = w->assigned_tokens,
-                                             .snapshot_ns = w->snapshot_ns};
+                                             .snapshot_ns = w->snapshot_ns, .backlog_s = fmax(0, w->free_at_s - c->now_s), .step_s = w->step_s,
+                                             .correction = w->correction};
 }
 
 void td_core_stats(const struct td_core *c, struct td_core_stats *ret_stats)
 {
-    *ret_stats = (struct td_core_stats){.queued = c->n_queued, .live = c->n_live, .finished = c->finished, .failed = c->failed,
-                                        .cancelled = c->cancelled, .failovers = c->failovers};
+    *ret_stats = c->stats;
+    ret_stats->queued = td_order_n(c->order);
+    ret_stats->live = c->n_live;
+    ret_stats->arrival_rate = c->stats.arrival_rate * exp2(-(c->now_s - c->rate_s) / 5.0);
 }
 
 uint32_t td_core_failovers(const struct td_core *c, uint32_t slot) { return slot < c->cfg.max_requests ? c->requests[slot].failovers : 0; }
+const struct td_latency *td_core_latency(const struct td_core *c) { return c->latency; }
+uint64_t td_core_decisions(const struct td_core *c) { return c->decisions; }

@@ -23,54 +23,85 @@
 #include <stdio.h>
 
 #include "common/base/status.h"
+#include "router/core/latency.h"
 
 #define TD_CORE_MAX_WORKERS 1024
-#define TD_CORE_MAX_REQUESTS 8192
+#define TD_CORE_MAX_REQUESTS 16384
+#define TD_CORE_MAX_CLASSES 16           /* SLO classes */
+#define TD_CORE_MAX_NODE_CLASSES 16
+#define TD_CORE_MAX_HASHES 512           /* of one prompt: a longer one gives every second, third ... block's hash */
 #define TD_CORE_MAX_ACTIONS_PER_EVENT (8 * TD_CORE_MAX_REQUESTS) /* ret_actions has room for so many: a request emits at most 8 per event */
 
 enum td_core_mode { TD_MODE_PD, TD_MODE_COLOCATED, TD_MODE_HYBRID };
 enum td_core_role { TD_ROLE_PREFILL, TD_ROLE_DECODE };
 
+/* A class of requests: its objectives (0 = none) and how it stands to the others. Classes with greater weight go first; when the fleet is nearly full
+ * the lesser ones wait (see order.h). Class 0 is what a request without a class gets. */
+struct td_core_class {
+    char name[32];
+    double ttft_ms, tpot_ms;
+    double weight;                  /* > 0 */
+    bool best_effort;               /* served late rather than refused when its objectives cannot be met */
+};
+
 struct td_core_config {
     enum td_core_mode mode;
-    const char *policy;             /* "round_robin", "least_token" */
+    const char *policy;             /* one of td_policy_names() */
     uint32_t max_requests;          /* live at once, queued ones included: slots 0..max_requests-1 */
     uint32_t max_queued;
-    uint32_t hybrid_local_tokens;   /* hybrid: prompts with fewer uncomputed tokens are prefilled on the decode worker */
+    uint32_t hybrid_local_tokens;   /* hybrid, other policies than goodput: prompts with fewer uncomputed tokens are prefilled on the decode worker */
     uint32_t worker_timeout_ms;     /* a worker without a snapshot for so long is suspect: nothing new, its requests fail over */
     uint32_t queue_timeout_ms;      /* longest wait for a worker */
     uint32_t stall_ms;              /* an attempt in which nothing happened for so long fails over */
     uint32_t max_failovers;
+    uint64_t max_prefix_entries;    /* of the prefix index; 0 = no index */
+    double attainment;              /* what the learned margins aim at, 0.5..0.999; 0 = 0.9 */
+    uint64_t seed;                  /* of ties and exploration */
+    struct td_core_class classes[TD_CORE_MAX_CLASSES];
+    uint32_t n_classes;             /* 0 = one class without objectives */
+    struct td_lat_theta thetas[TD_CORE_MAX_NODE_CLASSES]; /* priors of node classes 0..n_thetas-1 */
+    uint32_t n_thetas;
 };
 
 enum td_core_event_kind {
     TD_EV_TICK = 1,
-    TD_EV_WORKER_JOIN,      /* worker, role, a = kv tokens it can hold, b = max_seqs */
-    TD_EV_WORKER_SNAPSHOT,  /* worker, a = seq, b = kv tokens held, c = tokens queued, d = running + waiting */
+    TD_EV_WORKER_JOIN,      /* worker, role, a = kv tokens it can hold, b = max_seqs, c = node class, d = rows of one step (0 = unknown), e = KV bytes per token */
+    TD_EV_WORKER_SNAPSHOT,  /* worker, a = seq, b = kv tokens held, c = tokens queued, d = running + waiting, e = calls it has taken from us */
     TD_EV_WORKER_DRAIN,     /* worker */
     TD_EV_WORKER_GONE,      /* worker: its registry stream ended */
-    TD_EV_REQUEST,          /* slot, id, a = prompt tokens, b = max output tokens */
+    TD_EV_WORKER_STEP,      /* worker, a = prefill rows, b = attention work, c = decode rows, d = their context tokens, e = wall us */
+    TD_EV_BLOCK_ADD,        /* worker, a = chain hash of a block that its prefix cache now has */
+    TD_EV_BLOCK_EVICT,      /* worker, a = chain hash */
+    TD_EV_BLOCKS_RESET,     /* worker: forget all of its blocks */
+    TD_EV_REQUEST,          /* slot, id, a = prompt tokens, b = max output tokens, c = SLO class, d = tenant (a hash; 0 = none), e = TTFT objective in us,
+                             * f = TPOT objective in us (0 = the class's), priority; hashes of the prompt's full blocks */
     TD_EV_TICKET,           /* slot, id, attempt, a = cached tokens */
-    TD_EV_FIRST_TOKEN,      /* slot, id, attempt: the prefill leg's; a = 1 when it is also the last; b = sequence length now */
+    TD_EV_FIRST_TOKEN,      /* slot, id, attempt: the prefill leg's; a = 1 when it is also the last; b = sequence length now; c = tokens found in its cache */
     TD_EV_TOKEN,            /* slot, id, attempt: the decode leg's; a = sequence length now; b = 1 when it is the last */
-    TD_EV_PREFILL_END,      /* slot, id, attempt, a = gRPC code */
+    TD_EV_PREFILL_END,      /* slot, id, attempt, a = gRPC code, b = bytes sent, c = us that took */
     TD_EV_DECODE_END,       /* slot, id, attempt, a = gRPC code */
     TD_EV_STOP,             /* slot, id: the output is complete (stop string): end both legs */
     TD_EV_CANCEL,           /* slot, id: the client has gone */
 };
+
+/* Events with a worker, slot, class or time that cannot be are dropped or clamped, never trusted: time never goes back (an earlier now_ns counts as the latest seen). */
+#define TD_EV_N_KINDS (TD_EV_CANCEL + 1)
 
 struct td_core_event {
     enum td_core_event_kind kind;
     uint64_t now_ns;
     uint32_t worker, slot, attempt;
     enum td_core_role role;
+    int32_t priority;               /* -100..100, higher first within its class */
     uint64_t id;
-    uint64_t a, b, c, d;
+    uint64_t a, b, c, d, e, f;
+    const uint64_t *hashes;         /* [n_hashes], borrowed for the call: hashes[i] is the chain hash of the first (i + 1) * hash_tokens tokens */
+    uint32_t n_hashes, hash_tokens;
 };
 
 enum td_core_action_kind {
-    TD_ACT_START_DECODE = 1,  /* slot, id, attempt, worker; local: prefill there too */
-    TD_ACT_START_PREFILL,     /* slot, id, attempt, worker */
+    TD_ACT_START_DECODE = 1,  /* slot, id, attempt, worker, key, predictions; local: prefill there too */
+    TD_ACT_START_PREFILL,     /* slot, id, attempt, worker, key */
     TD_ACT_CANCEL_DECODE,     /* slot, id, attempt */
     TD_ACT_CANCEL_PREFILL,
     TD_ACT_COMPLETE,          /* slot, id: tell the client OK; the slot is free */
@@ -83,7 +114,9 @@ struct td_core_action {
     uint64_t id;
     bool local;
     uint32_t code;            /* gRPC status */
-    uint32_t retry_ms;        /* with RESOURCE_EXHAUSTED */
+    uint32_t retry_ms;        /* with RESOURCE_EXHAUSTED: the predicted wait */
+    uint64_t key;             /* ordering key for the workers' queues: smaller first */
+    uint64_t ttft_us, tpot_us;/* predicted; 0 = no model yet */
     const char *reason;       /* static text */
 };
 
@@ -103,23 +136,47 @@ struct td_core_worker_view {
     uint32_t assigned;        /* requests with a leg there, by our ledger */
     uint64_t assigned_tokens;
     uint64_t snapshot_ns;
+    double backlog_s;         /* prefill: predicted time until it would start a new prompt */
+    double step_s;            /* decode: predicted next step */
+    double correction;        /* observed / model: above 1 is a slow node */
 };
 void td_core_worker_view(const struct td_core *core, uint32_t worker, struct td_core_worker_view *ret_view);
 struct td_core_stats {
     uint32_t queued, live;
     uint64_t finished, failed, cancelled, failovers;
+    uint64_t refused;              /* of failed: RESOURCE_EXHAUSTED */
+    uint64_t deflected;            /* prefilled on a decode worker by choice */
+    uint64_t wasted_prefill_tokens;/* computed for an attempt that was lost */
+    uint64_t good, missed_ttft, missed_tpot; /* of finished with objectives */
+    uint64_t predicted_hit_tokens, real_hit_tokens;
+    double arrival_rate;           /* requests/s, EWMA over some 10 s */
 };
 void td_core_stats(const struct td_core *core, struct td_core_stats *ret_stats);
 uint32_t td_core_failovers(const struct td_core *core, uint32_t slot);
+const struct td_latency *td_core_latency(const struct td_core *core);      /* for metrics */
+uint64_t td_core_decisions(const struct td_core *core);                     /* placements tried since create */
 
-/* --- decision log: text, one line an event ("e ...") or an action ("a ..."), fields as key=value; the first line is the config. Pure formatting
- * and parsing over buffers; the daemon does the writing. ---------------------------------------------------------------------------------- */
-#define TD_CORE_LINE_MAX 512
-int td_core_config_format(const struct td_core_config *c, char *line, size_t line_bytes);
+/* --- decision log: text, one line an event ("e ...") or an action ("a ..."), fields as key=value. First the configuration: one "c" line, a "k" line for each
+ * class, a "t" line for each theta; a request's hashes follow its event in "h" lines. Pure formatting and parsing over buffers; the daemon does the
+ * writing. The reader is one state machine, fed line by line: it says when a whole event is there. ------------------------------------------------- */
+#define TD_CORE_LINE_MAX 1024
+#define TD_CORE_HASHES_PER_LINE 48
+/* i = 0..: line i of the configuration; 0 when there are no more. */
+int td_core_config_format(const struct td_core_config *c, uint32_t i, char *line, size_t line_bytes);
 int td_core_event_format(const struct td_core_event *e, char *line, size_t line_bytes);
+int td_core_hashes_format(const struct td_core_event *e, uint32_t i, char *line, size_t line_bytes);   /* line i of its hashes; 0 = no more */
 int td_core_action_format(const struct td_core_action *a, char *line, size_t line_bytes);
-/* policy is written into policy_buf (32 bytes), which config->policy then points at. */
-td_status td_core_config_parse(const char *line, struct td_core_config *ret_config, char *policy_buf, struct td_err *err);
-td_status td_core_event_parse(const char *line, struct td_core_event *ret_event, struct td_err *err);
+
+struct td_core_reader {
+    struct td_core_config config;
+    char policy[32];
+    struct td_core_event event;
+    uint64_t *hashes;               /* [TD_CORE_MAX_HASHES], the caller's */
+    uint32_t n_hashes_missing, n_classes_missing, n_thetas_missing;
+    bool have_config;
+};
+/* ret_event: TD_READ_EVENT when reader->event is whole, TD_READ_CONFIG when reader->config is, TD_READ_ACTION for an action's line, else TD_READ_MORE. */
+enum td_core_read { TD_READ_MORE, TD_READ_CONFIG, TD_READ_EVENT, TD_READ_ACTION };
+td_status td_core_read_line(struct td_core_reader *reader, const char *line, enum td_core_read *ret_read, struct td_err *err);
 
 #endif

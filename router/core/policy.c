@@ -1,47 +1,271 @@
-/* policy.c - see policy.h. */
+/* policy.c - see policy.h. The baselines: each a score for prefill workers and one for decode workers, least first; ties go to the lowest index.
+ *
+ * name            prefill score                                          decode score                      source
+ * round_robin     turn                                                   turn
+ * least_request   requests                                               requests                          vLLM production-stack
+ * least_token     tokens to compute                                      tokens held
+ * power_of_two    of two random ones the fewer tokens                    same                              Mitzenmacher 2001; SGLang gateway
+ * cache_aware     longest prefix if > 0.5, unless loads differ too much  requests                          SGLang gateway
+ * lmetric         (uncached tokens + 1) * (requests + 1)                 tokens held                       arXiv 2603.15202
+ * kv_cost         blocks to compute - blocks cached                      blocks held - blocks cached       Dynamo's KV router
+ * conductor       predicted TTFT; rejects when TTFT or TPOT > objective  predicted TPOT                    Mooncake (FAST'25), algorithm 1
+ * goodput         policy_goodput.c */
 #include "router/core/policy.h"
 
+#include <math.h>
 #include <string.h>
 
-static bool can_take(const struct td_core_worker *w, enum td_core_role role, uint64_t n_tokens)
+#define KV_COST_BLOCK 16.0
+
+bool td_worker_can_take(const struct td_core_worker *w, uint64_t n_tokens)
 {
-    return w->state == TD_WORKER_READY && w->role == role && !w->shunned && w->assigned < w->max_seqs && n_tokens <= w->kv_tokens;
+    return w->state == TD_WORKER_READY && !w->shunned && w->assigned < w->max_seqs && n_tokens <= w->kv_tokens;
 }
 
-bool td_policy_has_room(const struct td_policy_view *v, enum td_core_role role, uint64_t n_tokens)
+uint32_t td_policy_prefill_again(const struct td_policy_view *v, uint64_t n_tokens)
 {
-    for (uint32_t i = 0; i < v->n_workers; i++)
-        if (can_take(&v->workers[i], role, n_tokens)) return true;
-    return false;
+    uint32_t best = TD_NO_WORKER;
+    for (uint32_t i = 0; i < v->n_by_role[TD_ROLE_PREFILL]; i++) {
+        uint32_t at = v->by_role[TD_ROLE_PREFILL][i];
+        const struct td_core_worker *w = &v->workers[at];
+        if (!td_worker_can_take(w, n_tokens)) continue;
+        if (best == TD_NO_WORKER || w->free_at_s < v->workers[best].free_at_s ||
+            (!(w->free_at_s > v->workers[best].free_at_s) && w->assigned_tokens < v->workers[best].assigned_tokens))
+            best = at;
+    }
+    return best;
 }
 
-static uint32_t round_robin(const struct td_policy_view *v, enum td_core_role role, uint64_t n_tokens)
+static uint32_t random_below(const struct td_policy_view *v, uint32_t n)
 {
-    for (uint32_t i = 0; i < v->n_workers; i++) {
-        uint32_t at = (uint32_t)((v->cursor[role] + i) % v->n_workers);
-        if (!can_take(&v->workers[at], role, n_tokens)) continue;
-        v->cursor[role] = at + 1;
+    *v->random = *v->random * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t)((*v->random >> 33) % n);
+}
+
+/* ---- scores: least wins ------------------------------------------------------------------------------------------------------------------ */
+
+typedef double (*score_fn)(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t worker);
+
+static double requests(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t at)
+{
+    (void)a;
+    return v->workers[at].assigned;
+}
+static double tokens(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t at)
+{
+    (void)a;
+    return (double)v->workers[at].assigned_tokens;
+}
+static double lmetric(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t at)
+{
+    return ((double)(a->n_tokens - v->hit_tokens[at]) + 1) * ((double)v->workers[at].assigned + 1);
+}
+static double kv_cost(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t at)
+{
+    const struct td_core_worker *w = &v->workers[at];
+    double coming = w->role == TD_ROLE_PREFILL ? (double)a->n_tokens : 0; /* a decode worker computes nothing for it */
+    return fmax(0, ((double)w->assigned_tokens + coming) / KV_COST_BLOCK - v->hit_tokens[at] / KV_COST_BLOCK);
+}
+
+static double predicted_prefill(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t at)
+{
+    const struct td_core_worker *w = &v->workers[at];
+    uint64_t hit = v->hit_tokens[at];
+    return fmax(0, w->free_at_s - v->now_s) + td_latency_prefill(v->latency, at, a->n_tokens - hit, hit, w->max_step_tokens);
+}
+static double predicted_step(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t at)
+{
+    const struct td_core_worker *w = &v->workers[at];
+    return td_latency_step(v->latency, at, w->n_active + w->n_pending + 1.0, (double)(w->active_tokens + w->reserved_tokens + a->n_tokens) + a->n_out / 2,
+                           w->mix_rows, 0);
+}
+
+static uint32_t least(const struct td_policy_view *v, const struct td_policy_ask *a, enum td_core_role role, score_fn score)
+{
+    uint32_t best = TD_NO_WORKER;
+    double best_score = INFINITY;
+    for (uint32_t i = 0; i < v->n_by_role[role]; i++) {
+        uint32_t at = v->by_role[role][i];
+        if (!td_worker_can_take(&v->workers[at], a->n_tokens + 1)) continue;
+        double s = score(v, a, at);
+        if (best == TD_NO_WORKER || s < best_score) {
+            best = at;
+            best_score = s;
+        }
+    }
+    return best;
+}
+
+/* ---- picks that are no plain scores ---------------------------------------------------------------------------------------------------------- */
+
+typedef uint32_t (*pick_fn)(const struct td_policy_view *v, const struct td_policy_ask *a, enum td_core_role role);
+
+static uint32_t pick_round_robin(const struct td_policy_view *v, const struct td_policy_ask *a, enum td_core_role role)
+{
+    uint32_t n = v->n_by_role[role];
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t turn = (uint32_t)((v->cursor[role] + i) % n), at = v->by_role[role][turn];
+        if (!td_worker_can_take(&v->workers[at], a->n_tokens + 1)) continue;
+        v->cursor[role] = turn + 1;
         return at;
     }
     return TD_NO_WORKER;
 }
 
-/* Fewest tokens by our own ledger, which is exact the moment we decide; ties go to the lowest index. */
-static uint32_t least_token(const struct td_policy_view *v, enum td_core_role role, uint64_t n_tokens)
+static uint32_t pick_two(const struct td_policy_view *v, const struct td_policy_ask *a, enum td_core_role role)
 {
-    uint32_t best = TD_NO_WORKER;
-    for (uint32_t i = 0; i < v->n_workers; i++) {
-        if (!can_take(&v->workers[i], role, n_tokens)) continue;
-        if (best == TD_NO_WORKER || v->workers[i].assigned_tokens < v->workers[best].assigned_tokens) best = i;
-    }
-    return best;
+    uint32_t n = v->n_by_role[role];
+    if (n == 0) return TD_NO_WORKER;
+    uint32_t x = v->by_role[role][random_below(v, n)], y = v->by_role[role][random_below(v, n)];
+    bool ok_x = td_worker_can_take(&v->workers[x], a->n_tokens + 1), ok_y = td_worker_can_take(&v->workers[y], a->n_tokens + 1);
+    if (ok_x && ok_y) return v->workers[y].assigned_tokens < v->workers[x].assigned_tokens ? y : x;
+    if (ok_x || ok_y) return ok_x ? x : y;
+    return least(v, a, role, tokens); /* both full: somebody else may have room */
 }
+
+static uint32_t pick_least_request(const struct td_policy_view *v, const struct td_policy_ask *a, enum td_core_role role) { return least(v, a, role, requests); }
+static uint32_t pick_least_token(const struct td_policy_view *v, const struct td_policy_ask *a, enum td_core_role role) { return least(v, a, role, tokens); }
+static uint32_t pick_lmetric(const struct td_policy_view *v, const struct td_policy_ask *a, enum td_core_role role)
+{
+    return least(v, a, role, role == TD_ROLE_PREFILL ? lmetric : tokens);
+}
+static uint32_t pick_kv_cost(const struct td_policy_view *v, const struct td_policy_ask *a, enum td_core_role role) { return least(v, a, role, kv_cost); }
+
+static uint32_t pick_cache_aware(const struct td_policy_view *v, const struct td_policy_ask *a, enum td_core_role role)
+{
+    uint32_t lo = UINT32_MAX, hi = 0, longest = TD_NO_WORKER, emptiest = TD_NO_WORKER;
+    for (uint32_t i = 0; i < v->n_by_role[role]; i++) {
+        uint32_t at = v->by_role[role][i];
+        const struct td_core_worker *w = &v->workers[at];
+        if (!td_worker_can_take(w, a->n_tokens + 1)) continue;
+        if (w->assigned < lo) lo = w->assigned;
+        if (w->assigned > hi) hi = w->assigned;
+        if (longest == TD_NO_WORKER || v->hit_tokens[at] > v->hit_tokens[longest]) longest = at;
+        if (emptiest == TD_NO_WORKER || w->held_tokens < v->workers[emptiest].held_tokens) emptiest = at;
+    }
+    if (longest == TD_NO_WORKER) return TD_NO_WORKER;
+    if (hi - lo > 32 && hi > 1.1 * lo) return least(v, a, role, requests); /* SGLang's defaults: 32 and 1.1 */
+    return v->hit_tokens[longest] > a->n_tokens / 2 ? longest : role == TD_ROLE_PREFILL ? emptiest : least(v, a, role, requests);
+}
+
+static uint32_t pick_conductor(const struct td_policy_view *v, const struct td_policy_ask *a, enum td_core_role role)
+{
+    return least(v, a, role, role == TD_ROLE_PREFILL ? predicted_prefill : predicted_step);
+}
+
+/* ---- baselines: the two sides one after the other ------------------------------------------------------------------------------------------------ */
+
+void td_policy_hits(const struct td_policy_view *v, const struct td_policy_ask *a, struct td_prefix_match *m, size_t *ret_n)
+{
+    *ret_n = v->index && a->n_hashes ? td_prefix_index_match(v->index, a->hashes, a->n_hashes, m, TD_POLICY_MAX_MATCHES) : 0;
+    for (size_t i = 0; i < *ret_n; i++) {
+        if (m[i].worker >= v->n_workers) continue;
+        uint64_t hit = (uint64_t)m[i].n_blocks * a->hash_tokens;
+        v->hit_tokens[m[i].worker] = (uint32_t)(hit < a->n_tokens ? hit : a->n_tokens - 1); /* one token at least is computed */
+    }
+}
+
+void td_policy_hits_clear(const struct td_policy_view *v, const struct td_prefix_match *m, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (m[i].worker < v->n_workers) v->hit_tokens[m[i].worker] = 0;
+}
+
+void td_policy_predict(const struct td_policy_view *v, const struct td_policy_ask *a, struct td_choice *c)
+{
+    const struct td_core_worker *d = &v->workers[c->decode];
+    c->decode_bucket = td_load_bucket(d->n_active + d->n_pending, d->max_seqs);
+    double step = predicted_step(v, a, c->decode);
+    if (c->local) {
+        uint32_t rows = d->max_step_tokens ? d->max_step_tokens : 512;
+        c->hit_tokens = v->hit_tokens[c->decode];
+        double u = (double)(a->n_tokens - c->hit_tokens), n_steps = ceil((u + (double)d->local_tokens) / rows);
+        double chunk = fmin(rows, u + (double)d->local_tokens);
+        c->prefill_s = n_steps * td_latency_step(v->latency, c->decode, d->n_active, (double)d->active_tokens, chunk, chunk * (double)a->n_tokens / 2);
+        c->ttft_s = c->prefill_s;
+        c->gap_s = 0;
+        c->prefill_bucket = c->decode_bucket;
+    } else {
+        const struct td_core_worker *p = &v->workers[c->prefill];
+        c->hit_tokens = v->hit_tokens[c->prefill];
+        uint64_t u = a->n_tokens - c->hit_tokens, rows = p->max_step_tokens ? p->max_step_tokens : u;
+        double wait = fmax(0, p->free_at_s - v->now_s);
+        c->prefill_s = td_latency_prefill(v->latency, c->prefill, u, c->hit_tokens, p->max_step_tokens);
+        c->ttft_s = wait + c->prefill_s;
+        /* The KV leaves chunk by chunk while later chunks are computed: what is exposed is the last chunk, or what the link is behind. */
+        uint64_t send = a->n_tokens - v->hit_tokens[c->decode], last = u < rows ? u : u % rows ? u % rows : rows;
+        double all = td_latency_transfer(v->latency, p->node_class, 0, (double)(send * p->kv_bytes_per_token));
+        double tail = td_latency_transfer(v->latency, p->node_class, 0, (double)((last < send ? last : send) * p->kv_bytes_per_token));
+        double link_wait = fmax(0, p->link_free_at_s - v->now_s - wait);
+        double chunks = u > rows ? (double)((u + rows - 1) / rows) : 1;
+        c->gap_s = fmax(tail, link_wait + all - c->prefill_s * (1 - 1 / chunks));
+        c->prefill_bucket = td_load_bucket(p->n_pending, 16);
+    }
+    c->tpot_s = a->n_out > 1 ? step + c->gap_s / (a->n_out - 1) : 0;
+}
+
+uint32_t td_load_bucket(uint32_t n, uint32_t full)
+{
+    if (n >= full) return TD_LAT_LOAD_BUCKETS - 1;
+    return n * (TD_LAT_LOAD_BUCKETS - 1) / (full ? full : 1);
+}
+
+static void place_by(const struct td_policy_view *v, const struct td_policy_ask *a, pick_fn pick, struct td_choice *c)
+{
+    struct td_prefix_match m[TD_POLICY_MAX_MATCHES];
+    size_t n_matches;
+    uint64_t cursor[2] = {v->cursor[0], v->cursor[1]};
+    td_policy_hits(v, a, m, &n_matches);
+    c->local = a->force_local;
+    c->prefill = c->local ? TD_NO_WORKER : pick(v, a, TD_ROLE_PREFILL);
+    c->decode = c->local || c->prefill != TD_NO_WORKER ? pick(v, a, TD_ROLE_DECODE) : TD_NO_WORKER;
+    if (c->decode != TD_NO_WORKER) {
+        c->verdict = TD_PLACE;
+        td_policy_predict(v, a, c);
+    } else {
+        c->verdict = TD_HOLD;
+        v->cursor[0] = cursor[0]; /* nobody's turn is used up */
+        v->cursor[1] = cursor[1];
+    }
+    td_policy_hits_clear(v, m, n_matches);
+}
+
+static void round_robin(const struct td_policy_view *v, const struct td_policy_ask *a, struct td_choice *c) { place_by(v, a, pick_round_robin, c); }
+static void least_request(const struct td_policy_view *v, const struct td_policy_ask *a, struct td_choice *c) { place_by(v, a, pick_least_request, c); }
+static void least_token(const struct td_policy_view *v, const struct td_policy_ask *a, struct td_choice *c) { place_by(v, a, pick_least_token, c); }
+static void power_of_two(const struct td_policy_view *v, const struct td_policy_ask *a, struct td_choice *c) { place_by(v, a, pick_two, c); }
+static void cache_aware(const struct td_policy_view *v, const struct td_policy_ask *a, struct td_choice *c) { place_by(v, a, pick_cache_aware, c); }
+static void lmetric_policy(const struct td_policy_view *v, const struct td_policy_ask *a, struct td_choice *c) { place_by(v, a, pick_lmetric, c); }
+static void kv_cost_policy(const struct td_policy_view *v, const struct td_policy_ask *a, struct td_choice *c) { place_by(v, a, pick_kv_cost, c); }
+
+/* Algorithm 1: the pair of least predicted TTFT and TPOT; refused when either is over its objective. No margin: that is its weakness. */
+static void conductor(const struct td_policy_view *v, const struct td_policy_ask *a, struct td_choice *c)
+{
+    place_by(v, a, pick_conductor, c);
+    if (c->verdict != TD_PLACE || a->started || a->best_effort) return;
+    bool late = c->ttft_s > a->ttft_s, slow = c->tpot_s > a->tpot_s;
+    if (!late && !slow) return;
+    c->verdict = TD_REJECT;
+    c->wait_s = late ? c->ttft_s - a->ttft_s : c->tpot_s * a->n_out;
+    c->reason = late ? "the TTFT objective cannot be met now" : "the TPOT objective cannot be met now";
+}
+
+/* ---- names ------------------------------------------------------------------------------------------------------------------------------------------ */
+
+static const struct {
+    const char *name;
+    td_policy_fn fn;
+} policies[] = {
+    {"goodput", td_policy_goodput}, {"round_robin", round_robin}, {"least_request", least_request}, {"least_token", least_token},
+    {"power_of_two", power_of_two}, {"cache_aware", cache_aware}, {"lmetric", lmetric_policy},      {"kv_cost", kv_cost_policy},
+    {"conductor", conductor},
+};
 
 td_policy_fn td_policy_by_name(const char *name)
 {
-    if (!strcmp(name, "round_robin")) return round_robin;
-    if (!strcmp(name, "least_token")) return least_token;
+    for (size_t i = 0; i < sizeof policies / sizeof *policies; i++)
+        if (!strcmp(name, policies[i].name)) return policies[i].fn;
     return NULL;
 }
 
-const char *td_policy_names(void) { return "round_robin|least_token"; }
+const char *td_policy_names(void) { return "goodput|round_robin|least_request|least_token|power_of_two|cache_aware|lmetric|kv_cost|conductor"; }

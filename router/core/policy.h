@@ -1,39 +1,108 @@
-/* policy.h - which worker gets the next request: a pure function of what the core knows, chosen by name at start. */
+/* policy.h - where the next request goes: a function of what the core knows, chosen by name at start. All policies see the same inputs, so they can be compared.
+ *
+ * A policy answers PLACE with a pair (or one decode worker that prefills for itself), HOLD (ask again when something has changed) or REJECT. Only `conductor` and
+ * `goodput` reject. What each of them minimises stands over its function; sources in the table of policy.c. */
 #ifndef TD_ROUTER_POLICY_H
 #define TD_ROUTER_POLICY_H
 
 #include <stdint.h>
 
 #include "router/core/core.h"
+#include "router/core/prefix_index.h"
 
 #define TD_NO_WORKER UINT32_MAX
 
+/* The ledger of one worker: exact the moment we decide, since we hear of every token. Kept by ledger.c alone. What a scan over all workers needs stands
+ * first, in one cache line. */
 struct td_core_worker {
     enum td_worker_state state;
     enum td_core_role role;
     bool draining;              /* it said so: stays true while the worker is suspect */
     bool shunned;               /* a call to it just failed or it was full: nothing more until its next snapshot shows that it lives */
-    uint64_t kv_tokens;         /* capacity */
+    uint32_t assigned;          /* requests with a leg here */
     uint32_t max_seqs;
-    uint32_t assigned;          /* our ledger */
-    uint64_t assigned_tokens;
-    uint64_t snapshot_seq, snapshot_ns, held_tokens, queued_tokens;
+    uint64_t kv_tokens;         /* capacity */
+    uint64_t promised_tokens;   /* decode: sum over its requests of max(tokens now, prompt + expected output) */
+    double free_at_s;           /* prefill: when it would start a new prompt, on the core's clock; past = now */
+    double step_s;              /* decode: the next step, refreshed as its batch changes */
+    double correction;
+
+    uint64_t assigned_tokens;   /* prefill: to compute; decode: held */
+    uint32_t node_class, max_step_tokens;
+    uint64_t kv_bytes_per_token;
+    uint32_t n_pending;         /* prefill: jobs without a first token; decode: reserved, not yet decoding */
+    double pending_s;           /* prefill: sum of their predicted times */
+    uint64_t pending_tokens;    /* prefill: sum of their uncomputed tokens */
+    uint32_t n_active;          /* decode: sequences that step */
+    uint64_t active_tokens;     /* decode: their context */
+    uint64_t reserved_tokens;   /* decode: context of those on the way */
+    uint64_t local_tokens;      /* decode: prompt tokens it is to prefill itself */
+    double link_free_at_s;      /* prefill: when its link has sent what is on the way */
+    double mix_rows;            /* decode: EWMA of prefill rows in a step */
+    double min_tpot_s;          /* decode: tightest objective among its requests; INFINITY = none */
+    uint32_t n_min_tpot;        /* decode: how many have just that one; 0 with requests left: core.c looks for the next */
+    uint64_t busy_us;           /* sum of reported step times, for utilisation */
+    uint64_t snapshot_seq, snapshot_ns, held_tokens, queued_tokens, calls_sent, calls_seen;
     uint32_t n_busy;
+};
+
+/* What is asked: one request. Times in seconds; INFINITY = no objective. */
+struct td_policy_ask {
+    uint64_t id;
+    uint64_t n_tokens;          /* to have KV for before the first new token */
+    uint64_t max_tokens;        /* output still allowed */
+    double n_out;               /* output still expected, >= 1 */
+    uint32_t slo_class;
+    double ttft_s, tpot_s;      /* what is left of the TTFT objective; the TPOT objective */
+    double queue_s;             /* predicted work of those ahead of it in the router's queue, for each prefill worker */
+    bool best_effort;           /* may not be rejected */
+    bool started;               /* its first token was sent: only TPOT counts, and it is never rejected */
+    bool force_local, force_remote, allow_deflect;
+    const uint64_t *hashes;
+    uint32_t n_hashes, hash_tokens;
+};
+
+enum td_verdict { TD_HOLD, TD_PLACE, TD_REJECT };
+struct td_choice {
+    enum td_verdict verdict;
+    uint32_t prefill, decode;   /* prefill == TD_NO_WORKER: local */
+    bool local, explore;
+    uint64_t hit_tokens;        /* expected in the prefix cache of the worker that prefills */
+    double prefill_s, ttft_s, gap_s, tpot_s;  /* predicted from now on; gap: prefill's first token -> decode's first step */
+    uint32_t prefill_bucket, decode_bucket;   /* load buckets, for the margins */
+    double wait_s;              /* REJECT: when to come back */
+    const char *reason;
 };
 
 struct td_policy_view {
     const struct td_core_worker *workers;   /* [n_workers] */
     uint32_t n_workers;
+    const uint32_t *by_role[2];             /* worker indices of each role, joined and not gone */
+    uint32_t n_by_role[2];
     uint64_t *cursor;                       /* round robin's memory, one per role: cursor[role] */
+    uint64_t *random;                       /* state of the core's generator */
+    double now_s;
+    const struct td_latency *latency;
+    const struct td_prefix_index *index;    /* or NULL */
+    uint32_t *hit_tokens;                   /* [n_workers], all 0 outside a call: scratch */
 };
 
-/* A worker of `role` that may take `n_tokens` more (ready, not full, below max_seqs, big enough), or TD_NO_WORKER. */
-typedef uint32_t (*td_policy_fn)(const struct td_policy_view *view, enum td_core_role role, uint64_t n_tokens);
+typedef void (*td_policy_fn)(const struct td_policy_view *view, const struct td_policy_ask *ask, struct td_choice *ret_choice);
 
-/* True when some worker of the role may take n_tokens now. */
-bool td_policy_has_room(const struct td_policy_view *view, enum td_core_role role, uint64_t n_tokens);
+/* Ready, not shunned, below max_seqs, and big enough ever to hold n_tokens. */
+bool td_worker_can_take(const struct td_core_worker *worker, uint64_t n_tokens);
+/* Any other prefill worker for a pair that was chosen before: the least backlog. TD_NO_WORKER when none can. */
+uint32_t td_policy_prefill_again(const struct td_policy_view *view, uint64_t n_tokens);
 
 td_policy_fn td_policy_by_name(const char *name); /* NULL when unknown */
-const char *td_policy_names(void);                /* "round_robin|least_token" */
+const char *td_policy_names(void);                /* "round_robin|..." */
+
+/* For policies: the prefix hits of all workers into view->hit_tokens, and out again; the prediction of a chosen pair. */
+#define TD_POLICY_MAX_MATCHES 64
+void td_policy_hits(const struct td_policy_view *view, const struct td_policy_ask *ask, struct td_prefix_match *ret_matches, size_t *ret_n);
+void td_policy_hits_clear(const struct td_policy_view *view, const struct td_prefix_match *matches, size_t n_matches);
+void td_policy_predict(const struct td_policy_view *view, const struct td_policy_ask *ask, struct td_choice *choice);   /* of its workers */
+uint32_t td_load_bucket(uint32_t n, uint32_t full);   /* 0..TD_LAT_LOAD_BUCKETS-1 */
+void td_policy_goodput(const struct td_policy_view *view, const struct td_policy_ask *ask, struct td_choice *ret_choice);   /* policy_goodput.c */
 
 #endif

@@ -849,10 +849,10 @@ def test_metrics(tmp_path):
             for s, _, text in pages:
                 assert s != 200 or parse_metrics(text) is not None
     lines = log.read_text().splitlines()
-    assert lines[0].startswith("c version=1 mode=0 policy=least_token") and all(re.fullmatch(r"[cea]( \w+=\S*)+( reason=.*)?",
-        line) for line in lines)
+    assert lines[0].startswith("c version=2 mode=0 policy=goodput") and lines[1].startswith("k name=default ")
+    assert all(re.fullmatch(r"[ckea]( \w+=\S*)+( reason=.*)?|h( [0-9a-f]{16})+", line) for line in lines)
     events, actions = ([int(x) for x in re.findall(rf"^{kind} kind=(\d+)", "\n".join(lines), re.M)] for kind in "ea")
-    assert events.count(6) == n and actions.count(1) == n and actions.count(2) == n and actions.count(5) == n and actions.count(6) == 0  # router/core/core.h
+    assert events.count(10) == n and actions.count(1) == n and actions.count(2) == n and actions.count(5) == n and actions.count(6) == 0  # router/core/core.h
 
 
 # ---- exhaustion is back-pressure -------------------------------------------------------------------------------------------------------------------
@@ -886,8 +886,8 @@ def test_too_many_requests():
 def test_tiny_pools(mode):
     """Sequences that together need many times the pool: they wait or are preempted, none fails, each has the tokens it has alone."""
     n = 6 if SHORT else 30
-    with Cluster(mode=mode, kv_memory="1MiB", worker_args=["--max-seqs", 8, "--max-batch", 4, "--max-step-tokens",
-                                                           32]) as c:  # 25 blocks of 16
+    with Cluster(mode=mode, kv_memory="1MiB", worker_args=["--max-seqs", 8, "--max-batch", 4, "--max-step-tokens", 32],
+                 router_args=["--policy", "least_token"]) as c:  # 25 blocks of 16; a policy that does not look at KV, so that workers must preempt
         requests = [c.request(prompt=f"Story {i}. " + "The fox ran. " * (i % 9), max_tokens=60 + 9 * (i % 7), temperature=0.7 * (i % 2),
                               seed=i, ignore_eos=True) for i in range(n)]
         together = c.generate_many(requests)

@@ -201,7 +201,7 @@ static void test_modes(void **state)
     struct td_core_config bad = {.policy = "best", .max_requests = 1};
     struct td_err err;
     assert_int_equal(td_core_create(&bad, &c, &err), TD_ERR_INVALID);
-    assert_string_equal(err.msg, "policy is \"best\", must be one of round_robin|least_token");
+    assert_string_equal(err.msg, "policy is \"best\", must be one of goodput|round_robin|least_request|least_token|power_of_two|cache_aware|lmetric|kv_cost|conductor");
 }
 
 /* The client has its last token; the worker dies before it could say OK. A new attempt would have nothing to compute: the request is complete. */
@@ -333,7 +333,7 @@ static void test_no_queue_still_serves(void **state)
 
 /* ---- random play --------------------------------------------------------------------------------------------------------------------------- */
 
-enum { SLOTS = 64, WORKERS = 6, EVENTS = 60000 };
+enum { SLOTS = 64, WORKERS = 6, EVENTS = 30000 };
 struct model_request { bool live; uint64_t id; uint32_t attempt, stage; bool decode_open, prefill_open; uint64_t tokens; };
 
 static uint64_t rng_state;
@@ -378,19 +378,26 @@ static size_t write_line(char *log, size_t at, int n)
     return at + (size_t)n;
 }
 
-static void random_play(uint64_t seed, enum td_core_mode mode)
+static const char *const policies[] = {"goodput", "round_robin", "least_request", "least_token", "power_of_two", "cache_aware", "lmetric", "kv_cost", "conductor"};
+enum { N_POLICIES = sizeof policies / sizeof *policies };
+
+static void random_play(uint64_t seed, enum td_core_mode mode, const char *policy)
 {
     rng_state = seed;
-    print_message("seed %llu mode %d\n", (unsigned long long)seed, (int)mode);
-    struct td_core_config cfg = {.mode = mode, .policy = seed % 2 ? "least_token" : "round_robin", .max_requests = SLOTS, .max_queued = 40,
-                                 .hybrid_local_tokens = 50, .worker_timeout_ms = 300, .queue_timeout_ms = 2000, .stall_ms = 1500, .max_failovers = 4};
+    print_message("seed %llu mode %d policy %s\n", (unsigned long long)seed, (int)mode, policy);
+    struct td_core_config cfg = {.mode = mode, .policy = policy, .max_requests = SLOTS, .max_queued = 40, .hybrid_local_tokens = 50, .worker_timeout_ms = 300,
+                                 .queue_timeout_ms = 2000, .stall_ms = 1500, .max_failovers = 4, .max_prefix_entries = 256, .attainment = 0.9, .seed = seed,
+                                 .classes = {{"default", 0, 0, 1, false}, {"gold", 40, 5, 4, false}, {"bulk", 400, 50, 0.5, true}}, .n_classes = 3,
+                                 .thetas = {{.prefill = {1e-3, 1e-4, 1e-9}, .decode = {1e-3, 1e-4, 1e-7, 1e-4, 0}, .link_tau = 1e-4, .link_bytes_per_s = 1e9, .known = true}},
+                                 .n_thetas = (uint32_t)(seed % 2)};
     struct td_core *c = NULL, *replay = NULL;
     struct td_err err;
     assert_int_equal(td_core_create(&cfg, &c, &err), TD_OK);
     size_t capacity = (size_t)EVENTS * 8 * TD_CORE_LINE_MAX / 4, at = 0;
     char *log = malloc(capacity);
     assert_non_null(log);
-    at = write_line(log, at, td_core_config_format(&cfg, log + at, TD_CORE_LINE_MAX));
+    for (uint32_t i = 0; i < 1 + cfg.n_classes + cfg.n_thetas; i++) at = write_line(log, at, td_core_config_format(&cfg, i, log + at, TD_CORE_LINE_MAX));
+    static uint64_t hashes[TD_CORE_MAX_HASHES];
     static struct model_request q[SLOTS];
     memset(q, 0, sizeof q);
     bool joined[WORKERS] = {false};
@@ -399,8 +406,16 @@ static void random_play(uint64_t seed, enum td_core_mode mode)
         now += rnd(4) * MS;
         struct td_core_event e = {.now_ns = now};
         uint32_t s = rnd(SLOTS), w = rnd(WORKERS);
-        switch (rnd(16)) {
+        switch (rnd(18)) {
         case 0: e.kind = TD_EV_TICK; break;
+        case 16: /* what workers report: true or absurd */
+            e = (struct td_core_event){.kind = TD_EV_WORKER_STEP, .now_ns = now, .worker = rnd(WORKERS + 1), .a = rnd(500), .b = rnd(5000), .c = rnd(20), .d = rnd(5000),
+                                       .e = rnd(20) ? rnd(20000) : UINT64_MAX};
+            break;
+        case 17:
+            e = (struct td_core_event){.kind = rnd(30) ? (rnd(3) ? TD_EV_BLOCK_ADD : TD_EV_BLOCK_EVICT) : TD_EV_BLOCKS_RESET, .now_ns = now, .worker = rnd(WORKERS + 1),
+                                       .a = rnd(200)};
+            break;
         case 1:
             e.kind = joined[w] ? (rnd(20) ? TD_EV_WORKER_SNAPSHOT : rnd(2) ? TD_EV_WORKER_DRAIN : TD_EV_WORKER_GONE) : TD_EV_WORKER_JOIN;
             e.worker = w;
@@ -415,7 +430,10 @@ static void random_play(uint64_t seed, enum td_core_mode mode)
             if (q[s].live) continue;
             q[s] = (struct model_request){.live = true, .id = ++next_id, .tokens = 1 + rnd(100)};
             started++;
-            e = (struct td_core_event){.kind = TD_EV_REQUEST, .now_ns = now, .slot = s, .id = next_id, .a = q[s].tokens, .b = 50};
+            e = (struct td_core_event){.kind = TD_EV_REQUEST, .now_ns = now, .slot = s, .id = next_id, .a = q[s].tokens, .b = 50, .c = rnd(4), .d = rnd(5),
+                                       .e = rnd(3) ? 0 : rnd(100000), .f = rnd(3) ? 0 : rnd(10000), .priority = (int32_t)rnd(5) - 2, .hashes = hashes,
+                                       .n_hashes = rnd(60), .hash_tokens = 1 + rnd(2)};
+            for (uint32_t k = 0; k < e.n_hashes; k++) hashes[k] = k < 3 ? k : rnd(200);
             break;
         case 5:
             if (!q[s].live || rnd(4)) continue;
@@ -443,8 +461,10 @@ static void random_play(uint64_t seed, enum td_core_mode mode)
             break;
         }
         size_t n = td_core_step(c, &e, actions);
-        assert_true(at + (n + 1) * TD_CORE_LINE_MAX < capacity);
+        assert_true(at + (n + 4) * TD_CORE_LINE_MAX < capacity);
         at = write_line(log, at, td_core_event_format(&e, log + at, TD_CORE_LINE_MAX));
+        int bytes;
+        for (uint32_t k = 0; (bytes = td_core_hashes_format(&e, k, log + at, TD_CORE_LINE_MAX)) > 0; k++) at = write_line(log, at, bytes);
         for (size_t k = 0; k < n; k++) {
             at = write_line(log, at, td_core_action_format(&actions[k], log + at, TD_CORE_LINE_MAX));
             struct model_request *r = &q[actions[k].slot];
@@ -479,16 +499,16 @@ static void random_play(uint64_t seed, enum td_core_mode mode)
         assert_int_equal(v.assigned_tokens, 0);
     }
     /* replay: the same events give the same actions, to the character */
-    char policy[32];
-    struct td_core_config parsed;
-    assert_int_equal(td_core_config_parse(log, &parsed, policy, &err), TD_OK);
-    assert_int_equal(td_core_create(&parsed, &replay, &err), TD_OK);
-    const char *p = strchr(log, '\n') + 1, *end = log + at;
+    static uint64_t read_hashes[TD_CORE_MAX_HASHES];
+    struct td_core_reader reader = {.hashes = read_hashes};
+    const char *p = log, *end = log + at;
     while (p < end) {
-        struct td_core_event e;
-        assert_int_equal(td_core_event_parse(p, &e, &err), TD_OK);
+        enum td_core_read what;
+        assert_int_equal(td_core_read_line(&reader, p, &what, &err), TD_OK);
         p = strchr(p, '\n') + 1;
-        size_t n = td_core_step(replay, &e, actions);
+        if (what == TD_READ_CONFIG) assert_int_equal(td_core_create(&reader.config, &replay, &err), TD_OK);
+        if (what != TD_READ_EVENT) continue;
+        size_t n = td_core_step(replay, &reader.event, actions);
         for (size_t k = 0; k < n; k++) {
             char line[TD_CORE_LINE_MAX];
             int bytes = td_core_action_format(&actions[k], line, sizeof line);
@@ -507,19 +527,32 @@ static void test_random_play(void **state)
     (void)state;
     const char *env = getenv("SEED");
     uint64_t seed = env ? strtoull(env, NULL, 10) : 1;
-    for (uint64_t i = 0; i < 6; i++) random_play(seed + i, (enum td_core_mode)(i % 3));
+    for (uint64_t i = 0; i < 2 * N_POLICIES; i++) random_play(seed + i, (enum td_core_mode)(i % 3), policies[i % N_POLICIES]);
 }
 
 static void test_log_refuses_nonsense(void **state)
 {
     (void)state;
-    struct td_core_event e;
-    struct td_core_config c;
+    static const char *const bad[] = {"", "e", "e kind=99 now=1", "x", "e kind=1 now=x", "h 0000000000000001", "c version=2 mode=0", "k name=a", "t known=1",
+        "e kind=9 now=1 worker=0 slot=0 attempt=0 role=0 priority=0 id=1 a=1 b=1 c=0 d=0 e=0 f=0 hashes=513 hash_tokens=16"};
+    uint64_t hashes[TD_CORE_MAX_HASHES];
+    enum td_core_read what;
     struct td_err err;
-    char policy[32];
-    static const char *const bad[] = {"", "e", "e kind=99 now=1 worker=0 slot=0 attempt=0 role=0 id=1 a=0 b=0 c=0 d=0", "a kind=1", "e kind=1 now=x"};
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) assert_int_equal(td_core_event_parse(bad[i], &e, &err), TD_ERR_CORRUPT);
-    assert_int_equal(td_core_config_parse("c version=1 mode=7", &c, policy, &err), TD_ERR_CORRUPT);
+    struct td_core_reader r = {.hashes = hashes};
+    assert_int_equal(td_core_read_line(&r, "e kind=1 now=1 worker=0", &what, &err), TD_ERR_CORRUPT); /* before the configuration */
+    assert_int_equal(td_core_read_line(&r, "c version=1 mode=0", &what, &err), TD_ERR_UNSUPPORTED);
+    struct td_core_config cfg = {.policy = "goodput", .max_requests = 4, .classes = {{"a", 1, 2, 3, true}}, .n_classes = 1};
+    char line[TD_CORE_LINE_MAX];
+    td_core_config_format(&cfg, 0, line, sizeof line);
+    assert_int_equal(td_core_read_line(&r, line, &what, &err), TD_OK);
+    assert_int_equal(what, TD_READ_MORE);
+    assert_int_equal(td_core_read_line(&r, "e kind=1 now=1 worker=0", &what, &err), TD_ERR_CORRUPT); /* a class is missing */
+    td_core_config_format(&cfg, 1, line, sizeof line);
+    assert_int_equal(td_core_read_line(&r, line, &what, &err), TD_OK);
+    assert_int_equal(what, TD_READ_CONFIG);
+    assert_string_equal(r.config.classes[0].name, "a");
+    assert_true(r.config.classes[0].best_effort);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) assert_int_equal(td_core_read_line(&r, bad[i], &what, &err), TD_ERR_CORRUPT);
 }
 
 int main(void)

@@ -1,0 +1,126 @@
+/* ledger.c - see ledger.h. */
+#include "router/core/ledger.h"
+
+#include <math.h>
+
+void td_ledger_join(struct td_core_worker *w, const struct td_core_event *e)
+{
+    *w = (struct td_core_worker){.state = TD_WORKER_READY, .role = e->role, .kv_tokens = e->a, .max_seqs = (uint32_t)e->b, .node_class = (uint32_t)e->c,
+                                 .max_step_tokens = (uint32_t)e->d, .kv_bytes_per_token = e->e, .snapshot_ns = e->now_ns, .correction = 1,
+                                 .min_tpot_s = INFINITY};
+}
+
+void td_ledger_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker, uint64_t n_tokens, double work_s, double now_s)
+{
+    *leg = (struct td_leg){.worker = worker, .pending = true, .tokens = n_tokens, .work_s = work_s, .tpot_s = INFINITY};
+    w->assigned++;
+    w->assigned_tokens += n_tokens;
+    w->n_pending++;
+    w->pending_tokens += n_tokens;
+    w->pending_s += work_s;
+    w->free_at_s = fmax(w->free_at_s, now_s) + work_s;
+}
+
+static void prefill_settle(struct td_core_worker *w, struct td_leg *leg)
+{
+    leg->pending = false;
+    w->n_pending--;
+    w->pending_tokens -= leg->tokens;
+    w->assigned_tokens -= leg->tokens;
+    w->pending_s = w->n_pending ? fmax(0, w->pending_s - leg->work_s) : 0; /* exact at rest: no rounding is carried on */
+}
+
+void td_ledger_prefill_done(struct td_core_worker *w, struct td_leg *leg, double now_s)
+{
+    if (leg->worker == TD_NO_WORKER || !leg->pending) return;
+    prefill_settle(w, leg);
+    leg->tokens = 0;
+    w->free_at_s = now_s + w->pending_s;
+}
+
+void td_ledger_decode_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker, bool local, uint64_t n_tokens, uint64_t n_promised,
+                           uint64_t n_local, double tpot_s)
+{
+    *leg = (struct td_leg){.worker = worker, .pending = true, .local = local, .tokens = n_tokens, .promised = n_promised, .local_tokens = n_local,
+                           .tpot_s = tpot_s};
+    w->assigned++;
+    w->assigned_tokens += n_tokens;
+    w->promised_tokens += n_promised;
+    w->n_pending++;
+    w->reserved_tokens += n_tokens;
+    w->local_tokens += n_local;
+    if (tpot_s < w->min_tpot_s) {
+        w->min_tpot_s = tpot_s;
+        w->n_min_tpot = 1;
+    } else if (tpot_s <= w->min_tpot_s) {
+        w->n_min_tpot++;
+    }
+}
+
+void td_ledger_decode_active(struct td_core_worker *w, struct td_leg *leg)
+{
+    if (leg->worker == TD_NO_WORKER || !leg->pending) return;
+    leg->pending = false;
+    w->n_pending--;
+    w->reserved_tokens -= leg->tokens;
+    w->local_tokens -= leg->local_tokens;
+    leg->local_tokens = 0;
+    w->n_active++;
+    w->active_tokens += leg->tokens;
+}
+
+void td_ledger_decode_grow(struct td_core_worker *w, struct td_leg *leg, uint64_t n_more)
+{
+    if (leg->worker == TD_NO_WORKER) return;
+    leg->tokens += n_more;
+    w->assigned_tokens += n_more;
+    if (leg->pending) w->reserved_tokens += n_more;
+    else w->active_tokens += n_more;
+    if (leg->tokens > leg->promised) {
+        w->promised_tokens += leg->tokens - leg->promised;
+        leg->promised = leg->tokens;
+    }
+}
+
+void td_ledger_close(struct td_core_worker *w, struct td_leg *leg, double now_s)
+{
+    if (leg->worker == TD_NO_WORKER) return;
+    w->assigned--;
+    if (w->role == TD_ROLE_PREFILL) {
+        if (leg->pending) {
+            prefill_settle(w, leg);
+            w->free_at_s = fmax(now_s, w->free_at_s - leg->work_s);
+        }
+    } else {
+        w->assigned_tokens -= leg->tokens;
+        w->promised_tokens -= leg->promised;
+        if (leg->tpot_s <= w->min_tpot_s) w->n_min_tpot--;
+        if (leg->pending) {
+            w->n_pending--;
+            w->reserved_tokens -= leg->tokens;
+            w->local_tokens -= leg->local_tokens;
+        } else {
+            w->n_active--;
+            w->active_tokens -= leg->tokens;
+        }
+    }
+    if (w->assigned == 0) {
+        w->min_tpot_s = INFINITY;
+        w->n_min_tpot = 0;
+    }
+    *leg = (struct td_leg){.worker = TD_NO_WORKER};
+}
+
+void td_ledger_snapshot(struct td_core_worker *w, const struct td_core_event *e, double now_s)
+{
+    w->snapshot_seq = e->a;
+    w->snapshot_ns = e->now_ns;
+    w->held_tokens = e->b;
+    w->queued_tokens = e->c;
+    w->n_busy = (uint32_t)(e->d > UINT32_MAX ? UINT32_MAX : e->d);
+    w->calls_seen = e->e;
+    if (w->role != TD_ROLE_PREFILL || w->calls_seen < w->calls_sent || w->pending_tokens == 0) return;
+    double left = (double)w->queued_tokens / (double)w->pending_tokens;
+    if (left < 1) w->free_at_s = fmin(w->free_at_s, now_s + w->pending_s * left); /* a worker may hold more than we gave it (older attempts): never believe that */
+    else if (w->free_at_s < now_s + w->pending_s) w->free_at_s = now_s + w->pending_s; /* nothing was computed since: it is behind our plan */
+}

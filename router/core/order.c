@@ -1,0 +1,240 @@
+/* order.c - see order.h. One list for each (class, tenant) that has something waiting; the lists of a class stand in a small array. */
+#include "router/core/order.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#define N_TENANTS (TD_ORDER_MAX_TENANTS + 1)    /* the last is shared by the surplus */
+#define MAX_CLASSES 16
+#define HALF_LIFE_S 60.0
+#define NO TD_ORDER_NONE
+
+struct item {
+    struct td_order_key key;
+    uint32_t prev, next;
+    uint16_t tenant;
+    bool in;
+    double work_s;
+    uint64_t since_ns;
+};
+
+struct list { uint32_t head, tail, cursor; };
+
+struct tenant {
+    uint64_t hash;
+    double service;             /* decayed to service_ns */
+    uint64_t service_ns;
+    uint32_t n_waiting;
+};
+
+struct td_order {
+    struct item *items;         /* [max_slots] */
+    uint32_t n, n_classes, max_slots;
+    uint32_t rank_of[MAX_CLASSES], class_at[MAX_CLASSES];
+    double work_s[MAX_CLASSES];
+    struct list (*lists)[N_TENANTS];        /* [n_classes] */
+    uint16_t (*busy)[N_TENANTS];            /* [n_classes]: tenants with a list that is not empty */
+    uint32_t n_busy[MAX_CLASSES];
+    struct tenant tenants[N_TENANTS];
+    uint32_t n_tenants;
+    /* the walk */
+    uint32_t walk_rank, walk_last;
+    double fullness;
+    uint64_t now_ns;
+};
+
+td_status td_order_create(uint32_t max_slots, uint32_t n_classes, const uint32_t *ranks, struct td_order **ret_order, struct td_err *err)
+{
+    TD_ASSERT(n_classes >= 1 && n_classes <= MAX_CLASSES);
+    struct td_order *o = calloc(1, sizeof *o);
+    if (o) {
+        o->items = calloc(max_slots, sizeof *o->items);
+        o->lists = malloc(n_classes * sizeof *o->lists);
+        o->busy = malloc(n_classes * sizeof *o->busy);
+    }
+    if (!o || !o->items || !o->lists || !o->busy) {
+        td_order_destroy(o);
+        return td_fail(err, TD_ERR_NOMEM, "router queue: no memory for %u requests", max_slots);
+    }
+    o->max_slots = max_slots;
+    o->n_classes = n_classes;
+    for (uint32_t c = 0; c < n_classes; c++) {
+        o->rank_of[c] = ranks[c];
+        o->class_at[ranks[c]] = c;
+        for (uint32_t t = 0; t < N_TENANTS; t++) o->lists[c][t] = (struct list){NO, NO, NO};
+    }
+    o->n_tenants = 1; /* 0 = no tenant */
+    o->walk_rank = n_classes;
+    *ret_order = o;
+    return TD_OK;
+}
+
+void td_order_destroy(struct td_order *o)
+{
+    if (!o) return;
+    free(o->items);
+    free(o->lists);
+    free(o->busy);
+    free(o);
+}
+
+/* ---- tenants ------------------------------------------------------------------------------------------------------------------------------- */
+
+static double service_at(const struct tenant *t, uint64_t now_ns)
+{
+    double dt = now_ns > t->service_ns ? (double)(now_ns - t->service_ns) * 1e-9 : 0;
+    return t->service * exp2(-dt / HALF_LIFE_S);
+}
+
+/* An account for the hash: its own, a new one, that of somebody with nothing waiting and least service, or the shared one. */
+static uint16_t tenant_of(struct td_order *o, uint64_t hash, uint64_t now_ns)
+{
+    if (hash == 0) return 0;
+    uint32_t idle = NO;
+    double least = INFINITY;
+    for (uint32_t i = 1; i < o->n_tenants; i++) {
+        if (o->tenants[i].hash == hash) return (uint16_t)i;
+        double s = o->n_tenants == TD_ORDER_MAX_TENANTS && o->tenants[i].n_waiting == 0 ? service_at(&o->tenants[i], now_ns) : INFINITY;
+        if (s < least) {
+            least = s;
+            idle = i;
+        }
+    }
+    if (o->n_tenants < TD_ORDER_MAX_TENANTS) idle = o->n_tenants++;
+    else if (idle == NO || least > 1) return N_TENANTS - 1; /* nobody may be forgotten yet */
+    o->tenants[idle] = (struct tenant){.hash = hash, .service_ns = now_ns};
+    return (uint16_t)idle;
+}
+
+void td_order_charge(struct td_order *o, uint64_t tenant, double tokens, uint64_t now_ns)
+{
+    struct tenant *t = &o->tenants[tenant_of(o, tenant, now_ns)];
+    t->service = service_at(t, now_ns) + tokens;
+    t->service_ns = now_ns;
+}
+
+/* ---- lists ----------------------------------------------------------------------------------------------------------------------------------- */
+
+static bool goes_before(const struct td_order_key *a, const struct td_order_key *b)
+{
+    if (a->priority != b->priority) return a->priority > b->priority;
+    if (a->hopeless != b->hopeless) return b->hopeless;
+    if (a->deadline_ns != b->deadline_ns) return a->deadline_ns < b->deadline_ns;
+    return a->id < b->id;
+}
+
+void td_order_insert(struct td_order *o, uint32_t slot, const struct td_order_key *key, double work_s, uint64_t now_ns)
+{
+    struct item *it = &o->items[slot];
+    TD_ASSERT(slot < o->max_slots && !it->in && key->slo_class < o->n_classes);
+    uint16_t tenant = tenant_of(o, key->tenant, now_ns);
+    struct list *l = &o->lists[key->slo_class][tenant];
+    uint32_t after = l->tail;
+    while (after != NO && goes_before(key, &o->items[after].key)) after = o->items[after].prev;
+    *it = (struct item){.key = *key, .prev = after, .next = after == NO ? l->head : o->items[after].next, .tenant = tenant, .in = true, .work_s = work_s,
+                        .since_ns = now_ns};
+    if (it->next == NO) l->tail = slot;
+    else o->items[it->next].prev = slot;
+    if (after == NO) {
+        if (l->head == NO) o->busy[key->slo_class][o->n_busy[key->slo_class]++] = tenant;
+        l->head = slot;
+    } else {
+        o->items[after].next = slot;
+    }
+    o->tenants[tenant].n_waiting++;
+    o->work_s[key->slo_class] += work_s;
+    o->n++;
+}
+
+void td_order_remove(struct td_order *o, uint32_t slot)
+{
+    struct item *it = &o->items[slot];
+    TD_ASSERT(slot < o->max_slots && it->in);
+    uint32_t c = it->key.slo_class;
+    struct list *l = &o->lists[c][it->tenant];
+    if (l->cursor == slot) l->cursor = it->next;
+    if (it->prev == NO) l->head = it->next;
+    else o->items[it->prev].next = it->next;
+    if (it->next == NO) l->tail = it->prev;
+    else o->items[it->next].prev = it->prev;
+    if (l->head == NO)
+        for (uint32_t i = 0; i < o->n_busy[c]; i++)
+            if (o->busy[c][i] == it->tenant) {
+                o->busy[c][i] = o->busy[c][--o->n_busy[c]];
+                break;
+            }
+    o->tenants[it->tenant].n_waiting--;
+    o->work_s[c] = l->head == NO && o->n_busy[c] == 0 ? 0 : fmax(0, o->work_s[c] - it->work_s);
+    it->in = false;
+    o->n--;
+}
+
+bool td_order_has(const struct td_order *o, uint32_t slot) { return slot < o->max_slots && o->items[slot].in; }
+uint32_t td_order_n(const struct td_order *o) { return o->n; }
+
+double td_order_work_s(const struct td_order *o, uint32_t slo_class)
+{
+    double sum = 0;
+    for (uint32_t c = 0; c < o->n_classes; c++)
+        if (o->rank_of[c] <= o->rank_of[slo_class]) sum += o->work_s[c];
+    return sum;
+}
+
+/* ---- walk ------------------------------------------------------------------------------------------------------------------------------------- */
+
+static void enter_class(struct td_order *o)
+{
+    for (; o->walk_rank < o->n_classes; o->walk_rank++) {
+        double ceiling = o->n_classes > 1 ? 1 - 0.4 * o->walk_rank / (o->n_classes - 1) : 1;
+        uint32_t c = o->class_at[o->walk_rank];
+        if (o->n_busy[c] == 0 || (o->walk_rank > 0 && o->fullness >= ceiling)) continue;
+        for (uint32_t i = 0; i < o->n_busy[c]; i++) o->lists[c][o->busy[c][i]].cursor = o->lists[c][o->busy[c][i]].head;
+        return;
+    }
+}
+
+void td_order_walk(struct td_order *o, double fullness, uint64_t now_ns)
+{
+    o->walk_rank = 0;
+    o->fullness = fullness;
+    o->now_ns = now_ns;
+    enter_class(o);
+}
+
+uint32_t td_order_next(struct td_order *o)
+{
+    while (o->walk_rank < o->n_classes) {
+        uint32_t c = o->class_at[o->walk_rank], best = NO;
+        double best_score = INFINITY, most = 1e-9, longest = 1e-9;
+        for (uint32_t i = 0; i < o->n_busy[c] && o->n_busy[c] > 1; i++) { /* scales of the two terms */
+            const struct list *l = &o->lists[c][o->busy[c][i]];
+            most = fmax(most, service_at(&o->tenants[o->busy[c][i]], o->now_ns));
+            longest = fmax(longest, (double)(o->now_ns - o->items[l->head].since_ns));
+        }
+        for (uint32_t i = 0; i < o->n_busy[c]; i++) {
+            const struct list *l = &o->lists[c][o->busy[c][i]];
+            if (l->cursor == NO) continue;
+            double score = 0.8 * service_at(&o->tenants[o->busy[c][i]], o->now_ns) / most -
+                           0.2 * (double)(o->now_ns - o->items[l->head].since_ns) / longest + (l->cursor == l->head ? 0 : 2);
+            if (score < best_score) {
+                best_score = score;
+                best = o->busy[c][i];
+            }
+        }
+        if (best != NO) {
+            struct list *l = &o->lists[c][best];
+            uint32_t slot = l->cursor;
+            l->cursor = o->items[slot].next;
+            return slot;
+        }
+        o->walk_rank++;
+        enter_class(o);
+    }
+    return NO;
+}
+
+uint64_t td_order_wire_key(const struct td_order *o, const struct td_order_key *k)
+{
+    uint64_t us = k->deadline_ns / 1000, most = ((uint64_t)1 << 50) - 1;
+    return (uint64_t)o->rank_of[k->slo_class] << 60 | (uint64_t)(uint32_t)(100 - k->priority) << 51 | (k->hopeless ? (uint64_t)1 << 50 : 0) | (us < most ? us : most);
+}

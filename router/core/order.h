@@ -1,0 +1,47 @@
+/* order.h - the router's queue: who is next among those that wait.
+ *
+ * Between classes: greater weight first, and class i of N (by weight) may take work only while the fleet is less than c_i = 1 - 0.4 * i / (N - 1) full, so a flood
+ * of lesser requests never takes the last room. Between tenants of a class: least attained service first (prompt + 2 * output tokens, half-life 60 s, 0.8 of the score; 0.2 for
+ * how long its first request waits). Within a tenant: priority, then earliest deadline, with the hopeless (deadline passed, still to be served) behind the hopeful, so that
+ * one late request does not make the next one late; then number of arrival.
+ * Slots are the caller's; the queue links them. Insertion walks from the back: O(1) for requests that come in deadline order. No allocation after create. Pure, one thread. */
+#ifndef TD_ROUTER_ORDER_H
+#define TD_ROUTER_ORDER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/base/status.h"
+
+#define TD_ORDER_NONE UINT32_MAX
+#define TD_ORDER_MAX_TENANTS 1024           /* told apart; more share one account */
+
+struct td_order;
+struct td_order_key {
+    uint32_t slo_class;
+    uint64_t tenant;                        /* hash; 0 = none */
+    int32_t priority;
+    bool hopeless;
+    uint64_t deadline_ns;
+    uint64_t id;
+};
+
+/* ranks[i] of class i: 0 goes first. */
+td_status td_order_create(uint32_t max_slots, uint32_t n_classes, const uint32_t *ranks, struct td_order **ret_order, struct td_err *err);
+void td_order_destroy(struct td_order *order);
+void td_order_insert(struct td_order *order, uint32_t slot, const struct td_order_key *key, double work_s, uint64_t now_ns);
+void td_order_remove(struct td_order *order, uint32_t slot);
+bool td_order_has(const struct td_order *order, uint32_t slot);
+uint32_t td_order_n(const struct td_order *order);
+double td_order_work_s(const struct td_order *order, uint32_t slo_class);      /* sum of work_s of those who go before a newcomer of the class */
+
+/* A walk in dispatch order: start, then next until TD_ORDER_NONE. fullness 0..1 decides which classes may take work. During a walk the slot last returned may be removed; a
+ * tenant whose request was held gives its next one only after the other tenants had their turn. */
+void td_order_walk(struct td_order *order, double fullness, uint64_t now_ns);
+uint32_t td_order_next(struct td_order *order);
+
+void td_order_charge(struct td_order *order, uint64_t tenant, double tokens, uint64_t now_ns);     /* service attained */
+/* One 64-bit key for the queues of workers: class rank, priority, deadline in us. Smaller goes first. */
+uint64_t td_order_wire_key(const struct td_order *order, const struct td_order_key *key);
+
+#endif

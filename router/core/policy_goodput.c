@@ -1,0 +1,199 @@
+/* policy_goodput.c - predict, reserve, admit: place a request only where both of its objectives and those promised to others will be met.
+ *
+ *  1. Candidates: the few prefill workers that would finish it first and the few decode workers with the shortest next step, by one scan over the ledgers; every
+ *     worker that holds a part of its prefix; in hybrid mode also decode workers that prefill it themselves.
+ *  2. A pair is feasible when predicted TTFT * q_T <= what is left of the objective, predicted TPOT * q_D <= the objective, the KV that it is expected to need fits
+ *     at its end, and the decode worker's step with it keeps the tightest objective among those who are there. q are learned margins (latency.h).
+ *  3. Among feasible pairs: least TTFT + gap; within 5 % of that the least TPOT; within 5 % of both, at random: equal nodes share, nobody is herded. Prefix hits
+ *     act through the uncomputed work alone: they need no weight.
+ *  4. None: hold while there is slack; reject when even now TTFT * q_T with the queue ahead is over what is left, before any prefill is spent. One request in 128 that would be held or
+ *     rejected is placed all the same where there is room, else the margins would only learn from those that were expected to be good.
+ *
+ * A local prefill on a decode worker (deflection) may use what its step budget leaves: rows c such that a step with them keeps the tightest objective there, at most
+ * C_MAX and on average MIX_SHARE of its steps' rows.                                              Source: reference notes on goodput, C3; DistServe; Mooncake. */
+#include <math.h>
+
+#include "router/core/policy.h"
+
+#define N_BEST 4
+#define MAX_CANDIDATES (N_BEST + 8)
+#define TIE 1.05
+#define TIE_S 1e-4          /* two predictions closer than this are one */
+#define KV_CEILING 0.95
+#define KV_DEFLECT 0.90
+#define C_MAX 512
+#define C_MIN 64
+#define MIX_SHARE 0.20
+#define EXPLORE 128
+
+struct candidate {
+    uint32_t at;
+    double key;
+};
+struct side {
+    struct candidate c[MAX_CANDIDATES];
+    uint32_t n;
+};
+
+static void keep_best(struct side *s, uint32_t at, double key)
+{
+    if (s->n == N_BEST && key >= s->c[N_BEST - 1].key) return;
+    uint32_t i = s->n < N_BEST ? s->n++ : N_BEST - 1;
+    for (; i > 0 && s->c[i - 1].key > key; i--) s->c[i] = s->c[i - 1];
+    s->c[i] = (struct candidate){at, key};
+}
+
+static void add_holder(struct side *s, uint32_t at)
+{
+    for (uint32_t i = 0; i < s->n; i++)
+        if (s->c[i].at == at) return;
+    if (s->n < MAX_CANDIDATES) s->c[s->n++] = (struct candidate){at, 0};
+}
+
+static bool kv_fits(const struct td_core_worker *w, const struct td_policy_ask *a, double ceiling)
+{
+    if (w->promised_tokens == 0) return true; /* an empty worker takes whatever it can hold at all */
+    return (double)w->promised_tokens + (double)a->n_tokens + a->n_out <= ceiling * (double)w->kv_tokens;
+}
+
+static void prefill_candidates(const struct td_policy_view *v, const struct td_policy_ask *a, struct side *s)
+{
+    for (uint32_t i = 0; i < v->n_by_role[TD_ROLE_PREFILL]; i++) {
+        uint32_t at = v->by_role[TD_ROLE_PREFILL][i];
+        const struct td_core_worker *w = &v->workers[at];
+        if (!td_worker_can_take(w, a->n_tokens + 1)) continue;
+        /* Equal prompts cost the same on equal nodes: the backlog decides; tokens break the tie while nothing is known of times. */
+        keep_best(s, at, fmax(0, w->free_at_s - v->now_s) * 1e6 + (double)w->pending_tokens * w->correction * 1e-3 + (double)w->assigned * 1e-6);
+    }
+}
+
+static void decode_candidates(const struct td_policy_view *v, const struct td_policy_ask *a, struct side *s)
+{
+    for (uint32_t i = 0; i < v->n_by_role[TD_ROLE_DECODE]; i++) {
+        uint32_t at = v->by_role[TD_ROLE_DECODE][i];
+        const struct td_core_worker *w = &v->workers[at];
+        if (!td_worker_can_take(w, a->n_tokens + 1)) continue;
+        keep_best(s, at, (kv_fits(w, a, KV_CEILING) ? 0 : 1e12) + w->step_s * 1e6 + (double)w->promised_tokens * w->correction * 1e-3);
+    }
+}
+
+/* Rows of prefill that a decode worker's steps can carry without breaking a promise; 0 = none. */
+static double spare_rows(const struct td_policy_view *v, uint32_t at, double margin)
+{
+    const struct td_core_worker *w = &v->workers[at];
+    double most = w->max_step_tokens ? fmin(C_MAX, w->max_step_tokens) : C_MAX;
+    if (w->min_tpot_s >= INFINITY) return most;
+    double idle = td_latency_step(v->latency, at, w->n_active, (double)w->active_tokens, 0, 0);
+    double full = td_latency_step(v->latency, at, w->n_active, (double)w->active_tokens, most, 0);
+    double slope = (full - idle) / most, left = w->min_tpot_s / margin - idle;
+    if (left <= 0) return 0;
+    return slope > 0 ? fmin(most, floor(left / slope)) : most;
+}
+
+struct found {
+    struct td_choice best, fastest; /* least cost among the feasible; least cost among all with room */
+    double best_cost, fastest_cost, least_ttft_need;
+    uint32_t n_ties;
+    bool any, room;
+};
+
+/* Is this pair good, and is it better? c holds its predictions. */
+static void consider(const struct td_policy_view *v, const struct td_policy_ask *a, const struct td_choice *c, bool fits, struct found *f)
+{
+    double q_t = td_latency_margin(v->latency, TD_LAT_TTFT, a->slo_class, c->prefill_bucket);
+    double q_d = td_latency_margin(v->latency, TD_LAT_TPOT, a->slo_class, c->decode_bucket);
+    const struct td_core_worker *d = &v->workers[c->decode];
+    double need = (a->queue_s + c->ttft_s) * q_t, cost = c->ttft_s + c->gap_s;
+    if (need < f->least_ttft_need) f->least_ttft_need = need;
+    if (fits && (!f->room || cost < f->fastest_cost)) {
+        f->room = true;
+        f->fastest = *c;
+        f->fastest_cost = cost;
+    }
+    double step = a->n_out > 1 ? c->tpot_s - c->gap_s / (a->n_out - 1) : 0; /* what all who are there will feel */
+    if (!fits || need > a->ttft_s || c->tpot_s * q_d > a->tpot_s || step * q_d > d->min_tpot_s) return;
+    double edge = f->best_cost * TIE + TIE_S;
+    if (f->any && cost > edge) return;
+    if (f->any && cost * TIE + TIE_S >= f->best_cost) { /* as soon as the best so far: the gentler step wins; equal again: at random */
+        if (c->tpot_s > f->best.tpot_s * TIE + TIE_S) return;
+        bool tie = c->tpot_s * TIE + TIE_S >= f->best.tpot_s;
+        if (tie) {
+            *v->random = *v->random * 6364136223846793005ull + 1442695040888963407ull;
+            if ((*v->random >> 33) % ++f->n_ties != 0) return;
+        } else {
+            f->n_ties = 1;
+        }
+    } else {
+        f->n_ties = 1;
+    }
+    f->any = true;
+    f->best = *c;
+    f->best_cost = f->best_cost < cost && f->n_ties > 1 ? f->best_cost : cost;
+}
+
+static void consider_pairs(const struct td_policy_view *v, const struct td_policy_ask *a, const struct side *p, const struct side *d, struct found *f)
+{
+    for (uint32_t i = 0; i < p->n; i++)
+        for (uint32_t j = 0; j < d->n; j++) {
+            struct td_choice c = {.verdict = TD_PLACE, .prefill = p->c[i].at, .decode = d->c[j].at};
+            td_policy_predict(v, a, &c);
+            consider(v, a, &c, kv_fits(&v->workers[c.decode], a, KV_CEILING), f);
+        }
+}
+
+static void consider_local(const struct td_policy_view *v, const struct td_policy_ask *a, const struct side *d, struct found *f)
+{
+    for (uint32_t j = 0; j < d->n; j++) {
+        const struct td_core_worker *w = &v->workers[d->c[j].at];
+        struct td_choice c = {.verdict = TD_PLACE, .prefill = TD_NO_WORKER, .decode = d->c[j].at, .local = true};
+        td_policy_predict(v, a, &c);
+        bool fits = kv_fits(w, a, a->force_local ? KV_CEILING : KV_DEFLECT);
+        if (!a->force_local) {
+            double q_d = td_latency_margin(v->latency, TD_LAT_TPOT, a->slo_class, c.decode_bucket), rows = spare_rows(v, c.decode, q_d);
+            double u = (double)(a->n_tokens - c.hit_tokens) + (double)w->local_tokens;
+            if (rows < C_MIN || (w->n_active && w->mix_rows > MIX_SHARE * rows)) continue;
+            double n_steps = ceil(u / rows);
+            c.prefill_s = c.ttft_s = n_steps * td_latency_step(v->latency, c.decode, w->n_active, (double)w->active_tokens, fmin(rows, u), fmin(rows, u) * (double)a->n_tokens / 2);
+        }
+        consider(v, a, &c, fits, f);
+    }
+}
+
+/* One in EXPLORE, by the request's number: the same in a replay, and spread over classes. */
+static bool explores(const struct td_policy_ask *a) { return (a->id * 0x9e3779b97f4a7c15ull >> 32) % EXPLORE == 0; }
+
+void td_policy_goodput(const struct td_policy_view *v, const struct td_policy_ask *a, struct td_choice *ret_choice)
+{
+    struct side p = {.n = 0}, d = {.n = 0};
+    struct td_prefix_match m[TD_POLICY_MAX_MATCHES];
+    size_t n_matches;
+    td_policy_hits(v, a, m, &n_matches);
+    if (!a->force_local) prefill_candidates(v, a, &p);
+    decode_candidates(v, a, &d);
+    for (size_t i = 0; i < n_matches; i++) {
+        if (m[i].worker >= v->n_workers || !td_worker_can_take(&v->workers[m[i].worker], a->n_tokens + 1)) continue;
+        bool decodes = v->workers[m[i].worker].role == TD_ROLE_DECODE;
+        if (!decodes && a->force_local) continue;
+        add_holder(decodes ? &d : &p, m[i].worker);
+    }
+    struct found f = {.best_cost = INFINITY, .fastest_cost = INFINITY, .least_ttft_need = INFINITY};
+    if (!a->force_local) consider_pairs(v, a, &p, &d, &f);
+    if (a->force_local || a->allow_deflect) consider_local(v, a, &d, &f);
+    td_policy_hits_clear(v, m, n_matches);
+
+    struct td_choice *c = ret_choice;
+    *c = (struct td_choice){.verdict = TD_HOLD, .prefill = TD_NO_WORKER, .decode = TD_NO_WORKER, .reason = ""};
+    bool bound = !a->started && (a->ttft_s < INFINITY || a->tpot_s < INFINITY); /* it has objectives that can still be met or missed */
+    if (f.any) {
+        *c = f.best;
+    } else if (f.room && (!bound || a->best_effort)) {
+        *c = f.fastest;
+    } else if (f.room && explores(a)) {
+        *c = f.fastest;
+        c->explore = true;
+    } else if (bound && !a->best_effort && f.least_ttft_need > a->ttft_s && f.least_ttft_need < INFINITY) {
+        c->verdict = TD_REJECT;
+        c->reason = "the TTFT objective cannot be met now";
+        c->wait_s = f.least_ttft_need - a->ttft_s;
+    }
+}
