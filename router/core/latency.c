@@ -585,7 +585,6 @@ void td_latency_observe_step(struct td_latency *latency, uint32_t node, const st
     if (step->wall_us == 0 || u + b == 0 || u > MAX_ROWS || b > MAX_ROWS) return;
     if (step->attention_work > u * MAX_CONTEXT || step->context_tokens > b * MAX_CONTEXT) return;
     double y = step->wall_us * 1e-6, work = (double)step->attention_work, context = (double)step->context_tokens, model;
-    bool mixed = b > 0 && u > 0;
     enum kind kind = b > 0 ? DECODE : PREFILL;
     struct fit *f = b > 0 ? &c->decode : &c->prefill;
     bool known = f->has_prior || f->n >= CORRECTION_FROM;
@@ -597,15 +596,8 @@ void td_latency_observe_step(struct td_latency *latency, uint32_t node, const st
         double x[TD_LAT_N_DECODE] = {1, (double)b / decode_units[1], context / decode_units[2], (double)u / decode_units[3],
                                      work / decode_units[4]};
         model = model_with_decode(c, x);
-        bool first_mixed = mixed && !c->mixed_known;
-        if (first_mixed && fit_known(f) && fit_known(&c->prefill)) { /* from what was predicted until now: their A is diagonal yet */
-            for (int i = 3; i < TD_LAT_N_DECODE; i++) {
-                f->theta[i] = c->prefill.theta[i - 2];
-                f->far.b[i] += f->far.a[i][i] * f->theta[i];
-            }
-        }
-        if (mixed) c->mixed_known = true;
-        fit_learn(f, x, y, latency->config.forgetting, !first_mixed);
+        fit_learn(f, x, y, latency->config.forgetting, c->mixed_known || u == 0); /* f says nothing of prefill rows before the first ones */
+        if (u > 0) c->mixed_known = true;
     }
     if (known && model > 0) node_observe(n, kind, model, y);
 }

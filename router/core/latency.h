@@ -4,6 +4,8 @@
  *   prefill of a chunk of u tokens over h that are there:   a0 + a1*u + a2*u*(h + u/2)
  *   transfer of n bytes behind `backlog` others:            tau + (backlog + n) / bandwidth
  *   decode step of B sequences with K tokens of context, and c prefill rows mixed in:   b0 + b1*B + b2*K + b3*c + b4*attention_work
+ * Steps with decode rows teach b, the others a. Until a class has shown a mixed step, prefill rows beside decode rows cost what they cost alone; a
+ * mixed step is never predicted below its prefill rows alone. Where a class has run no prefill alone, its mixed steps speak for that too.
  * Theta belongs to a node class and is refined by recursive least squares with forgetting (0.999); each node has a correction beside it: the median of
  * observed / model over the last 64 steps in each of 16 buckets of step size, used from 5 samples on, clamped to [0.5, 2].
  *
@@ -62,7 +64,8 @@ void td_latency_theta(const struct td_latency *latency, uint32_t node_class, str
 /* A node came (or came back as another): its correction starts empty. */
 void td_latency_node_join(struct td_latency *latency, uint32_t node, uint32_t node_class);
 
-/* Learning. step: any mix of prefill and decode rows. transfer: bytes that left when nothing else was in the link's way. */
+/* Learning. step: any mix of prefill and decode rows. transfer: bytes that left when nothing else was in the link's way. What cannot be a measurement
+ * (no time, no rows, more than 2^25 tokens of context a row, NaN) is ignored. Indices out of range are the caller's bug (TD_ASSERT). */
 void td_latency_observe_step(struct td_latency *latency, uint32_t node, const struct td_lat_step *step);
 void td_latency_observe_transfer(struct td_latency *latency, uint32_t node_class, uint64_t bytes, uint64_t wall_us);
 void td_latency_observe_output(struct td_latency *latency, uint32_t slo_class, uint32_t n_output);
@@ -73,10 +76,12 @@ double td_latency_step(const struct td_latency *latency, uint32_t node, double d
                        double attention_work);
 double td_latency_transfer(const struct td_latency *latency, uint32_t node_class, double backlog_bytes, double bytes);
 double td_latency_correction(const struct td_latency *latency, uint32_t node);       /* median over buckets; 1 when unknown: a slow node shows here */
-/* Expected output tokens of a request of the class, at least 1, at most max_tokens. quantile 0.5 = the mean, 0.9 = the 0.9 quantile. */
+/* Expected output tokens of a request of the class, at least 1, at most max_tokens. quantile 0.5 = the mean, 0.9 = the 0.9 quantile, between them a
+ * straight line. Before the first request: 256 and 512. */
 double td_latency_output(const struct td_latency *latency, uint32_t slo_class, double quantile, uint64_t max_tokens);
 
-/* Margins. load_bucket: 0..TD_LAT_LOAD_BUCKETS-1 of the node's utilisation at admission. */
+/* Margins. load_bucket: 0..TD_LAT_LOAD_BUCKETS-1 of the node's utilisation at admission (higher counts as the last). A bucket with fewer than 20
+ * ratios has its SLO class's margin, a class with fewer than 20 that of all classes together, which starts at 1.2. */
 enum td_lat_objective { TD_LAT_TTFT, TD_LAT_TPOT };
 double td_latency_margin(const struct td_latency *latency, enum td_lat_objective what, uint32_t slo_class, uint32_t load_bucket);
 void td_latency_observe_ratio(struct td_latency *latency, enum td_lat_objective what, uint32_t slo_class, uint32_t load_bucket, double predicted_s,
