@@ -1,0 +1,249 @@
+"""tandem bench serve and replay against real daemons: what their files say is what happened, recomputed here from single requests."""
+import json
+import math
+import os
+import signal
+import statistics
+import subprocess
+import time
+
+import pytest
+
+from harness import BIN, SLOW, Cluster, pb
+
+ANY_LAG = ["--max-sched-lag-ms", "100000"]  # this machine may be late: only the tests of that rule judge it
+
+
+def bench(*args, timeout=90, **kwargs):
+    p = subprocess.run([os.path.join(BIN, "tandem"), "bench", *map(str, args)], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout * SLOW,
+                       check=False, **kwargs)
+    return p.returncode, p.stdout.decode(), p.stderr.decode()
+
+
+def run(cluster, out_dir, *args, kind="serve", rc=0):
+    """One run with all its files: (result, lines of profile_export.jsonl, stdout)."""
+    got, out, err = bench(kind, "--server", f"127.0.0.1:{cluster.port}", "--save-detailed", "--result-dir", out_dir, "--result-filename", "r.json", *args)
+    assert got == rc, f"exit {got}\n{out}\n{err}"
+    with open(os.path.join(out_dir, "r.json"), encoding="utf-8") as f:
+        result = json.load(f)
+    with open(os.path.join(out_dir, "profile_export.jsonl"), encoding="utf-8") as f:
+        lines = [json.loads(line) for line in f]
+    assert len(lines) == result["pd"]["offered"]
+    return result, lines, out
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with Cluster() as c:
+        yield c
+        c.wait_idle()
+
+
+def percentile(values, p):
+    values = sorted(values)
+    rank = p / 100 * (len(values) - 1)
+    i = min(int(rank), len(values) - 2)
+    return values[i] + (values[i + 1] - values[i]) * (rank - i)
+
+
+def wilson(k, n, z=1.959963984540054):
+    centre, half = k / n + z * z / 2 / n, z * math.sqrt(k / n * (1 - k / n) / n + z * z / 4 / n / n)
+    return [max(0, (centre - half) / (1 + z * z / n)), min(1, (centre + half) / (1 + z * z / n))]
+
+
+def good(line, ttft_ms, tpot_ms):
+    """The verdict from the line's stamps alone."""
+    meta, n = line["metadata"], line["metrics"]["output_sequence_length"]["value"]
+    if line["error"]:
+        return False
+    ttft = (meta["first_token_ns"] - meta["scheduled_ns"]) / 1e6
+    return ttft <= ttft_ms and (n < 2 or line["metrics"]["inter_token_latency"]["value"] <= tpot_ms)
+
+
+def test_run_with_objectives(cluster, tmp_path):
+    n, tokens = 50, 16
+    # Objectives near the median, so that some are met and some are not.
+    probe, _, _ = run(cluster, tmp_path, "--num-prompts", 20, "--request-rate", 10, "--isl", 48, "--osl", tokens, "--ignore-eos", "--seed", 99, *ANY_LAG)
+    ttft_ms, tpot_ms = probe["median_ttft_ms"] * 1.05, probe["p90_tpot_ms"] * 1.5
+    result, lines, out = run(cluster, tmp_path, "--num-prompts", n, "--request-rate", 12, "--input-len", 48, "--output-len", tokens, "--ignore-eos", "--goodput",
+                             f"ttft:{ttft_ms}", f"tpot:{tpot_ms}", "--metadata", "team=a", "--seed", 3, *ANY_LAG)
+    pd = result["pd"]
+    assert result["completed"] + result["failed"] == pd["offered"] == n and result["failed"] == sum(pd["rejected"].values())
+    assert result["completed"] == n, pd["rejected"]
+    assert result["total_output_tokens"] == n * tokens and result["total_input_tokens"] == n * 48
+    assert result["team"] == "a" and pd["valid"] and pd["definitions"]["slo_clock"] and pd["slo"]["ttft_ms"] == pytest.approx(ttft_ms)
+    assert pd["topology"]["mode"] == "pd" and pd["topology"]["prefill"] == pd["topology"]["decode"] == 1 and pd["arrival"]["rescaled"]
+
+    # vLLM's arrays, and its statistics from them.
+    for ttft, itl, latency, n_out in zip(result["ttfts"], result["itls"], result["latencies"], result["output_lens"]):
+        assert n_out == tokens and len(itl) == tokens - 1
+        assert 0 <= ttft <= latency and min(itl) >= 0
+        assert ttft + sum(itl) == pytest.approx(latency, abs=1e-6)
+    ttfts = [t * 1e3 for t in result["ttfts"]]
+    tpots = [(e - t) / (tokens - 1) * 1e3 for e, t in zip(result["latencies"], result["ttfts"])]
+    itls = [gap * 1e3 for one in result["itls"] for gap in one]
+    for name, values in (("ttft", ttfts), ("tpot", tpots), ("itl", itls)):
+        assert result[f"mean_{name}_ms"] == pytest.approx(statistics.mean(values), rel=1e-6)
+        assert result[f"std_{name}_ms"] == pytest.approx(statistics.pstdev(values), rel=1e-6)
+        for p in (50, 90, 95, 99):
+            assert result[f"p{p}_{name}_ms"] == pytest.approx(percentile(values, p), rel=1e-6)
+
+    # The schedule: last arrival at n / rate, window behind its first tenth, the generator's lag.
+    scheduled = [(line["metadata"]["scheduled_ns"] - lines[0]["metadata"]["scheduled_ns"]) / 1e9 for line in lines]
+    assert scheduled == sorted(scheduled) and pd["steady"]["t1"] == pytest.approx(n / 12)
+    lag = [(line["metadata"]["request_start_ns"] - line["metadata"]["scheduled_ns"]) / 1e6 for line in lines]
+    assert min(lag) >= 0 and pd["sched_lag_ms"]["p99"] == pytest.approx(percentile(lag, 99), abs=1e-3)
+    window = [line for line in lines if line["metadata"]["in_window"]]
+    assert len(window) == pd["attainment"]["n"] > 30
+
+    # Attainment and goodput from the requests themselves.
+    k = sum(good(line, ttft_ms, tpot_ms) for line in window)
+    assert 0 < k < len(window), "the objectives split nothing"
+    assert pd["attainment"]["n_good"] == k and pd["attainment"]["joint"] == pytest.approx(k / len(window))
+    assert pd["attainment"]["ci95_wilson"] == pytest.approx(wilson(k, len(window)))
+    assert pd["attainment"]["ci95"][1] - pd["attainment"]["ci95"][0] >= pd["attainment"]["ci95_wilson"][1] - pd["attainment"]["ci95_wilson"][0] - 1e-9
+    length = pd["steady"]["t1"] - pd["steady"]["t0"]
+    assert pd["steady"]["request_goodput"] == pytest.approx(k / length) and pd["steady"]["per_gpu_goodput"] == pytest.approx(k / length / 2)
+    assert result["request_goodput"] == pytest.approx(sum(good(line, ttft_ms, tpot_ms) for line in lines) / result["duration"], rel=1e-6)
+    for line in lines:
+        assert line["metadata"]["slo_ok"]["joint"] == good(line, ttft_ms, tpot_ms)
+        stages = line["metadata"]["stages_ns"]
+        at_router = sum(stages[s] for s in ("router_queue", "reserve", "prefill_queue", "prefill", "rpc"))
+        assert 0 < at_router <= line["metrics"]["time_to_first_token"]["value"] * 1e6
+        assert line["metadata"]["prefill_node"] == "prefill-0" and line["metadata"]["decode_node"] == "decode-0" and line["metadata"]["mode"] == "pd"
+    for label in ("Successful requests:                     50", "Request goodput (req/s):", "Mean TTFT (ms):", "P99 TPOT (ms):", "SLO attainment (%) [95% CI]:", "Missed TTFT"):
+        assert label in out
+    cluster.wait_idle()
+
+
+def test_seed_makes_the_prompts(cluster, tmp_path):
+    def cached(*args):
+        result, lines, _ = run(cluster, tmp_path, "--num-prompts", 4, "--request-rate", 50, "--isl", 64, "--osl", 2, *args, *ANY_LAG)
+        assert result["completed"] == 4
+        return [line["metadata"]["cached_tokens"] for line in lines]
+
+    assert cached("--seed", 501) == [0] * 4
+    assert all(c >= 48 for c in cached("--random-seed", 501))  # the same prompts again: all whole blocks but the last
+    assert cached("--seed", 502) == [0] * 4
+    assert cached("--seed", 503, "--num-warmups", 6) == [0] * 4  # warming up does not put the measured prompts into the cache
+
+
+def test_replay_shares_what_the_trace_shares(cluster, tmp_path):
+    trace = tmp_path / "mooncake.jsonl"
+    rows = [(0, 1024, [5, 6]), (400, 1024, [5, 7]), (800, 1536, [5, 6, 8]), (1200, 512, [9])]
+    trace.write_text("".join(json.dumps({"timestamp": t, "input_length": n, "output_length": 96, "hash_ids": ids}) + "\n" for t, n, ids in rows))
+    result, lines, _ = run(cluster, tmp_path, "--trace", trace, "--length-scale", 0.0625, "--rate-scale", 2, "--ignore-eos", "--seed", 77, "--warmup", 0, *ANY_LAG,
+                           kind="replay")
+    assert result["completed"] == 4 and result["input_lens"] == [64, 64, 96, 32] and result["output_lens"] == [6] * 4
+    assert [line["metadata"]["cached_tokens"] for line in lines] == [0, 32, 64, 0]
+    at = [(line["metadata"]["scheduled_ns"] - lines[0]["metadata"]["scheduled_ns"]) / 1e9 for line in lines]
+    assert at == pytest.approx([0, 0.2, 0.4, 0.6], abs=1e-6)
+    arrival = result["pd"]["arrival"]
+    assert (arrival["process"], arrival["time_scale"], arrival["length_scale"], arrival["trace_block_tokens"]) == ("trace", 0.5, 0.0625, 32)
+    assert result["request_rate"] is None and result["pd"]["dataset"] == "mooncake"
+
+
+def test_closed_loop_and_texts(cluster, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Once upon a time", "output_tokens": 8}\n{"prompt": "The old boat"}\n')
+    result, lines, _ = run(cluster, tmp_path, "--dataset-name", "custom", "--dataset-path", prompts, "--num-prompts", 30, "--concurrency", 4, "--custom-output-len", 8,
+                           "--ignore-eos", "--slo-class", "gold:ttft=60000,weight=3", "free:ttft=0.001", "--tenants", 2, "--no-send-slo", "--warmup", 0, *ANY_LAG)
+    pd = result["pd"]
+    assert result["completed"] == 30 and result["max_concurrent_requests"] <= 4 and result["max_concurrency"] == 4
+    assert pd["arrival"]["process"] == "closed_loop" and result["request_rate"] == "inf"
+    per_class = pd["per_class"]
+    assert per_class["gold"]["n"] + per_class["free"]["n"] == 30 and per_class["free"]["n"] > 0
+    assert per_class["gold"]["attainment"] == 1 and per_class["free"]["attainment"] == 0
+    assert pd["attainment"]["n_good"] == per_class["gold"]["n"] == sum(line["metadata"]["class"] == "gold" for line in lines)
+    assert {line["metadata"]["tenant"] for line in lines} == {"tenant-0", "tenant-1"} and 0.5 <= pd["jain_index"] <= 1
+
+
+def test_sharegpt_is_counted_by_the_server(cluster, tmp_path):
+    conversations = [{"conversations": [{"from": "human", "value": f"Tell me about number {i} please."}, {"from": "gpt", "value": "one two three four five six seven"}]}
+                     for i in range(5)]
+    (tmp_path / "s.json").write_text(json.dumps(conversations + [{"conversations": []}]))
+    result, _, _ = run(cluster, tmp_path, "--dataset-name", "sharegpt", "--dataset-path", tmp_path / "s.json", "--ignore-eos", "--request-rate", 20, *ANY_LAG)
+    answer = cluster.unary("/tandem.v1.Inference/Tokenize", pb.TokenizeRequest(prompt="one two three four five six seven"), pb.TokenizeResponse).ids
+    assert result["completed"] == 5 and result["output_lens"] == [len(answer)] * 5
+
+
+def test_rejected_and_unfinished_are_misses(tmp_path):
+    with Cluster(router_args=["--max-requests", 3, "--max-queued", 2]) as c:
+        result, lines, _ = run(c, tmp_path, "--num-prompts", 40, "--isl", 32, "--osl", 400, "--ignore-eos", "--goodput", "ttft:60000", "--warmup", 0,
+                               *ANY_LAG)
+        pd = result["pd"]
+        assert pd["offered"] == 40 == result["completed"] + pd["rejected"]["429"] and pd["rejected"]["429"] > 0 < result["completed"]
+        assert pd["attainment"]["n"] == 40 and pd["attainment"]["n_good"] == result["completed"]
+        assert pd["steady"]["request_goodput"] is None  # all at once: the window has no length
+        refused = [line for line in lines if line["error"]]
+        assert {line["error"]["type"] for line in refused} == {"rejected"} and all(line["error"]["message"] for line in refused)
+        c.wait_idle()
+        # No grace at all: what runs after the last arrival is cancelled, and the cluster is empty at once.
+        result, _, out = run(c, tmp_path, "--num-prompts", 2, "--isl", 32, "--osl", 1900, "--ignore-eos", "--request-rate", 50, "--benchmark-grace-period", 0,
+                                 "--goodput", "ttft:60000", "--warmup", 0, *ANY_LAG, rc=1)
+        assert result["pd"]["rejected"]["unfinished"] == 2 == result["failed"] and result["pd"]["attainment"]["joint"] == 0
+        assert "unfinished at the end of the grace:" in out
+        c.wait_idle()
+
+
+def test_a_late_generator_fails_the_run(cluster, tmp_path):
+    result, _, out = run(cluster, tmp_path, "--num-prompts", 5, "--request-rate", 50, "--isl", 16, "--osl", 2, "--max-sched-lag-ms", "0.000001", rc=1)
+    assert result["completed"] == 5 and result["pd"]["valid"] is False and "sched_lag_ms" in result["pd"]["invalid_reason"]
+    assert "NOT VALID" in out
+
+
+def test_interrupt_reports_and_cancels(cluster, tmp_path):
+    p = subprocess.Popen([os.path.join(BIN, "tandem"), "bench", "serve", "--server", f"127.0.0.1:{cluster.port}", "--num-prompts", "1000", "--request-rate", "5",
+                          "--isl", "32", "--osl", "1500", "--ignore-eos", "--result-dir", tmp_path, "--result-filename", "i.json"], stdin=subprocess.DEVNULL,
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        cluster.wait_for(lambda: cluster.status().live >= 1, "the first request", 30 * SLOW)
+        p.send_signal(signal.SIGINT)
+        out, err = p.communicate(timeout=30 * SLOW)
+    finally:
+        p.kill()
+        p.wait()
+    assert p.returncode == 130, err.decode()
+    assert "NOT VALID: interrupted" in out.decode()
+    with open(tmp_path / "i.json", encoding="utf-8") as f:
+        result = json.load(f)
+    assert 1 <= result["pd"]["offered"] < 1000
+    cluster.wait_idle()
+
+
+def test_nobody_there():
+    started = time.monotonic()
+    rc, out, err = bench("serve", "--server", "127.0.0.1:1")
+    assert rc == 1 and not out and "127.0.0.1:1" in err and "UNAVAILABLE" in err, (rc, out, err)
+    assert time.monotonic() - started < 20 * SLOW
+
+
+def test_too_long_for_the_model(cluster):
+    rc, _, err = bench("serve", "--server", f"127.0.0.1:{cluster.port}", "--isl", 2000, "--osl", 100, "--num-prompts", 2)
+    assert rc == 2 and "2000 input and 100 output tokens" in err and "--length-scale" in err, err
+    rc, _, err = bench("serve", "--server", f"127.0.0.1:{cluster.port}", "--model", "nope")
+    assert rc == 2 and "'nope'" in err, err
+
+
+BAD = [
+    (["--request-rate", "0"], "--request-rate"), (["--request-rate", "fast"], "--request-rate"), (["--burstiness", "-1"], "--burstiness"),
+    (["--goodput", "itl:5"], "'itl'"), (["--goodput", "ttft:0"], "ttft"), (["--goodput", "ttft:nan", "tpot:5"], "ttft"), (["--goodput"], "--goodput needs a value"),
+    (["--slo-preset", "none"], "--slo-preset"), (["--slo-class", "a:ttft=-1"], "ttft"), (["--dataset-name", "alpaca"], "--dataset-name"),
+    (["--dataset-name", "mooncake"], "--dataset-path"), (["--dataset-path", "/x"], "--dataset-path"), (["--isl", "0"], "--input-len"), (["--warmup", "-1"], "--warmup"),
+    (["--arrival", "trace"], "trace"), (["--arrival", "poisson", "--burstiness", "0.5"], "--burstiness"), (["--arrival-cv", "2", "--burstiness", "2"], "--arrival-cv"),
+    (["--ramp-up-strategy", "linear"], "ramp_up_start_rps"), (["--ramp-up-start-rps", "5"], "--ramp-up-strategy"),
+    (["--metric-percentiles", "101"], "--metric-percentiles"), (["--percentile-metrics", "ttft,foo"], "'foo'"), (["--extra-body", "{"], "--extra-body"),
+    (["--extra-body", '{"best_of": 2}'], "'best_of'"), (["--backend", "openai"], "--backend"), (["--endpoint", "v1/completions"], "--endpoint"),
+    (["--base-url", "https://h:1"], "--tls-ca"), (["--num-promts", "5"], "--num-prompts"), (["--time-scale", "2", "--rate-scale", "2"], "--rate-scale"),
+]
+
+
+def test_bad_options_are_named(cluster):
+    for args, field in BAD:
+        rc, out, err = bench("serve", "--server", f"127.0.0.1:{cluster.port}", *args)
+        assert rc == 2 and field in err and not out, f"{args}: exit {rc}: {err}"
+    rc, _, err = bench("replay", "--server", f"127.0.0.1:{cluster.port}")
+    assert rc == 2 and "--trace" in err
+    rc, _, err = bench("serve", "--server", f"127.0.0.1:{cluster.port}", "--num-prompts", 1, "--isl", 8, "--osl", 1, "--save-result", "--result-dir",
+                       "/nonexistent", *ANY_LAG)
+    assert rc == 1 and "/nonexistent/" in err, err
