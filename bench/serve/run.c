@@ -770,8 +770,9 @@ static td_status offer_load(struct run *r, struct td_err *err)
     bool timed = res->closed_loop && c->duration_s > 0; /* how many there will be is not known */
     td_progress_start(&progress, "bench", "requests", timed ? 0 : res->n_requests);
     prctl(PR_SET_TIMERSLACK, 1000UL);
-    r->t0_ns = td_now_ns() + 10 * TD_NS_PER_MS; /* the first may be due at 0 */
-    res->start_wall_ns = td_wall_ns() + 10 * TD_NS_PER_MS;
+    uint64_t head_ns = res->closed_loop ? 0 : 10 * TD_NS_PER_MS; /* an open loop's first request may be due at 0 */
+    r->t0_ns = td_now_ns() + head_ns;
+    res->start_wall_ns = td_wall_ns() + head_ns;
     double last_s = res->closed_loop ? INFINITY : res->requests[res->n_requests - 1].scheduled_s, deadline_s = last_s + c->grace_s;
     size_t n_sent = 0;
     for (; n_sent < res->n_requests; n_sent++) {
