@@ -52,7 +52,7 @@ struct leg {
     uint32_t dest, dest_leg, dest_gen;
     bool flow_on, flow_final;
     double flow_left, flow_rate, flow_bytes;
-    uint64_t flow_settled_ns, flow_start_ns;
+    uint64_t flow_settled_ns, flow_start_ns, flow_event_ns; /* flow_event_ns: of its event in the heap that counts, UINT64_MAX = none */
     uint32_t flow_version;
 };
 
@@ -161,7 +161,7 @@ static uint32_t leg_new(struct cluster *c)
         l = c->n_legs++;
         c->legs[l].gen = 0;
     }
-    c->legs[l] = (struct leg){.gen = c->legs[l].gen + 1, .prev = NONE, .next = NONE, .slot_next = NONE, .dest_leg = NONE};
+    c->legs[l] = (struct leg){.gen = c->legs[l].gen + 1, .prev = NONE, .next = NONE, .slot_next = NONE, .dest_leg = NONE, .flow_event_ns = UINT64_MAX};
     return l;
 }
 
@@ -323,14 +323,16 @@ static void flow_settle(struct cluster *c, struct leg *g)
 
 static double share_of(const struct nic *n) { return n->rate > 0 ? n->rate / (n->n ? n->n : 1) : INFINITY; }
 
+/* A flow that has become slower keeps its event: when that comes too early, it is set again. So a crowded link does not fill the heap. */
 static void flow_pace(struct cluster *c, uint32_t l)
 {
     struct leg *g = &c->legs[l];
     flow_settle(c, g);
-    g->flow_rate = fmin(share_of(&c->workers[g->worker].nic), share_of(&c->workers[g->dest].nic));
-    double s = isinf(g->flow_rate) ? 0 : g->flow_left / g->flow_rate;
-    if (isinf(g->flow_rate)) g->flow_rate = 1e18;
-    td_sim_heap_push(&c->heap, c->now + (s > 0 ? (uint64_t)ceil(s * 1e9) : 0), EV_FLOW, l, ((uint64_t)g->gen << 32) | ++g->flow_version);
+    g->flow_rate = fmin(fmin(share_of(&c->workers[g->worker].nic), share_of(&c->workers[g->dest].nic)), 1e18);
+    uint64_t end_ns = c->now + (uint64_t)ceil(g->flow_left / g->flow_rate * 1e9);
+    if (end_ns >= g->flow_event_ns) return;
+    g->flow_event_ns = end_ns;
+    td_sim_heap_push(&c->heap, end_ns, EV_FLOW, l, ((uint64_t)g->gen << 32) | ++g->flow_version);
 }
 
 static void nic_pace(struct cluster *c, const struct nic *n)
@@ -364,7 +366,7 @@ static void flow_switch(struct cluster *c, uint32_t l, bool on)
         nic_add(to, l);
     } else {
         flow_settle(c, g);
-        g->flow_version++;
+        g->flow_event_ns = UINT64_MAX;
         nic_remove(from, l);
         nic_remove(to, l);
     }
@@ -417,9 +419,14 @@ static void flow_submit(struct cluster *c, uint32_t l, int32_t upto, bool final)
 static void on_flow(struct cluster *c, uint32_t l, uint64_t version)
 {
     struct leg *g = &c->legs[l];
-    if (g->state == LEG_FREE || (((uint64_t)g->gen << 32) | g->flow_version) != version || !g->flow_on) return;
-    g->flow_left = 0; /* what rounding left */
-    g->flow_settled_ns = c->now;
+    if (g->state == LEG_FREE || (((uint64_t)g->gen << 32) | g->flow_version) != version || !g->flow_on || g->flow_event_ns != c->now) return;
+    flow_settle(c, g);
+    g->flow_event_ns = UINT64_MAX;
+    if (g->flow_left > g->flow_rate * 1e-9) { /* it became slower on the way; a nanosecond's worth is rounding */
+        flow_pace(c, l);
+        return;
+    }
+    g->flow_left = 0;
     flow_switch(c, l, false);
     if (g->flow_final) flow_done(c, l);
 }
@@ -661,6 +668,7 @@ static void start_step(struct cluster *c, struct worker *w)
     c->out->steps++;
     c->out->prefill_tokens += (uint64_t)b.prefill_rows;
     c->out->decode_tokens += (uint64_t)b.decode_rows;
+    c->out->decode_row_s += (double)b.decode_rows * s;
     td_sim_heap_push(&c->heap, c->now + ns, EV_STEP_END, w->index, w->epoch);
 }
 
@@ -783,13 +791,14 @@ static void on_to_worker(struct cluster *c, uint32_t m)
         msg_free(c, m);
         return;
     }
-    if (w->busy) {
+    if (w->busy && !(c->cfg->admit_at_once && x->kind == M_START_DECODE)) {
         if (w->n_mail == w->mail_capacity) w->mail = td_sim_grow(w->mail, w->mail_capacity = w->mail_capacity ? w->mail_capacity * 2 : 16, sizeof *w->mail);
         w->mail[w->n_mail++] = m;
         return;
     }
     worker_take(c, w, m);
-    worker_loop(c, w);
+    if (w->busy) admit_waiting(c, w);
+    else worker_loop(c, w);
 }
 
 /* ---- the router's side ------------------------------------------------------------------------------------------------------------------------------- */

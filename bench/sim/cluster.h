@@ -43,6 +43,7 @@ struct td_sim_config {
     uint32_t n_groups;
     int32_t block_size;
     bool prefix_cache, overlap;
+    bool admit_at_once;             /* a decode worker reserves during a step too; tandem's does between steps */
     uint64_t rpc_ns, link_tau_ns, snapshot_ns, tick_ns;
     double kv_bytes_per_token;      /* 0 = the perf table's */
     double step_noise;              /* sigma of a lognormal factor of mean 1 */
@@ -73,6 +74,7 @@ struct td_sim_result {
     uint32_t n, n_workers, gpus;
     uint64_t n_events, core_steps, steps, prefill_tokens, decode_tokens, cached_tokens, preemptions, failovers, transfer_bytes, deflected;
     double end_s;                           /* virtual */
+    double decode_row_s;                    /* sum over steps of decode rows times step time: the integral of the batch over time */
     double prefill_busy, decode_busy;       /* mean share of time in steps, by role, until the last arrival */
     uint32_t n_violations;
     char violation[256];                    /* the first */

@@ -5,40 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/serve/stats.h"
 #include "bench/sim/heap.h"
-
-void td_sim_wilson(double k, double n, double z, double *ret_low, double *ret_high)
-{
-    if (n <= 0) {
-        *ret_low = 0;
-        *ret_high = 1;
-        return;
-    }
-    double p = k / n, z2 = z * z, centre = (p + z2 / (2 * n)) / (1 + z2 / n), half = z / (1 + z2 / n) * sqrt(p * (1 - p) / n + z2 / (4 * n * n));
-    *ret_low = fmax(0, centre - half);
-    *ret_high = fmin(1, centre + half);
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-double td_sim_quantile(double *v, uint32_t n, double q)
-{
-    if (n == 0) return 0;
-    qsort(v, n, sizeof *v, by_value);
-    double at = q * (n - 1);
-    uint32_t i = (uint32_t)at;
-    return i + 1 < n ? v[i] + (v[i + 1] - v[i]) * (at - i) : v[n - 1];
-}
 
 static struct td_sim_percentiles percentiles(double *v, uint32_t n)
 {
-    double sum = 0;
-    for (uint32_t i = 0; i < n; i++) sum += v[i];
-    return (struct td_sim_percentiles){n ? sum / n : 0, td_sim_quantile(v, n, 0.5), td_sim_quantile(v, n, 0.9), td_sim_quantile(v, n, 0.99)};
+    if (n == 0) return (struct td_sim_percentiles){0};
+    bench_sort(v, n);
+    return (struct td_sim_percentiles){bench_mean(v, n), bench_percentile(v, n, 50), bench_percentile(v, n, 90), bench_percentile(v, n, 99)};
 }
 
 static void fleet_name(const struct td_sim_config *c, char *text, size_t bytes)
@@ -87,7 +61,9 @@ void td_sim_summarise(const struct td_sim_config *c, const struct td_sim_result 
         s.goodput = s.n_good / s.window_s;
     }
     s.attainment = s.n ? (double)s.n_good / s.n : 0;
-    td_sim_wilson(s.n_good, s.n, 1.96, &s.ci_low, &s.ci_high);
+    struct bench_interval ci = bench_wilson(s.n_good, s.n);
+    s.ci_low = ci.lo;
+    s.ci_high = ci.hi;
     s.ttft_ms = percentiles(ttft, s.n_ok);
     s.tpot_ms = percentiles(tpot, s.n_ok);
     s.e2e_ms = percentiles(e2e, s.n_ok);
@@ -149,7 +125,9 @@ void td_sim_pool(const struct td_sim_summary *runs, uint32_t n, struct td_sim_su
         square += r->attainment * r->attainment;
     }
     s.attainment = s.n ? (double)s.n_good / s.n : 0;
-    td_sim_wilson(s.n_good, s.n, 1.96, &s.ci_low, &s.ci_high);
+    struct bench_interval ci = bench_wilson(s.n_good, s.n);
+    s.ci_low = ci.lo;
+    s.ci_high = ci.hi;
     /* Requests of one run are not independent (they queue behind each other); runs are. Student's t, 95 %. */
     static const double t95[] = {0, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262};
     double var = fmax(0, (square - mean * mean / n) / (n - 1)), half = (n - 1 < 10 ? t95[n - 1] : 2.0) * sqrt(var / n);

@@ -24,11 +24,6 @@ struct td_sim_summary {
     double transfer_gb;
 };
 
-/* Wilson score interval of k successes in n at z (1.96 = 95 %). n == 0: [0, 1]. */
-void td_sim_wilson(double k, double n, double z, double *ret_low, double *ret_high);
-/* Linear interpolation between order statistics, q in 0..1; sorts v. 0 for n == 0. */
-double td_sim_quantile(double *v, uint32_t n, double q);
-
 void td_sim_summarise(const struct td_sim_config *config, const struct td_sim_result *result, struct td_sim_summary *ret_summary);
 /* Pools runs that differ in their seeds: counts add, rates are means, and the interval is the wider of Wilson's and that of the seeds' means. */
 void td_sim_pool(const struct td_sim_summary *runs, uint32_t n, struct td_sim_summary *ret_summary);
