@@ -6,7 +6,7 @@
  *   acceptor                                     HELLO --HELLO fits, HELLO_ACK--> READY           --> DONE, FAIL, PING
  *   with TLS, but for shm: between CONNECTING or accept and HELLO lies TLS, the handshake; every byte from the first on goes through the channel
  *   rdma: between HELLO and READY lies SETUP: RDMA_OFFER, RDMA_ACCEPT, then a probe over every queue pair in both directions (xfer_rdma.c)
- *   tcp: a READY connection of the initiator dials more lanes, whose HELLO names its tag; they carry DATA alone and live and die with lane 0
+ *   tcp: a READY connection of the initiator dials more lanes, whose HELLO names its tag; they carry DATA and FINAL alone and live and die with lane 0
  *   either      any --error, EOF, timeout, foreign or malformed frame--> closed; the core decides what that means for slots and ops
  *
  * HELLO must name the same layout, HELLO_ACK the incarnation that the grant named: another process on the same address is refused. Until a
@@ -283,7 +283,9 @@ static void clock_heard(struct td_xfer *x, struct td_xfer_conn *c)
 static td_status on_final(struct td_xfer *x, struct td_xfer_conn *c)
 {
     uint64_t now = xfer_now(x);
-    return td_xfer_core_rx_final(&x->core, now, (uint32_t)(now / TD_NS_PER_US) - c->clock_behind_us, c->link, &c->rx_frame, c->rx_payload);
+    const struct td_xfer_conn *first = xfer_conn_by_id(x, c->link); /* which has heard the clock */
+    TD_ASSERT(first);
+    return td_xfer_core_rx_final(&x->core, now, (uint32_t)(now / TD_NS_PER_US) - first->clock_behind_us, c->link, &c->rx_frame, c->rx_payload);
 }
 
 /* A whole frame other than DATA. May close the connection. */
@@ -363,7 +365,7 @@ static bool frame_expected(const struct td_xfer_conn *c, uint8_t type)
     bool may_end = c->lane == 0 && (c->state == XFER_CONN_READY || (c->state == XFER_CONN_SETUP && c->initiator));
     if (type == TD_XFER_PING || (type == TD_XFER_BYE && may_end)) return true;
     if (c->state == XFER_CONN_SETUP) return type == (c->initiator ? TD_XFER_RDMA_ACCEPT : TD_XFER_RDMA_OFFER);
-    if (c->lane) return !c->initiator && (type == TD_XFER_DATA || type == TD_XFER_OPEN);
+    if (c->lane) return !c->initiator && (type == TD_XFER_DATA || type == TD_XFER_OPEN || type == TD_XFER_FINAL);
     if (c->initiator) return type == TD_XFER_DONE || type == TD_XFER_FAIL || (type == TD_XFER_TARGETS && c->path == TD_XFER_PATH_RDMA);
     switch (type) {
     case TD_XFER_OPEN:
@@ -613,7 +615,7 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
         }
         if (c->tx_header_left || c->tx_left) {
             k = xfer_tcp_data_write(x, c);
-            if (!c->tx_header_left && !c->tx_left && c->lane) wake_link(x, c->link); /* FINAL may have waited for this frame */
+            if (!c->tx_header_left && !c->tx_left && c->lane && x->core.digest_every) wake_link(x, c->link); /* FINAL may have waited for this frame */
         } else if (c->out_used) {
             k = xfer_tcp_send(c, c->out + c->out_at, c->out_used);
             if (k > 0) xfer_conn_sent(c, (size_t)k);

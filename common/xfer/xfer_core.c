@@ -1013,7 +1013,7 @@ bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane, 
             tx_ref(c, op, &op->ref_at, op->n_pull, tx);
             op->reader_conn = conn;
             op->reader_handle = op->handle;
-        } else if (lane == 0 && final_due(c, op)) {
+        } else if ((lane == 0 || (op->lane[lane].open && !c->digest_every)) && final_due(c, op)) { /* digests go by lane 0, and before it */
             tx->frame.type = TD_XFER_FINAL;
             tx->frame.flags = (uint16_t)op->qps_used;
             tx->frame.clock_us = (uint32_t)(op->first_ns / TD_NS_PER_US);

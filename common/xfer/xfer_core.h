@@ -240,8 +240,9 @@ bool td_xfer_core_op_is_on(const struct td_xfer_core *core, uint32_t op, uint64_
 void td_xfer_core_op_fail(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, td_status status, const char *reason);
 
 /* The next frame for this lane of the connection, round-robin over its ops from *cursor; false when nothing is to be sent. Lanes other than 0 carry
- * DATA only, after an OPEN of their own, and each block stays on one lane. DATA: read ret_n_blocks grant blocks
- * from ret_grant_block, starting ret_offset bytes into the first. REF, FINAL: the payload is written to ret_payload (TD_XFER_PAYLOAD_MAX). */
+ * DATA and FINAL only, after an OPEN of their own, and each block stays on one lane; with digests FINAL stays on lane 0, behind them. DATA: read
+ * ret_n_blocks grant blocks from ret_grant_block, starting ret_offset bytes into the first. REF, FINAL: the payload is written to ret_payload
+ * (TD_XFER_PAYLOAD_MAX). */
 struct td_xfer_tx {
     struct td_xfer_frame frame;
     uint32_t op;

@@ -951,6 +951,47 @@ static void what_the_kernel_holds_is_bounded(void **state)
     world_close(&w);
 }
 
+/* tcp: the lane that carried the last block also says FINAL, and no lane that had no OPEN; with digests it is said behind them, on lane 0. */
+static void final_goes_by_the_lane_of_its_data(void **state)
+{
+    (void)state;
+    for (uint32_t digest_every = 0; digest_every < 2; digest_every++) {
+        struct world w;
+        struct td_xfer_tx tx;
+        uint32_t cursor = 0;
+        world_open(&w, TD_XFER_PATH_TCP, 11);
+        w.calm = true;
+        w.fixed_n = 2;
+        w.p.digest_every = digest_every;
+        start(&w, &w.t[0], 100000);
+        connect_ops(&w);
+        while (submit_some(&w, &w.t[0], 2)) {}
+        assert_true(td_xfer_core_tx_next(&w.p, w.conn, 2, &cursor, 4, &tx));
+        assert_int_equal(tx.frame.type, TD_XFER_OPEN);
+        assert_true(td_xfer_core_tx_next(&w.p, w.conn, 2, &cursor, 4, &tx));
+        assert_int_equal(tx.frame.type, TD_XFER_DATA);
+        while (td_xfer_core_tx_next(&w.p, w.conn, 2, &cursor, 4, &tx)) { /* blocks that are no neighbours */
+            assert_int_equal(tx.frame.type, TD_XFER_DATA);
+            td_xfer_core_tx_done(&w.p, tx.op, tx.frame.handle);
+        }
+        for (uint32_t lane = 0; lane < 4; lane++) assert_false(td_xfer_core_tx_next(&w.p, w.conn, lane, &cursor, 4, &tx)); /* a frame is not out yet */
+        td_xfer_core_tx_done(&w.p, w.t[0].op, w.p.ops[w.t[0].op].handle);
+        if (digest_every) {
+            struct td_xfer_digest_work work;
+            assert_true(td_xfer_core_digest_next(&w.p, w.conn, UINT64_MAX, &work));
+            td_xfer_core_digest_end(&w.p, &work);
+        }
+        uint32_t last = digest_every ? 0 : 2;
+        for (uint32_t lane = 1; lane < 4; lane++)
+            if (lane != last) assert_false(td_xfer_core_tx_next(&w.p, w.conn, lane, &cursor, 4, &tx));
+        assert_true(td_xfer_core_tx_next(&w.p, w.conn, last, &cursor, 4, &tx));
+        assert_int_equal(tx.frame.type, TD_XFER_FINAL);
+        td_xfer_core_cancel(&w.p, w.t[0].op, "the receiver is not part of this");
+        settle(&w);
+        world_close(&w);
+    }
+}
+
 /* rdma: a request of one op failed for good. Its slot is told at once, and the word does not retire its writer: only the fence and the quarantine do. */
 static void giving_up_frees_nothing_early(void **state)
 {
@@ -1099,6 +1140,7 @@ int main(void)
         cmocka_unit_test_prestate(ready_waits_for_an_earlier_quarantine, &tcp),
         cmocka_unit_test_prestate(ready_waits_for_an_earlier_quarantine, &shm),
         cmocka_unit_test(what_the_kernel_holds_is_bounded),
+        cmocka_unit_test(final_goes_by_the_lane_of_its_data),
         cmocka_unit_test(giving_up_frees_nothing_early),
         cmocka_unit_test(a_second_op_on_a_grant_is_dropped),
         cmocka_unit_test(a_grant_that_was_used_before_fails_its_op),
