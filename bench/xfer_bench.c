@@ -22,19 +22,23 @@
 
 /* A path is one line here (and its name in the help of --path). */
 const struct bench_way_info bench_ways[BENCH_N_WAYS] = {
-    [BENCH_TCP] = {"tcp", TD_XFER_PATH_TCP, {BENCH_BARE, BENCH_IPERF}, NULL},
-    [BENCH_SHM] = {"shm", TD_XFER_PATH_SHM, {BENCH_MEMCPY, BENCH_N_WAYS}, NULL},
-    [BENCH_RDMA] = {"rdma", TD_XFER_PATH_RDMA, {BENCH_IB_WRITE, BENCH_N_WAYS}, NULL},
-    [BENCH_MEMCPY] = {"memcpy", 0, {BENCH_N_WAYS, BENCH_N_WAYS}, "memcpy between the same pages, in the receiver, one thread"},
+    [BENCH_TCP] = {"tcp", TD_XFER_PATH_TCP, {BENCH_BARE, BENCH_IPERF}, NULL, 0},
+    [BENCH_SHM] = {"shm", TD_XFER_PATH_SHM, {BENCH_MEMCPY, BENCH_N_WAYS}, NULL, 0},
+    [BENCH_RDMA] = {"rdma", TD_XFER_PATH_RDMA, {BENCH_IB_WRITE, BENCH_N_WAYS}, NULL, 0},
+    [BENCH_TCP_SAMPLED] = {"tcp-digest-64", TD_XFER_PATH_TCP, {BENCH_TCP, BENCH_N_WAYS}, NULL, 64},
+    [BENCH_TCP_DIGESTS] = {"tcp-digest-1", TD_XFER_PATH_TCP, {BENCH_TCP, BENCH_N_WAYS}, NULL, 1},
+    [BENCH_SHM_SAMPLED] = {"shm-digest-64", TD_XFER_PATH_SHM, {BENCH_SHM, BENCH_N_WAYS}, NULL, 64},
+    [BENCH_SHM_DIGESTS] = {"shm-digest-1", TD_XFER_PATH_SHM, {BENCH_SHM, BENCH_N_WAYS}, NULL, 1},
+    [BENCH_MEMCPY] = {"memcpy", 0, {BENCH_N_WAYS, BENCH_N_WAYS}, "memcpy between the same pages, in the receiver, one thread", 0},
     [BENCH_BARE] = {"bare_tcp",
                     0,
                     {BENCH_N_WAYS, BENCH_N_WAYS},
-                    "send and recv over loopback between the same pages, one byte back per transfer"},
+                    "send and recv over loopback between the same pages, one byte back per transfer", 0},
     [BENCH_IPERF] = {"iperf3",
                      0,
                      {BENCH_N_WAYS, BENCH_N_WAYS},
-                     "iperf3 over loopback, same streams, writes of the transfer's size up to 1 MiB, one hot buffer"},
-    [BENCH_IB_WRITE] = {"ib_write_bw", 0, {BENCH_N_WAYS, BENCH_N_WAYS}, "ib_write_bw between the same devices, two queue pairs"},
+                     "iperf3 over loopback, same streams, writes of the transfer's size up to 1 MiB, one hot buffer", 0},
+    [BENCH_IB_WRITE] = {"ib_write_bw", 0, {BENCH_N_WAYS, BENCH_N_WAYS}, "ib_write_bw between the same devices, two queue pairs", 0},
 };
 
 static const struct {
@@ -47,7 +51,7 @@ static const struct {
 
 #define OFF(f) offsetof(struct bench_options, f)
 static const struct td_option options[] = {
-    {"path", TD_OPT_STR, "all", 0, 0, NULL, OFF(path), "tcp, shm, rdma, several with commas, or all (rdma: with --device)"},
+    {"path", TD_OPT_STR, "all", 0, 0, NULL, OFF(path), "tcp, shm, rdma, several with commas, or all (rdma: with --device); with CRC32C of one of 64 blocks or of all: tcp-digest-64, tcp-digest-1, shm-..."},
     {"sizes", TD_OPT_STR, "", 0, 0, NULL, OFF(sizes),
      "bytes of a transfer: 4k,64k,1m; default 4k to 1g as memory allows, or none when --shape is given"},
     {"shape", TD_OPT_STR, "", 0, 0, NULL, OFF(shape), "KV of whole prompts in shuffled blocks: llama-8b, llama-70b"},
@@ -56,6 +60,7 @@ static const struct td_option options[] = {
     {"block_tokens", TD_OPT_I64, "16", 1, 4096, NULL, OFF(block_tokens), "tokens of a block, for --shape"},
     {"block_bytes", TD_OPT_SIZE, "1MiB", 8, 1 << 29, NULL, OFF(block_bytes),
      "block size for --sizes; a smaller transfer is one block"},
+    {"message", TD_OPT_SIZE, "0", 0, 1 << 30, NULL, OFF(message), "bytes of a write of tcp's floors; 0 = the transfer's, iperf3's up to 1 MiB"},
     {"depth", TD_OPT_STR, "1,16", 0, 0, NULL, OFF(depth), "transfers in flight: 1 shows latency, more show bandwidth"},
     {"streams", TD_OPT_STR, "1,4", 0, 0, NULL, OFF(streams), "lanes of tcp; more than 1 with at least as much depth"},
     {"repeats", TD_OPT_I64, "9", 1, BENCH_MAX_REPEATS, NULL, OFF(repeats),
@@ -163,6 +168,7 @@ static td_status add_case(struct bench *b, struct bench_case c, struct td_err *e
                 return td_fail(err, TD_ERR_LIMIT, "more than %d cases: give fewer sizes, depths or streams", MAX_CASES);
             c.depth = (int32_t)depth;
             c.streams = (int32_t)streams;
+            c.message = b->o.message;
             c.batch = (int32_t)batch;
             c.n_batches = (int32_t)(n / batch);
             b->cases[b->n_cases++] = c;
@@ -218,11 +224,11 @@ static td_status choose_ways(struct bench *b, struct td_err *err)
 {
     char item[32];
     bool is_all = strcmp(b->o.path, "all") == 0;
-    for (int w = 0; w < BENCH_N_PATHS; w++) b->on[w] = is_all && (w != BENCH_RDMA || b->o.device[0]);
+    for (int w = 0; w < BENCH_N_PATHS; w++) b->on[w] = is_all && !bench_ways[w].digest_every && (w != BENCH_RDMA || b->o.device[0]);
     for (const char *list = is_all ? "" : b->o.path; next_item(&list, item, sizeof item);) {
         int w = 0;
         while (w < BENCH_N_PATHS && strcmp(bench_ways[w].name, item) != 0) w++;
-        if (w == BENCH_N_PATHS) return td_fail(err, TD_ERR_INVALID, "--path: is '%s', must be tcp, shm, rdma or all", item);
+        if (w == BENCH_N_PATHS) return td_fail(err, TD_ERR_INVALID, "--path: is '%s', must be tcp, shm, rdma, {tcp,shm}-digest-{64,1} or all", item);
         b->on[w] = true;
     }
     for (int w = 0; w < BENCH_N_PATHS; w++)
@@ -242,7 +248,7 @@ static bool runs(const struct bench *b, enum bench_way w, const struct bench_cas
 {
     if (!b->on[w]) return false;
     if (w == BENCH_IPERF) return c->depth > 1; /* it always has a socket buffer full in flight */
-    return c->streams == 1 || w == BENCH_TCP;
+    return c->streams == 1 || bench_ways[w].path == TD_XFER_PATH_TCP;
 }
 
 /* --- doing it ----------------------------------------------------------------------------------------------------------------------- */
@@ -280,7 +286,7 @@ static td_status warm_up(struct bench *b, enum bench_way w, const struct bench_c
 {
     struct bench_case one_pass = *c;
     one_pass.shuffled = false;
-    int32_t n = w == BENCH_SHM ? c->n_pool_blocks / (c->batch * c->n_blocks) + 1 : 1;
+    int32_t n = bench_ways[w].path == TD_XFER_PATH_SHM ? c->n_pool_blocks / (c->batch * c->n_blocks) + 1 : 1;
     td_status s = TD_OK;
     for (int32_t i = 0; !s && i < n; i++) {
         struct bench_sample ignored = {0};

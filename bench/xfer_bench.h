@@ -30,7 +30,7 @@ int td_bench_xfer(int argc, char **argv);
 
 /* --- what is measured --------------------------------------------------------------------------------------------------------------- */
 
-enum bench_way { BENCH_TCP, BENCH_SHM, BENCH_RDMA, BENCH_MEMCPY, BENCH_BARE, BENCH_IPERF, BENCH_IB_WRITE, BENCH_N_WAYS };
+enum bench_way { BENCH_TCP, BENCH_SHM, BENCH_RDMA, BENCH_TCP_SAMPLED, BENCH_TCP_DIGESTS, BENCH_SHM_SAMPLED, BENCH_SHM_DIGESTS, BENCH_MEMCPY, BENCH_BARE, BENCH_IPERF, BENCH_IB_WRITE, BENCH_N_WAYS };
 #define BENCH_N_PATHS BENCH_MEMCPY /* the ways before it are paths of the engine */
 
 struct bench_way_info {
@@ -38,6 +38,7 @@ struct bench_way_info {
     int path;                 /* enum td_xfer_path; 0: a floor */
     enum bench_way floors[2]; /* paths: what they are held against; BENCH_N_WAYS: none */
     const char *floor_is;     /* floors: in words, for the report */
+    uint32_t digest_every;    /* paths: of blocks; held against the same path without */
 };
 extern const struct bench_way_info bench_ways[BENCH_N_WAYS];
 
@@ -50,6 +51,7 @@ struct bench_case {
     int32_t tokens;           /* shapes; 0: a size */
     bool shuffled;            /* block ids in random order on both sides, anew for every batch; else one run of neighbours */
     int32_t depth, streams;   /* transfers in flight; tcp: lanes */
+    uint64_t message;         /* tcp's floors: bytes of a write; 0: iperf3 the transfer's, up to 1 MiB, the bare loop whole runs of blocks */
     int32_t batch, n_batches; /* one run = n_batches batches, with the clock stopped in between */
 };
 
@@ -67,7 +69,7 @@ struct bench_sample { /* one run */
 
 struct bench_options {
     const char *path, *sizes, *shape, *tokens, *depth, *streams, *json, *csv, *machine, *device, *peer_device;
-    uint64_t block_bytes, footprint, memory;
+    uint64_t block_bytes, message, footprint, memory;
     int64_t repeats, transfers, block_tokens, gid_index;
     bool floors, iperf3;
 };

@@ -126,6 +126,12 @@ static int32_t run_blocks(const struct bench_case *c)
     return c->shuffled ? 1 : c->n_blocks;
 }
 
+/* The floors of tcp: how much of n bytes one call moves. */
+static size_t message_bytes(const struct bench_case *c, uint64_t n)
+{
+    return c->message && c->message < n ? c->message : n;
+}
+
 static int32_t *ids_new(const struct bench_case *c)
 {
     int32_t batch = c->batch * c->n_blocks;
@@ -144,7 +150,7 @@ static td_status endpoint_open(struct bench_ends *e, enum bench_way way, const s
     struct td_xfer_config config = {
         .instance = name, .incarnation = td_random_u64(), .layout_hash = LAYOUT, .listen_host = "127.0.0.1",
         .path = (enum td_xfer_path)bench_ways[way].path, .max_slots = (uint32_t)c->batch, .max_ops = (uint32_t)c->batch,
-        .peer_timeout_ms = BENCH_WAIT_MS, .tcp_lanes = (uint32_t)c->streams, .hooks = {.wake = ring, .ctx = &e->bell},
+        .peer_timeout_ms = BENCH_WAIT_MS, .tcp_lanes = (uint32_t)c->streams, .digest_every = bench_ways[way].digest_every, .hooks = {.wake = ring, .ctx = &e->bell},
     };
     td_status s = TD_OK;
     if (way == BENCH_RDMA) {
@@ -234,7 +240,9 @@ static td_status receive_engine(struct bench_ends *e, const struct command *m, c
 {
     static struct grant grants[BENCH_MAX_BATCH];
     struct command finish;
+    struct td_xfer_stats before, after;
     td_status s = TD_OK;
+    td_xfer_stats(e->x[m->way], &before);
     poison(e, &m->c, dst);
     for (int32_t i = 0; !s && i < m->c.batch; i++) {
         size_t n_bytes = 0;
@@ -260,6 +268,9 @@ static td_status receive_engine(struct bench_ends *e, const struct command *m, c
     if (!s) r->n_verified = (uint64_t)m->c.batch * m->c.bytes;
     for (int32_t i = 0; i < m->c.batch; i++) td_xfer_revoke(e->x[m->way], grants[i].slot, "the batch is over");
     if (!s) s = take_slots(e, m, TD_XFER_SLOT_FREE, err);
+    td_xfer_stats(e->x[m->way], &after);
+    if (!s && bench_ways[m->way].digest_every == 1 && after.n_digests - before.n_digests != (uint64_t)(m->c.batch * m->c.n_blocks))
+        s = td_fail(err, TD_ERR_INTERNAL, "%llu of %d blocks had a digest", (unsigned long long)(after.n_digests - before.n_digests), m->c.batch * m->c.n_blocks);
     return s;
 }
 
@@ -291,7 +302,7 @@ static td_status receive_bare(struct bench_ends *e, const struct command *m, con
     for (int32_t i = 0; i < c->batch * c->n_blocks; i += step) {
         uint8_t *to = (uint8_t *)e->pool.base + (uint64_t)dst[i] * c->block_bytes;
         for (uint64_t got = 0; got < c->block_bytes * (uint64_t)step;) {
-            ssize_t k = recv(e->bare_fd, to + got, c->block_bytes * (uint64_t)step - got, 0);
+            ssize_t k = recv(e->bare_fd, to + got, message_bytes(c, c->block_bytes * (uint64_t)step - got), 0);
             if (k <= 0) return td_fail(err, TD_ERR_IO, "bare loop: recv: %s", k ? strerror(errno) : "closed");
             got += (uint64_t)k;
         }
@@ -529,7 +540,7 @@ static td_status bare_send(struct bench_ends *e, const struct bench_case *c, con
     for (int32_t i = 0; i < c->n_blocks; i += step) {
         const uint8_t *from = e->from + (uint64_t)src[i] * c->block_bytes;
         for (uint64_t sent = 0; sent < c->block_bytes * (uint64_t)step;) {
-            ssize_t k = send(e->bare_fd, from + sent, c->block_bytes * (uint64_t)step - sent, MSG_NOSIGNAL);
+            ssize_t k = send(e->bare_fd, from + sent, message_bytes(c, c->block_bytes * (uint64_t)step - sent), MSG_NOSIGNAL);
             if (k <= 0) return td_fail(err, TD_ERR_IO, "bare loop: send: %s", strerror(errno));
             sent += (uint64_t)k;
         }

@@ -105,7 +105,7 @@ td_status bench_iperf_run(const struct bench_case *c, struct bench_sample *s, st
     if (n_bytes < 256e6) n_bytes = 256e6; /* or it would measure its own start */
     snprintf(port, sizeof port, "%u", free_port());
     snprintf(bytes, sizeof bytes, "%.0f", n_bytes);
-    snprintf(message, sizeof message, "%llu", (unsigned long long)(c->bytes < 1 << 20 ? c->bytes : 1 << 20));
+    snprintf(message, sizeof message, "%llu", (unsigned long long)(c->message ? c->message : c->bytes < 1 << 20 ? c->bytes : 1 << 20));
     snprintf(streams, sizeof streams, "%d", c->streams);
     const char *server[] = {"iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", port, "--forceflush", NULL};
     const char *client[] = {"iperf3", "-c", "127.0.0.1", "-p", port, "-n", bytes, "-l", message, "-P", streams, "-J", NULL};

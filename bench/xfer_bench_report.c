@@ -199,7 +199,7 @@ static void table_head(struct bench_report *r)
     r->has_head = true;
     printf("%s, %ld CPUs, load %.1f, %s, commit %s, median of %lld (least..greatest)\n", r->cpu, sysconf(_SC_NPROCESSORS_ONLN), r->load, r->kernel,
            r->commit, (long long)r->o->repeats);
-    printf("%-16s %5s %7s %-11s %24s %10s %10s %9s %9s %8s %8s  %s\n", "case", "depth", "streams", "path", "GB/s", "us each",
+    printf("%-16s %5s %7s %-13s %24s %10s %10s %9s %9s %8s %8s  %s\n", "case", "depth", "streams", "path", "GB/s", "us each",
            "p99 us", "post us", "ns/block", "cpu s/GB", "at recv", "of its floors");
 }
 
@@ -260,7 +260,7 @@ void bench_report_case(struct bench_report *r, const struct bench_case *c, struc
         json_decref(floors);
         json_array_append_new(r->results, row);
 
-        printf("%-16s %5d %7d %-11s %24s ", c->name, c->depth, c->streams, bench_ways[w].name, rates);
+        printf("%-16s %5d %7d %-13s %24s ", c->name, c->depth, c->streams, bench_ways[w].name, rates);
         if (v[US].n)
             printf("%10.1f ", v[US].median);
         else
