@@ -191,18 +191,23 @@ struct transfer {
     struct node_reply grant;
 };
 
-static void grant(struct pair *t, struct transfer *m, int32_t n, uint64_t deadline_ms)
+static void grant_from(struct pair *t, struct transfer *m, int32_t first, int32_t n, uint64_t deadline_ms)
 {
     struct node_command c = {.verb = NODE_GRANT, .n = n, .deadline_ms = deadline_ms, .user = 1000};
     m->n = n;
     m->seed = t->seed += 1000;
     for (int32_t i = 0; i < n; i++) {
-        m->dst[i] = c.ids[i] = (5 + 7 * i) % N_BLOCKS;
-        m->src[i] = (11 + 13 * i) % N_BLOCKS;
+        m->dst[i] = c.ids[i] = (5 + 7 * (first + i)) % N_BLOCKS;
+        m->src[i] = (11 + 13 * (first + i)) % N_BLOCKS;
     }
     m->grant = ask(t->d, &c);
     if (m->grant.status) fail_msg("grant: %s", m->grant.msg);
     m->slot = m->grant.id;
+}
+
+static void grant(struct pair *t, struct transfer *m, int32_t n, uint64_t deadline_ms)
+{
+    grant_from(t, m, 0, n, deadline_ms);
 }
 
 static void op(struct pair *t, struct transfer *m, uint64_t deadline_ms)
@@ -625,10 +630,7 @@ static void a_small_transfer_does_not_wait_for_a_large_one(void **state)
     struct transfer large, small;
     pair_open(&t, *state, BIG_BYTES);
     grant(&t, &large, 40, WAIT_MS);
-    grant(&t, &small, 1, WAIT_MS);
-    small.src[0] = 0; /* 11 is large's: keep the contents apart */
-    for (int32_t i = 0; i < 40; i++)
-        if (large.src[i] == 0) small.src[0] = 24;
+    grant_from(&t, &small, 40, 1, WAIT_MS); /* no block is in both, at either end */
     op(&t, &large, WAIT_MS);
     op(&t, &small, WAIT_MS);
     assert_int_equal(submit(&t, &large, 0, 40, true), TD_OK);
