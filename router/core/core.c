@@ -22,6 +22,7 @@
 #define MAX_TRIES 16                        /* requests tried in one dispatch: bounds the time of an event while the queue is long */
 #define MAX_TOKENS (1ull << 32)             /* of one request or worker: more is a lie */
 #define STEP_REFRESH_TOKENS 32
+#define PRESSURE_STEP 0.01                  /* of the EWMA over decisions */
 #define MAX_RETRY_MS 60000
 
 /* gRPC codes, so that the core needs no gRPC header */
@@ -67,6 +68,7 @@ struct td_core {
     struct td_core_stats stats;
     uint64_t decisions;
     double rate_s;            /* of arrival_rate: the last update */
+    double utilisation[2], utilisation_s, decode_pressure;
     bool room_changed;        /* something ended or came: the queue is worth a walk */
     /* of the event being applied */
     uint64_t now_ns;
@@ -331,6 +333,7 @@ static struct td_policy_view view_of(struct td_core *c)
 {
     return (struct td_policy_view){.workers = c->workers, .n_workers = c->n_workers, .by_role = {c->by_role[0], c->by_role[1]},
                                    .n_by_role = {c->n_by_role[0], c->n_by_role[1]}, .cursor = c->cursor, .random = &c->random, .now_s = c->now_s,
+                                   .utilisation = {c->utilisation[0], c->utilisation[1]}, .decode_pressure = c->decode_pressure,
                                    .latency = c->latency, .index = c->index, .hit_tokens = c->hit_tokens};
 }
 
@@ -359,6 +362,7 @@ static enum outcome place(struct td_core *c, struct request *r, double queue_s)
     struct td_choice choice = {.verdict = TD_HOLD, .prefill = TD_NO_WORKER, .decode = TD_NO_WORKER, .reason = ""};
     c->policy(&v, &a, &choice);
     c->decisions++;
+    c->decode_pressure += PRESSURE_STEP * ((choice.decode_bound ? 1 : 0) - c->decode_pressure);
     if (choice.verdict == TD_HOLD) return HELD;
     if (choice.verdict == TD_REJECT) {
         fail(c, r, G_EXHAUSTED, choice.reason, choice.wait_s);
@@ -717,8 +721,27 @@ static void on_decode_end(struct td_core *c, const struct td_core_event *e)
     else leg_failed(c, r, worker, (uint32_t)e->a, "the decode worker failed");
 }
 
+static void update_utilisation(struct td_core *c)
+{
+    double dt = c->now_s - c->utilisation_s, keep = exp2(-dt / 5.0); /* half-life 5 s */
+    if (dt < 1e-3) return;
+    for (int role = 0; role < 2; role++) {
+        double busy_s = 0, n = 0;
+        for (uint32_t i = 0; i < c->n_by_role[role]; i++) {
+            struct td_core_worker *w = &c->workers[c->by_role[role][i]];
+            busy_s += (double)w->busy_us * 1e-6;
+            n += w->state == TD_WORKER_READY;
+            w->busy_us = 0;
+        }
+        double now = n > 0 ? fmin(1, busy_s / (n * dt)) : 0;
+        c->utilisation[role] = c->utilisation[role] * keep + now * (1 - keep);
+    }
+    c->utilisation_s = c->now_s;
+}
+
 static void on_tick(struct td_core *c)
 {
+    update_utilisation(c);
     for (uint32_t i = 0; i < c->n_workers; i++) {
         struct td_core_worker *w = &c->workers[i];
         if ((w->state == TD_WORKER_READY || w->state == TD_WORKER_DRAINING) && c->now_ns - w->snapshot_ns > c->cfg.worker_timeout_ms * NS_PER_MS) {

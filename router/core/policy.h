@@ -41,7 +41,7 @@ struct td_core_worker {
     double mix_rows;            /* decode: EWMA of prefill rows in a step */
     double min_tpot_s;          /* decode: tightest objective among its requests; INFINITY = none */
     uint32_t n_min_tpot;        /* decode: how many have just that one; 0 with requests left: core.c looks for the next */
-    uint64_t busy_us;           /* sum of reported step times, for utilisation */
+    uint64_t busy_us;           /* sum of reported step times since the last tick */
     uint64_t snapshot_seq, snapshot_ns, held_tokens, queued_tokens, calls_sent, calls_seen;
     uint32_t n_busy;
 };
@@ -67,6 +67,7 @@ struct td_choice {
     enum td_verdict verdict;
     uint32_t prefill, decode;   /* prefill == TD_NO_WORKER: local */
     bool local, explore;
+    bool decode_bound;          /* not placed, and the TTFT objective was not the reason */
     uint64_t hit_tokens;        /* expected in the prefix cache of the worker that prefills */
     double prefill_s, ttft_s, gap_s, tpot_s;  /* predicted from now on; gap: prefill's first token -> decode's first step */
     uint32_t prefill_bucket, decode_bucket;   /* load buckets, for the margins */
@@ -82,6 +83,8 @@ struct td_policy_view {
     uint64_t *cursor;                       /* round robin's memory, one per role: cursor[role] */
     uint64_t *random;                       /* state of the core's generator */
     double now_s;
+    double utilisation[2];                  /* of each role's workers, 0..1, EWMA over some 5 s */
+    double decode_pressure;                 /* share of recent decisions in which no decode worker could keep a TPOT objective or had KV */
     const struct td_latency *latency;
     const struct td_prefix_index *index;    /* or NULL */
     uint32_t *hit_tokens;                   /* [n_workers], all 0 outside a call: scratch */

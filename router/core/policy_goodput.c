@@ -25,6 +25,9 @@
 #define C_MIN 64
 #define MIX_SHARE 0.20
 #define EXPLORE 128
+#define PRICE_FROM 0.5      /* utilisation from which, and up to which, margins come into force */
+#define PRICE_TO 0.9
+#define FULL_PRESSURE 0.1
 
 struct candidate {
     uint32_t at;
@@ -97,10 +100,19 @@ struct found {
     bool any, room;
 };
 
+/* A margin above 1 refuses requests that would more likely than not have been good. That is right when what they cost would make others miss, so it counts by how scarce
+ * prefill time and room on decode workers are: what lies idle has no price. */
+static double ttft_margin(const struct td_policy_view *v, double q, bool local)
+{
+    double u = v->utilisation[local ? TD_ROLE_DECODE : TD_ROLE_PREFILL];
+    double price = fmax((u - PRICE_FROM) / (PRICE_TO - PRICE_FROM), v->decode_pressure / FULL_PRESSURE);
+    return q <= 1 ? q : 1 + (q - 1) * fmin(1, fmax(0, price));
+}
+
 /* Is this pair good, and is it better? c holds its predictions. */
 static void consider(const struct td_policy_view *v, const struct td_policy_ask *a, const struct td_choice *c, bool fits, struct found *f)
 {
-    double q_t = td_latency_margin(v->latency, TD_LAT_TTFT, a->slo_class, c->prefill_bucket);
+    double q_t = ttft_margin(v, td_latency_margin(v->latency, TD_LAT_TTFT, a->slo_class, c->prefill_bucket), c->local);
     double q_d = td_latency_margin(v->latency, TD_LAT_TPOT, a->slo_class, c->decode_bucket);
     const struct td_core_worker *d = &v->workers[c->decode];
     double need = (a->queue_s + c->ttft_s) * q_t, cost = c->ttft_s + c->gap_s;
@@ -196,4 +208,5 @@ void td_policy_goodput(const struct td_policy_view *v, const struct td_policy_as
         c->reason = "the TTFT objective cannot be met now";
         c->wait_s = f.least_ttft_need - a->ttft_s;
     }
+    c->decode_bound = c->verdict != TD_PLACE && f.least_ttft_need <= a->ttft_s;
 }
