@@ -381,6 +381,8 @@ static void vllm_keys(void **state)
                                        "per_class", "jain_index", "seed", "arrival", "topology", "build"};
     struct bench_result r;
     one_of_each(&r);
+    for (int i = 0; i < 4; i++) add(&r, 10, 0, 5, 0, 0, i < 3 ? BENCH_REJECTED : BENCH_TIMED_OUT);
+    add(&r, 10, 0, 5, 0, 0, BENCH_UNSENT); /* an interrupted run's: not offered, in no array */
     r.metadata = strdup("team=a=b completed=99");
     bench_result_summarise(&r);
     json_t *o = bench_result_to_json(&r, METRICS, true);
@@ -390,7 +392,11 @@ static void vllm_keys(void **state)
         if (!json_object_get(json_object_get(o, "pd"), ours[i])) fail_msg("pd.%s is missing", ours[i]);
     assert_string_equal(json_string_value(json_object_get(o, "team")), "a=b");
     assert_int_equal(json_integer_value(json_object_get(o, "completed")), 7); /* metadata replaces nothing */
-    assert_int_equal(json_array_size(json_object_get(o, "errors")), 11);
+    const json_t *rejected = json_object_get(json_object_get(o, "pd"), "rejected");
+    static const struct { const char *key; int n; } reasons[] = {{"429", 4}, {"deadline", 2}, {"error", 1}, {"unfinished", 1}};
+    for (size_t i = 0; i < 4; i++) assert_int_equal(json_integer_value(json_object_get(rejected, reasons[i].key)), reasons[i].n);
+    assert_int_equal(json_integer_value(json_object_get(o, "failed")), 8);
+    assert_int_equal(json_array_size(json_object_get(o, "errors")), 15);
     assert_int_equal(json_array_size(json_array_get(json_object_get(o, "itls"), 3)), 4);
     json_decref(o);
     bench_result_free(&r);
