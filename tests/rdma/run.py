@@ -34,6 +34,7 @@ TESTS = [
     ("xfer_kill", 120, XFER + " kill_at_every_point*"),
     ("xfer_cut", 60, XFER + " a_cut_connection*"),
     ("xfer_random", 120, "env TANDEM_XFER_SOAK=60 " + XFER + " random_transfers*child*"),
+    ("xfer_liar", 120, "env TANDEM_XFER_REAL=rxe0,rxe1 BIN/xfer_liar_test"),
     ("cluster", 300, PYTEST + " tests/rdma/test_rdma_cluster.py -k 'not killed'"),
 ]
 LONG = [  # a stop is noticed after seconds, so those tests are here
