@@ -218,7 +218,8 @@ static void port_row(uint32_t rails, bool of_peer, long repeats)
         both_close();
     }
     row(of_peer ? "the peer's port down: link closed" : "port down: link closed", TD_XFER_PATH_RDMA, rails, closed, repeats, "asynchronous event");
-    row(rails > 1 ? "... transfer complete over the other rail" : "... op failed", TD_XFER_PATH_RDMA, rails, over, repeats, rails > 1 ? "" : "no other rail, --transfer rdma");
+    row(rails > 1 ? "... transfer complete over the other rail" : "... op failed", TD_XFER_PATH_RDMA, rails, over, repeats,
+        rails > 1 ? "quarantine: four ACK time-outs (--rdma-timeout 16)" : "no other rail with --transfer rdma");
 }
 
 /* The loopback interface of this program's network namespace. */
