@@ -49,7 +49,7 @@ def one_round(g, path, rng, out, rows):
     fabric = f"/dev/shm/tandem-handover-{os.getpid()}"
     env = {"TANDEM_VERBS_FAKE": f"path={fabric}"} if path == "rdma" else {}
     try:
-        with Cluster(dtype="bf16", model=g.model, kv_memory="64MiB", envs={"prefill-0": env, "decode-0": env},
+        with Cluster(dtype="bf16", model=g.model, kv_memory="64MiB", worker_timeout_ms=10000, envs={"prefill-0": env, "decode-0": env},
                      worker_args=["--transfer", path, "--max-step-tokens", STEP_TOKENS, "--block-size", BLOCK_TOKENS]) as c:
             for prompt in g.prompts:
                 r = rows.setdefault((path, prompt), {name: [] for name in ("handover", "exposed", "queue", "transfer", "of_round", "wire", "alone", "left")})

@@ -39,7 +39,7 @@ def one(c, ids, want):
 def one_round(g, rng):
     prompts = [[rng.randrange(3, 1000) for _ in range(g.prompt)] for _ in range(g.requests + WARM_UP)]
     v = {name: [] for name in ("with", "prefill", "waited", "alone", "compute")}
-    common = {"dtype": "bf16", "model": g.model, "kv_memory": "128MiB"}
+    common = {"dtype": "bf16", "model": g.model, "kv_memory": "128MiB", "worker_timeout_ms": 10000}
     with Cluster(worker_args=["--transfer", "tcp", "--max-step-tokens", g.step_tokens], **common, prefill=1, decode=0) as c, \
             Cluster(mode="colocated", prefill=0, worker_args=["--max-step-tokens", g.step_tokens], **common) as alone:
         c.start_worker("decode", args=["--prefix-cache=false"])
