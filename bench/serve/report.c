@@ -84,6 +84,7 @@ static void print_slo(const struct bench_result *r, FILE *out)
     fprintf(out, "%-40s %.2f to %.2f, %" PRIu64 "\n", label, r->steady_t0_s, r->steady_t1_s, r->joint.n);
     line_f(out, "Steady offered rate (req/s):", r->offered_rate);
     line_f(out, "Steady goodput (req/s):", r->steady_goodput);
+    if (r->saturated) fprintf(out, "%-40s %s\n", "Saturated:", "yes, queues grew to the end of the window");
     fprintf(out, "%-40s %-10.3f (%u %s)\n", "Goodput per GPU (req/s):", r->per_gpu_goodput, r->gpus, r->gpus_given ? "GPUs" : "workers");
     if (r->n_classes == 1) {
         const struct bench_slo *s = &r->classes[0].of.slo;
@@ -200,6 +201,7 @@ static json_t *definitions(const struct bench_result *r)
     put_s(o, "ci95", "the wider of Wilson's interval and that of 20 batch means");
     put_s(o, "request_goodput", "good / duration, drain included (vLLM's)");
     put_s(o, "steady_request_goodput", "good arrivals in [t0, t1] / (t1 - t0)");
+    put_s(o, "saturated", "in the window requests in flight and TTFT both rose (t-test over 20 batches, 95 %) to twice their start or more");
     put_s(o, "token_deadlines", "share of tokens that came by scheduled + TTFT + i * TPOT; what a failed request did not send is late");
     put_s(o, "sched_lag", "sent - max(scheduled, a place within --max-concurrency was free), ms: the generator's own delay");
     put_s(o, "wasted_prefill_tokens", "input tokens of requests that got a first token and did not complete");
@@ -277,6 +279,7 @@ static json_t *pd_json(const struct bench_result *r)
     put_f(o, "offered_rate", r->offered_rate);
     put_f(o, "request_goodput", r->steady_goodput);
     put_f(o, "per_gpu_goodput", r->per_gpu_goodput);
+    put(o, "saturated", r->has_trend ? json_boolean(r->saturated) : NULL);
     put_u(o, "gpus", r->gpus);
     put_s(o, "gpus_from", r->gpus_given ? "option" : "workers");
     put_f(o, "warmup", r->warmup);
@@ -637,6 +640,8 @@ static void get_pd(struct reader *d, const json_t *pd, struct bench_result *r)
     get_f(d, steady, "cooldown", &r->cooldown);
     get_f(d, steady, "grace_s", &r->grace_s);
     get_metric(d, steady, r, "ttft", &r->slo_ttft);
+    r->has_trend = json_is_boolean(json_object_get(steady, "saturated"));
+    get_b(d, steady, "saturated", &r->saturated);
     get_u32(d, steady, "gpus", &r->gpus);
     char from[16];
     get_s(d, steady, "gpus_from", from, sizeof from);

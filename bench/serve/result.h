@@ -118,6 +118,7 @@ struct bench_result {
     struct bench_interval ci95, ci95_wilson, ci95_batch; /* of joint; ci95 is the wider one */
     bool has_batch;
     double steady_t0_s, steady_t1_s, offered_rate, steady_goodput, per_gpu_goodput; /* rates: NAN when the window has no length */
+    bool has_trend, saturated;          /* in the window both the requests in flight and TTFT rose: the rate is more than is served */
     double token_deadline_share;        /* of the tokens due in the window: came by scheduled + TTFT + i * TPOT; NAN without both objectives */
     uint64_t n_one_token, n_no_token, n_deflected, wasted_prefill_tokens, n_failovers, n_preemptions;
     double sched_lag_p50_ms, sched_lag_p99_ms, sched_lag_max_ms;

@@ -49,13 +49,31 @@ struct bench_interval bench_wilson(uint64_t k, uint64_t n)
     return (struct bench_interval){k == 0 ? 0 : fmax(0, centre - half), k == n ? 1 : fmin(1, centre + half)};
 }
 
-bool bench_batch_means(const double *x, size_t n, struct bench_interval *ret)
+static bool make_batches(const double *x, size_t n, double means[BENCH_N_BATCHES])
 {
     size_t batch = n / BENCH_N_BATCHES;
     if (batch < 2) return false;
     const double *from = x + n % BENCH_N_BATCHES;
-    double means[BENCH_N_BATCHES];
     for (size_t b = 0; b < BENCH_N_BATCHES; b++) means[b] = bench_mean(from + b * batch, batch);
+    return true;
+}
+
+bool bench_rises(const double *x, size_t n, double floor)
+{
+    double y[BENCH_N_BATCHES], mid = (BENCH_N_BATCHES - 1) / 2.0, sxx = 0, sxy = 0, rest = 0;
+    if (!make_batches(x, n, y)) return false;
+    double mean = bench_mean(y, BENCH_N_BATCHES);
+    for (int b = 0; b < BENCH_N_BATCHES; b++) sxx += (b - mid) * (b - mid), sxy += (b - mid) * (y[b] - mean);
+    double slope = sxy / sxx;
+    for (int b = 0; b < BENCH_N_BATCHES; b++) rest += pow(y[b] - mean - slope * (b - mid), 2);
+    double error = sqrt(rest / (BENCH_N_BATCHES - 2) / sxx);
+    return slope > BENCH_T95_18_UP * error && mean + slope * mid >= 2 * fmax(floor, mean - slope * mid);
+}
+
+bool bench_batch_means(const double *x, size_t n, struct bench_interval *ret)
+{
+    double means[BENCH_N_BATCHES];
+    if (!make_batches(x, n, means)) return false;
     double mean = bench_mean(means, BENCH_N_BATCHES);
     double error = bench_std(means, BENCH_N_BATCHES) / sqrt(BENCH_N_BATCHES - 1.0); /* of the mean: sample deviation over sqrt(batches) */
     *ret = (struct bench_interval){mean - BENCH_T95_19 * error, mean + BENCH_T95_19 * error};

@@ -10,6 +10,7 @@
 
 #define BENCH_Z95 1.959963984540054    /* the normal distribution's 97.5 % point */
 #define BENCH_N_BATCHES 20
+#define BENCH_T95_18_UP 1.734063606617536 /* one-sided 95 %, BENCH_N_BATCHES - 2 degrees */
 #define BENCH_T95_19 2.093024054408263 /* Student's, for BENCH_N_BATCHES - 1 degrees of freedom */
 
 struct bench_interval {
@@ -29,6 +30,10 @@ struct bench_interval bench_wilson(uint64_t k, uint64_t n);
 /* 95 % interval of the mean of values in order of time that may be correlated: BENCH_N_BATCHES batches of neighbours, of equal length (the
  * first n mod BENCH_N_BATCHES values are left out). False, *ret untouched, with fewer than two values a batch. */
 bool bench_batch_means(const double *x, size_t n, struct bench_interval *ret);
+
+/* Do the values rise with time? Means of BENCH_N_BATCHES batches (as above, so that neighbours being alike is no rise), a line through them; true
+ * when its slope is positive at 95 % (one-sided t-test) and it ends at twice its start or more, a start below `floor` counting as floor. */
+bool bench_rises(const double *x, size_t n, double floor);
 
 /* Ranks (1..n) of the order statistics that enclose the p-th percentile (0 < p < 100) with at least 95 %: the exact binomial interval, at
  * most 2.5 % outside on either side. Rank 0 or n + 1: no value of the sample bounds that side. */

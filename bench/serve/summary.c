@@ -233,6 +233,41 @@ static bool in_window(const struct bench_result *r, const struct bench_request *
     return offered(q) && arrival_s(r, q) >= r->steady_t0_s && arrival_s(r, q) <= r->steady_t1_s;
 }
 
+/* Over-saturation, as guidellm sees it: work piles up and answers take longer and longer. A long queue that does not grow is none, and a server
+ * that turns requests away keeps its queue. */
+static void trend(struct bench_result *r)
+{
+    size_t n = 0;
+    double(*order)[2] = malloc((r->n_requests + 1) * sizeof *order); /* arrival, TTFT ms */
+    struct values ends = values_open(r->n_requests), starts = values_open(r->n_requests), flying = values_open(r->n_requests), ttft = values_open(r->n_requests);
+    TD_ASSERT(order);
+    for (size_t i = 0; i < r->n_requests; i++) {
+        const struct bench_request *q = &r->requests[i];
+        if (!offered(q)) continue;
+        values_add(&starts, arrival_s(r, q));
+        values_add(&ends, isnan(q->end_s) ? INFINITY : q->end_s);
+        if (!in_window(r, q) || isnan(q->first_s)) continue;
+        order[n][0] = arrival_s(r, q);
+        order[n++][1] = (q->first_s - arrival_s(r, q)) * 1e3;
+    }
+    bench_sort(starts.x, starts.n);
+    bench_sort(ends.x, ends.n);
+    qsort(order, n, sizeof *order, by_arrival);
+    for (size_t i = 0, started = 0, ended = 0; i < n; i++) {
+        while (started < starts.n && starts.x[started] <= order[i][0]) started++;
+        while (ended < ends.n && ends.x[ended] <= order[i][0]) ended++;
+        values_add(&flying, (double)(started - ended));
+        values_add(&ttft, order[i][1]);
+    }
+    r->has_trend = n >= 2 * BENCH_N_BATCHES && order[n - 1][0] > order[0][0];
+    r->saturated = r->has_trend && bench_rises(flying.x, n, 1) && bench_rises(ttft.x, n, 0);
+    free(order);
+    free(ends.x);
+    free(starts.x);
+    free(flying.x);
+    free(ttft.x);
+}
+
 /* Tokens that came by the time a reader who follows the objectives would want them. What a request that did not complete was asked for and
  * did not send is late. */
 static void token_deadlines(struct bench_result *r)
@@ -352,6 +387,7 @@ void bench_result_summarise(struct bench_result *r)
     metrics(r);
     peaks(r);
     window(r);
+    trend(r);
     token_deadlines(r);
     classes(r);
     tenants(r);

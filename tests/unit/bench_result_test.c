@@ -254,6 +254,26 @@ static void batches_widen_the_interval(void **state)
     bench_result_free(&r);
 }
 
+/* One server, an arrival every 10 ms: at 8 ms a request nobody waits, at 12 ms everybody waits longer than the one before. */
+static void saturation(void **state)
+{
+    (void)state;
+    static const struct { double service_ms; size_t n; bool has_trend, saturated; } cases[] = {{8, 200, true, false}, {12, 200, true, true}, {12, 30, false, false}};
+    for (size_t c = 0; c < 3; c++) {
+        struct bench_result r;
+        result_init(&r, cases[c].n);
+        double free_ms = 0;
+        for (size_t i = 0; i < cases[c].n; i++) {
+            double at_ms = 10.0 * (double)(i + 1), start_ms = fmax(at_ms, free_ms);
+            free_ms = start_ms + cases[c].service_ms;
+            add(&r, at_ms / 1e3, 0, free_ms - at_ms, 1, 0, BENCH_COMPLETED);
+        }
+        bench_result_summarise(&r);
+        if (r.has_trend != cases[c].has_trend || r.saturated != cases[c].saturated) fail_msg("case %zu: trend %d saturated %d", c, r.has_trend, r.saturated);
+        bench_result_free(&r);
+    }
+}
+
 /* --- objectives as text --------------------------------------------------------------------------------------------------------------- */
 
 static void objectives(void **state)
@@ -439,7 +459,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(verdicts_and_window), cmocka_unit_test(cooldown_in_seconds), cmocka_unit_test(other_objectives),
         cmocka_unit_test(late_generator_fails_the_run), cmocka_unit_test(closed_loop_clock), cmocka_unit_test(peaks),
-        cmocka_unit_test(classes_and_tenants), cmocka_unit_test(batches_widen_the_interval), cmocka_unit_test(objectives),
+        cmocka_unit_test(classes_and_tenants), cmocka_unit_test(batches_widen_the_interval), cmocka_unit_test(saturation), cmocka_unit_test(objectives),
         cmocka_unit_test(classes_as_text), cmocka_unit_test(written_and_read_back), cmocka_unit_test(vllm_keys), cmocka_unit_test(files_of_others),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -82,6 +82,31 @@ static void batch_means(void **state)
     assert_true(ci.hi - ci.lo > 4 * (w.hi - w.lo));
 }
 
+static void rising(void **state)
+{
+    (void)state;
+    double up[400], slight[400], flat[400], down[400], waves[400], late[30];
+    struct bench_rng r = bench_rng_at(5, 0, 0);
+    for (int i = 0; i < 400; i++) {
+        double noise = bench_rng_unit(&r) - 0.5;
+        up[i] = 1 + i / 100.0 + noise;       /* 1 to 5 */
+        slight[i] = 10 + i / 100.0 + noise;  /* 10 to 14: certain, and not twice */
+        flat[i] = 3 + noise;
+        down[i] = 5 - i / 100.0 + noise;
+        waves[i] = 3 + 2 * sin(i / 400.0 * 4 * 3.14159265) + noise;
+    }
+    for (int i = 0; i < 30; i++) late[i] = i;
+    assert_true(bench_rises(up, 400, 0));
+    assert_false(bench_rises(up, 400, 3)); /* from below the floor to 5 is not twice 3 */
+    assert_false(bench_rises(slight, 400, 0));
+    assert_false(bench_rises(flat, 400, 0));
+    assert_false(bench_rises(down, 400, 0));
+    assert_false(bench_rises(waves, 400, 0));
+    assert_false(bench_rises(late, 30, 0)); /* too few */
+    for (int i = 0; i < 400; i++) flat[i] = i / 20 == 10 ? 1000 : 1; /* one burst in the middle */
+    assert_false(bench_rises(flat, 400, 0));
+}
+
 static void percentile_ranks(void **state)
 {
     (void)state;
@@ -155,7 +180,7 @@ static void generator(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(percentiles), cmocka_unit_test(moments), cmocka_unit_test(wilson), cmocka_unit_test(batch_means),
+        cmocka_unit_test(percentiles), cmocka_unit_test(moments), cmocka_unit_test(wilson), cmocka_unit_test(batch_means), cmocka_unit_test(rising),
         cmocka_unit_test(percentile_ranks), cmocka_unit_test(jain), cmocka_unit_test(worst_tenth), cmocka_unit_test(generator),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
