@@ -102,7 +102,8 @@ def main():
             for path in g.paths:
                 one_round(g, path, rng, out, rows)
     commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False).stdout.strip()
-    print(f"{os.path.basename(os.path.abspath(g.model))} bf16, {g.rounds} rounds of {g.requests}, load {load:.1f} .. {os.getloadavg()[0]:.1f}, commit {commit}; us")
+    print(f"{os.path.basename(os.path.abspath(g.model))} bf16, {g.rounds} rounds of {g.requests}, load {load:.1f} .. {os.getloadavg()[0]:.1f}, "
+          f"commit {commit}; us")
     print(f"{'path':5} {'prompt':>6} {'KiB':>6} {'left':>6} {'handover p50 (rounds)':>24} {'p99':>7} {'exposed':>8} {'queue':>6} {'transfer':>8} {'wire':>6} "
           f"{'alone':>6} {'minus wire p50':>14} {'p99':>7}")
     new = g.csv and not os.path.exists(g.csv)

@@ -81,7 +81,8 @@ def main():
     commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False).stdout.strip()
     print(f"{os.path.basename(os.path.abspath(g.model))} bf16, prompt {g.prompt} in steps of {g.step_tokens}, {n_bytes / 1024:.0f} KiB over {g.mbit} Mbit/s, "
           f"{g.rounds} rounds of {g.requests}, load {load:.1f} .. {os.getloadavg()[0]:.1f}, commit {commit}")
-    names = {"with": "with transfer, ms", "prefill": "prefill meanwhile, ms", "compute": "compute only, ms", "alone": "transfer alone, ms", "waited": "decode waited, ms",
+    names = {"with": "with transfer, ms", "prefill": "prefill meanwhile, ms", "compute": "compute only, ms",
+             "alone": "transfer alone, ms", "waited": "decode waited, ms",
              "hidden": "hidden", "hidden_waited": "hidden, by waiting"}
     out = {}
     for name, text in names.items():

@@ -115,8 +115,8 @@ static void port_connect(struct nic *v, struct port *o, const struct port *peer)
     uint32_t at = 0;
     while (at < port.n_gids && (v->vb->query_gid(peer->device, 1, at, &gid) || gid.type != TD_VB_GID_ROCE_V2)) at++;
     need(at < port.n_gids, "an address");
-    struct td_vb_route route = {.port = 1, .hop_limit = 64, .gid_index = at, .ethernet = true, .mtu_bytes = port.mtu_bytes, .local_psn = 1, .remote_psn = 1, .timeout = 16,
-                                .retry = 7, .rnr_retry = 7, .min_rnr_timer = 12, .rd_atomic_in = 1, .rd_atomic_out = 1};
+    struct td_vb_route route = {.port = 1, .hop_limit = 64, .gid_index = at, .ethernet = true, .mtu_bytes = port.mtu_bytes, .local_psn = 1,
+                                .remote_psn = 1, .timeout = 16, .retry = 7, .rnr_retry = 7, .min_rnr_timer = 12, .rd_atomic_in = 1, .rd_atomic_out = 1};
     memcpy(route.remote_gid, gid.raw, sizeof route.remote_gid);
     for (int q = 0; q < N_QPS; q++) {
         route.remote_qp = peer->qp[q]->num;
@@ -318,8 +318,9 @@ int main(int argc, char **argv)
         for (int i = 0; i < 4; i++) qsort(columns[i], (size_t)repeats, sizeof plan[0], by_value);
         double mid = plan[repeats / 2], mid_post = posts[repeats / 2];
         long last = repeats - 1;
-        printf("%s,%d,%" PRIu64 ",%s,%u,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%ld\n", shapes[k / 2].name, n, shapes[k / 2].block_bytes, shuffled ? "shuffled" : "neighbours",
-               f.n_wr, mid, plan[0], plan[last], mid * 1e3 / f.n_wr, mid_post, posts[0], posts[last], mid_post * 1e3 / f.n_wr, both[repeats / 2], both[0], both[last],
+        printf("%s,%d,%" PRIu64 ",%s,%u,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%ld\n", shapes[k / 2].name, n,
+               shapes[k / 2].block_bytes, shuffled ? "shuffled" : "neighbours", f.n_wr, mid, plan[0], plan[last], mid * 1e3 / f.n_wr, mid_post, posts[0],
+               posts[last], mid_post * 1e3 / f.n_wr, both[repeats / 2], both[0], both[last],
                done[repeats / 2] * 1e3 / f.n_wr, repeats);
         nic_close(&v, pool_bytes);
         td_xfer_core_destroy(&p.core);

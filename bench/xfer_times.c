@@ -236,7 +236,8 @@ enum role { SENDER, RECEIVER, IDLE, CUT };
 
 static void death_row(enum td_xfer_path path, enum role role, long repeats)
 {
-    static const char *const names[] = {"peer stopped: op failed", "peer stopped: slot failed", "peer stopped: idle connection closed", "network lost: op failed"};
+    static const char *const names[] = {"peer stopped: op failed", "peer stopped: slot failed", "peer stopped: idle connection closed",
+                                        "network lost: op failed"};
     static double ms[MAX_REPEATS];
     for (long i = 0; i < repeats; i++) {
         both_open(path, 1);
