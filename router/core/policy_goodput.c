@@ -102,20 +102,20 @@ struct found {
 
 /* A margin above 1 refuses requests that would more likely than not have been good. That is right when what they cost would make others miss, so it counts by how scarce
  * prefill time and room on decode workers are: what lies idle has no price. */
-static double ttft_margin(const struct td_policy_view *v, double q, bool local)
+static double price_of(const struct td_policy_view *v, bool local)
 {
     double u = v->utilisation[local ? TD_ROLE_DECODE : TD_ROLE_PREFILL];
-    double price = fmax((u - PRICE_FROM) / (PRICE_TO - PRICE_FROM), v->decode_pressure / FULL_PRESSURE);
-    return q <= 1 ? q : 1 + (q - 1) * fmin(1, fmax(0, price));
+    return fmin(1, fmax(0, fmax((u - PRICE_FROM) / (PRICE_TO - PRICE_FROM), v->decode_pressure / FULL_PRESSURE)));
 }
 
 /* Is this pair good, and is it better? c holds its predictions. */
 static void consider(const struct td_policy_view *v, const struct td_policy_ask *a, const struct td_choice *c, bool fits, struct found *f)
 {
-    double q_t = ttft_margin(v, td_latency_margin(v->latency, TD_LAT_TTFT, a->slo_class, c->prefill_bucket), c->local);
+    double price = price_of(v, c->local), q_t = td_latency_margin(v->latency, TD_LAT_TTFT, a->slo_class, c->prefill_bucket);
+    if (q_t > 1) q_t = 1 + (q_t - 1) * price;
     double q_d = td_latency_margin(v->latency, TD_LAT_TPOT, a->slo_class, c->decode_bucket);
     const struct td_core_worker *d = &v->workers[c->decode];
-    double need = (a->queue_s + c->ttft_s) * q_t, cost = c->ttft_s + c->gap_s;
+    double need = (a->queue_s + c->ttft_s) * q_t, cost = c->ttft_s + c->gap_s + price * c->prefill_s;
     if (need < f->least_ttft_need) f->least_ttft_need = need;
     if (fits && (!f->room || cost < f->fastest_cost)) {
         f->room = true;
