@@ -1,0 +1,93 @@
+/* run_flight.h - a run on its way and the flight of one request: what the files of a run share. Nobody else includes it.
+ *
+ *   run.c         pacing: sleeps to each request's time, takes a place, waits for the end; bench_run
+ *   run_plan.c    before: checks, the data set, the schedule, classes and tenants, what is recorded of the run
+ *   run_ask.c     before: the channel, and the calls that are waited for (Models, Status, Tokenize)
+ *   run_flight.c  during: one request on the wire, its stamps and its end. Loop thread */
+#ifndef BENCH_SERVE_RUN_FLIGHT_H
+#define BENCH_SERVE_RUN_FLIGHT_H
+
+#include <pthread.h>
+
+#include "bench/serve/rng.h"
+#include "bench/serve/run.h"
+#include "common/base/clock.h"
+#include "common/rpc/rpc.h"
+#include "tandem/v1/inference.pb-c.h"
+
+/* What draws from the seed here: see bench_rng_at. */
+enum { WHAT_CLASS = 32, WHAT_TENANT, WHAT_SAMPLING, WHAT_WARMUP };
+
+struct extra { /* of --extra-body */
+    bool has_top_k, has_min_p, has_repetition_penalty, has_seed, has_priority;
+    int64_t top_k, priority, seed;
+    double min_p, repetition_penalty, presence_penalty, frequency_penalty;
+};
+
+struct run {
+    const struct bench_run_config *config;
+    struct extra extra;
+    struct td_rpc_loop *loop;
+    struct td_rpc_channel *channel;
+    struct td_rpc_client_method generate;
+    char model[128];
+    uint32_t vocab, max_model_len;
+    struct bench_dataset *dataset;
+    struct bench_result result;
+    uint64_t t0_ns;
+    uint64_t max_active;         /* 0 = no limit */
+
+    pthread_mutex_t mu;
+    pthread_cond_t cond;
+    uint64_t n_active, n_done;   /* mu */
+    double *free_at_s;           /* mu: ring of max_active times at which places came free, next to be taken first */
+    uint64_t free_head, n_free;  /* mu */
+
+    struct flight *live;         /* loop thread */
+};
+
+struct flight { /* one request on its way */
+    struct run *run;
+    struct bench_request *q;
+    struct td_rpc_call *call;
+    struct flight *next, **prev;
+    uint32_t gaps_capacity;
+    bool cancelled, finished;
+    Tandem__V1__GenerateRequest m;
+    Tandem__V1__Sampling sampling;
+    Tandem__V1__StopConditions stop;
+    Tandem__V1__Objectives objectives;
+    Tandem__V1__TokenIds ids;
+    char id[48], tenant[24];
+};
+
+static inline td_status run_no_memory(struct td_err *err) { return td_fail(err, TD_ERR_NOMEM, "bench: out of memory"); }
+static inline bool run_stopped(const struct run *r) { return r->config->stop && *r->config->stop; }
+/* Seconds after the run's start; negative before it. */
+static inline double run_since_s(const struct run *r, uint64_t ns)
+{
+    return ns >= r->t0_ns ? (double)(ns - r->t0_ns) / 1e9 : -(double)(r->t0_ns - ns) / 1e9;
+}
+
+/* --- run_plan.c: in this order */
+td_status run_check(const struct bench_run_config *c, struct td_err *err);
+td_status run_parse_extra(const json_t *body, struct extra *x, struct td_err *err);
+bool run_is_closed(const struct bench_run_config *c);
+td_status run_open_dataset(struct run *r, struct td_err *err);   /* needs the model's vocabulary */
+void run_describe_classes(struct run *r);
+td_status run_plan(struct run *r, struct td_err *err);
+void run_describe(struct run *r);
+
+/* --- run_ask.c */
+td_status run_connect(struct run *r, struct td_err *err);
+td_status run_discover(struct run *r, struct td_err *err);       /* model, vocabulary, workers. TD_ERR_PEER: nobody there */
+td_status run_count_tokens(void *run, const char *const *texts, size_t n, int32_t *counts, struct td_err *err);
+const char *run_code_name(int code);                             /* of a gRPC status */
+
+/* --- run_flight.c */
+struct flight *run_flight_make(struct run *r, struct bench_request *q, size_t index, const char *text, int32_t n_ids);
+void run_flight_free(struct flight *f);                          /* one that was not posted */
+void run_flight_start(void *flight);                             /* posted to the loop; frees itself at its end */
+void run_cancel_live(void *run);                                 /* posted to the loop */
+
+#endif
