@@ -386,7 +386,7 @@ static void lying_senders(bool windows)
     for (enum lie lie = 0; lie < N_LIES; lie++) {
         struct liar l;
         if (lie == WRITE_BESIDE && !windows) continue; /* README.md: who has the pool's keys can; digests find what they cover */
-        if (lie == WRITE_BESIDE && !strncmp(real_devices[0], "rxe", 3)) { /* seen on 6.x: its responder checks a window's state and its registration's bounds */
+        if (lie == WRITE_BESIDE && !strncmp(real_devices[0], "rxe", 3)) { /* seen on Linux 6.1: the bounds that it checks are the registration's */
             print_message("%s: Soft-RoCE does not check the bounds of a window\n", lies[lie]);
             continue;
         }
