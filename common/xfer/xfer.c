@@ -780,7 +780,12 @@ static void *progress(void *ctx)
             if (c) xfer_conn_close(x, c, TD_ERR_PEER, "what was given up does not retire", true); /* its other transfers are not to blame */
             busy = true;
         }
-        if (x->n_conns || x->accept_paused || (x->rdma && xfer_rdma_waits(x))) tick = tick < x->next_check_ns ? tick : x->next_check_ns;
+        if (x->n_conns || x->accept_paused) tick = tick < x->next_check_ns ? tick : x->next_check_ns;
+        if (x->rdma) {
+            uint64_t due = xfer_rdma_due(x);
+            if (due <= now) due = now + x->peer_timeout_ns / 16; /* it waits for the links of what was there before, or is being tried */
+            if (due < tick) tick = due;
+        }
         uint64_t wait_ms = tick == TD_NEVER_NS ? UINT64_MAX : tick <= now ? 0 : (tick - now + TD_NS_PER_MS - 1) / TD_NS_PER_MS;
         if (x->hooks.now_ns && wait_ms > 5) wait_ms = 5; /* an injected clock does not wake us */
         int timeout = busy ? 0 : wait_ms > 60000 ? 60000 : (int)wait_ms;

@@ -220,9 +220,9 @@ bool xfer_rdma_sleep(struct td_xfer *x);                                        
 void xfer_rdma_woke(struct td_xfer *x, uint64_t slept_ns, bool by_channel);
 void xfer_rdma_fence(struct td_xfer *x, struct td_xfer_conn *c);                   /* kills the link: after it nothing of it reads or lands. Drops the lock */
 void xfer_rdma_late(struct td_xfer *x, const struct td_xfer_conn *c);              /* SETUP took too long: its silent rails are avoided for a while */
-/* Rails that died or were never up: tries them again when their time has come. waits: there are any, so it must be called now and then. */
+/* Rails that died or were never up: tries them again when their time has come. due: that time; TD_NEVER_NS: all are there. */
 void xfer_rdma_revive(struct td_xfer *x, uint64_t now);
-bool xfer_rdma_waits(const struct td_xfer *x);
+uint64_t xfer_rdma_due(const struct td_xfer *x);
 /* Both sides have a rail that the link of this READY connection lacks, and it is time to try one with more; sets the next time. */
 bool xfer_rdma_lacks(struct td_xfer *x, struct td_xfer_conn *c, uint64_t now);
 uint32_t xfer_rdma_home(struct td_xfer_conn *c, uint64_t n_bytes); /* bits of the queue pairs of an op of so many bytes; 0: all */

@@ -555,13 +555,14 @@ void xfer_rdma_revive(struct td_xfer *x, uint64_t now)
     }
 }
 
-bool xfer_rdma_waits(const struct td_xfer *x)
+uint64_t xfer_rdma_due(const struct td_xfer *x)
 {
-    for (uint32_t i = 0; i < x->rdma->n_rails; i++) {
+    uint64_t due = TD_NEVER_NS;
+    for (uint32_t i = 0; i < x->rdma->n_rails && x->rdma->has_pool; i++) {
         const struct rail *rail = &x->rdma->rail[i];
-        if (x->rdma->has_pool && !rail->refused && (!rail->device || rail->dead)) return true;
+        if (!rail->refused && (!rail->device || rail->dead) && rail->reopen_ns < due) due = rail->reopen_ns;
     }
-    return false;
+    return due;
 }
 
 bool xfer_rdma_lacks(struct td_xfer *x, struct td_xfer_conn *c, uint64_t now)

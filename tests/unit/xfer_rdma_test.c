@@ -68,6 +68,10 @@ struct end {
     uint32_t fail_data_posts;  /* so many calls with data are refused by the device */
     uint32_t wrong_data;       /* so many requests with data carry other bytes than they should */
     uint64_t wrong_addr;       /* these */
+    uint32_t n_changes;        /* after so many calls with data the source changes, when the bytes have landed, to */
+    uint64_t change_seed;      /* this content, */
+    uint8_t *change_at;        /* in this block of change_bytes */
+    uint64_t change_bytes;
     uint64_t bad_key_of;       /* what is sent from this address goes by a key that the receiver never gave */
     uint32_t n_data, n_words;
     uint64_t data_bytes[TD_FAKE_DEVICES_MAX]; /* posted */
@@ -235,12 +239,14 @@ static int spy_post_send(struct td_vb_qp *qp, struct td_vb_send *wrs, uint32_t n
     uint32_t d;
     struct end *e = end_of(qp->device, &d);
     bool refuse = false;
+    uint32_t n_data = 0;
     pthread_mutex_lock(&e->lock);
     for (uint32_t i = 0; i < n; i++) {
         bool data = wrs[i].op == TD_VB_WRITE && wrs[i].sge[0].bytes > 64; /* no probe */
         if (wrs[i].op == TD_VB_WRITE_IMM && (wrs[i].imm & 0xf) == TD_XFER_IMM_FINAL) e->n_words++;
         if (!data) continue;
         e->n_data++;
+        n_data++;
         for (uint32_t k = 0; k < wrs[i].n_sge; k++) e->data_bytes[d] += wrs[i].sge[k].bytes;
         if (e->fail_data_posts) refuse = true;
         for (uint32_t k = 0; k < wrs[i].n_sge && e->bad_key_of; k++)
@@ -251,7 +257,19 @@ static int spy_post_send(struct td_vb_qp *qp, struct td_vb_send *wrs, uint32_t n
         }
     }
     if (refuse) e->fail_data_posts--;
+    bool change = !refuse && n_data && e->n_changes;
+    e->n_changes -= change;
     pthread_mutex_unlock(&e->lock);
+    if (change) { /* the writer of these blocks is not done with them, whatever it said */
+        struct td_fake_counters before, now;
+        uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS);
+        td_fake_counters_get(e->f, TD_FAKE_ALL, &before);
+        int error = e->real->post_send(qp, wrs, n, ret_n_posted);
+        do td_fake_counters_get(e->f, TD_FAKE_ALL, &now);
+        while (now.writes_landed < before.writes_landed + n_data && td_now_ns() < until);
+        node_fill_bytes(e->change_at, e->change_bytes, e->change_seed);
+        return error;
+    }
     if (!refuse) return e->real->post_send(qp, wrs, n, ret_n_posted);
     *ret_n_posted = 0;
     return EIO;
@@ -1960,6 +1978,38 @@ static void wrong_bytes_are_never_ready(void **state)
     pair_close(t);
 }
 
+/* The source changes after submit, between the NIC's reading and the digest's: nothing is ready that is not what the sender digested. The second attempt
+ * carries what the sender holds now, which happens to be right here; a source that goes on changing ends as above. */
+static void source_bytes_that_change_are_caught(void **state)
+{
+    static const struct setup checked = {.qps = 1, .digest_every = 1};
+    struct transfer m;
+    (void)state;
+    struct pair *t = pair_open(&checked);
+    whole(t, 3);
+    for (int round = 0; round < 3; round++) {
+        uint64_t n_bad = stats(&t->d).n_digest_mismatches, sent = stats(&t->p).bytes_sent;
+        grant(t, &m, 3, WAIT_MS);
+        op(t, &m, WAIT_MS);
+        assert_int_equal(submit(t, &m, 0, 1, false), TD_OK);
+        WAIT_FOR(stats(&t->p).bytes_sent == sent + t->s.block_bytes); /* so that the rest is posted at once, and digested after that */
+        node_fill_bytes(block(t, &t->p, m.src[1]), t->s.block_bytes, 1);
+        pthread_mutex_lock(&t->p.lock);
+        t->p.change_at = block(t, &t->p, m.src[1]);
+        t->p.change_bytes = t->s.block_bytes;
+        t->p.change_seed = m.seed + 1;
+        t->p.n_changes = 1;
+        pthread_mutex_unlock(&t->p.lock);
+        assert_int_equal(submit(t, &m, 1, 2, true), TD_OK);
+        finish(t, &m, true);
+        assert_int_equal(t->p.n_changes, 0);
+        assert_int_equal(stats(&t->d).n_digest_mismatches, n_bad + 1);
+        if (!m.ready || !m.done) fail_msg("%s, %s", m.slot_end.reason, m.op_end.reason); /* and its content was compared */
+        whole(t, 5);
+    }
+    pair_close(t);
+}
+
 /* --- 7: what users of other systems suffered, by row of that list ----------------------------------------------------------------- */
 
 static void pains_01_a_stale_grant_reads_and_writes_nothing(void **state)
@@ -2378,6 +2428,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(forged_answers_are_refused),
         cmocka_unit_test(forged_offers_are_refused),
         cmocka_unit_test(wrong_bytes_are_never_ready),
+        cmocka_unit_test(source_bytes_that_change_are_caught),
         cmocka_unit_test(pains_01_a_stale_grant_reads_and_writes_nothing),
         cmocka_unit_test(pains_02_an_abort_during_writes_frees_nothing_early),
         cmocka_unit_test(pains_03_what_is_rejected_holds_nothing),
