@@ -753,8 +753,13 @@ static bool link_describe(struct td_xfer *x, struct xfer_rdma_link *l, const uin
     l->per_rail = n_qps;
     l->n_qps = n_rails * n_qps;
     for (uint32_t i = 0; i < n_rails; i++) {
-        const struct rail *rail = &r->rail[rails[i]];
+        struct rail *rail = &r->rail[rails[i]];
         struct td_xfer_rail *to = &s->rail[i];
+        struct td_vb_port port;
+        pthread_mutex_unlock(&x->lock);
+        int e = r->vb->query_port(rail->device, r->config.port, &port);
+        pthread_mutex_lock(&x->lock);
+        if (!e && port.active) rail->plan.mtu_bytes = port.mtu_bytes; /* no event tells of another MTU */
         *to = (struct td_xfer_rail){.lid = rail->port.lid, .ethernet = rail->port.ethernet, .index = rails[i], .mtu_bytes = rail->plan.mtu_bytes};
         memcpy(to->gid, rail->gid.raw, sizeof to->gid);
         s->probe_rkey[i] = rail->probe_mr->rkey;

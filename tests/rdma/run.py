@@ -35,10 +35,11 @@ TESTS = [
     ("xfer_cut", 60, XFER + " a_cut_connection*"),
     ("xfer_random", 120, "env TANDEM_XFER_SOAK=60 " + XFER + " random_transfers*child*"),
     ("xfer_liar", 120, "env TANDEM_XFER_REAL=rxe0,rxe1 BIN/xfer_liar_test"),
-    ("cluster", 300, PYTEST + " tests/rdma/test_rdma_cluster.py -k 'not killed'"),
+    ("cluster", 400, PYTEST + " tests/rdma/test_rdma_cluster.py -k 'not long and not killed'"),
+    ("cluster_kill", 300, PYTEST + " tests/rdma/test_rdma_cluster.py -k killed_workers"),
 ]
 LONG = [  # a stop is noticed after seconds, so those tests are here
-    ("cluster_kill", 500, PYTEST + " tests/rdma/test_rdma_cluster.py -k killed"),
+    ("cluster_long", 600, PYTEST + " tests/rdma/test_rdma_cluster.py -k long"),
     ("xfer_all", 700, "env TANDEM_XFER_SOAK=400 " + XFER),
 ]
 # Run when they are named: figures, which depend on the machine and fail nothing.

@@ -1,9 +1,11 @@
 """Router, prefill and decode whose KV goes by RDMA between two Soft-RoCE devices: the oracle's tokens, with packets lost, with the link down for a
-second in the middle, and with either worker killed. Runs in scripts/rdma-vm, by tests/rdma/run.py; every deadline is the slow machine's."""
+second in mid-transfer, with another MTU or address than the devices had, and with either worker killed. Each fault is seen to have happened, by a counter
+of the device, of the kernel or of the workers. Runs in scripts/rdma-vm, by tests/rdma/run.py; every deadline is the slow machine's."""
 import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -63,14 +65,14 @@ def free_port():
 class RdmaCluster(Cluster):
     """Prefill workers on one device, decode workers on the other, and no other path allowed."""
 
-    def __init__(self, **rest):
-        self.metrics = {}
+    def __init__(self, host=None, **rest):
+        self.metrics, self.host = {}, host
         super().__init__(**rest)
 
     def start_worker(self, role, wait=True, env=None, args=()):
         device, address = END[role]
         port = self.metrics[f"{role}-{self.next_index[role]}"] = free_port()
-        return super().start_worker(role, wait, env, ["--transfer", "rdma", "--rdma-devices", device, "--transfer-host", address, "--kv-digest", "always",
+        return super().start_worker(role, wait, env, ["--transfer", "rdma", "--rdma-devices", device, "--transfer-host", self.host or address, "--kv-digest", "always",
                                                       "--max-step-tokens", 32, "--metrics-listen", f"127.0.0.1:{port}", *args])
 
     def scrape(self, name):
@@ -83,14 +85,67 @@ REQUESTS = [{"ids": [3 + (i * 131 + k * 17) % 1000 for k in range(20 + (i * 19 +
              "temperature": 0.0 if i % 2 else 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.0, "repetition_penalty": 1.0} for i in range(8)]
 
 
-@pytest.fixture(scope="module")
-def want():
-    done = subprocess.run([os.path.join(BIN, "one_process"), POCKET, "f32", "1", "512", "0", "0", "16MiB"], input=json.dumps(REQUESTS), capture_output=True,
+def one_process(dtype):
+    done = subprocess.run([os.path.join(BIN, "one_process"), POCKET, dtype, "1", "512", "0", "0", "16MiB"], input=json.dumps(REQUESTS), capture_output=True,
                           text=True, timeout=60 * SLOW, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     tokens = [r["tokens"] for r in json.loads(done.stdout)["results"]]
     assert any(len(set(t)) > 3 for t in tokens)
     return tokens
+
+
+@pytest.fixture(scope="module")
+def want():
+    return one_process("f32")
+
+
+def device_counters():
+    """What both devices have counted of packets that were lost, came twice or out of turn, and of links that went."""
+    names = ("completer_retry_err", "duplicate_request", "out_of_seq_request", "rcvd_seq_err", "retry_exceeded_err", "link_downed")
+    total = dict.fromkeys(names, 0)
+    for device in ("rxe0", "rxe1"):
+        for name in names:
+            with open(f"/sys/class/infiniband/{device}/ports/1/hw_counters/{name}", encoding="ascii") as f:
+                total[name] += int(f.read())
+    return total
+
+
+def counted(before):
+    return {name: n - before[name] for name, n in device_counters().items()}
+
+
+def place_of_threads(pid):
+    """Where each thread of a process is, and how long it ran and waited for a CPU: for an engine that made no turn."""
+    lines = []
+    for tid in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
+        row = []
+        for name in ("comm", "schedstat", "syscall", "stack"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{tid}/{name}", encoding="ascii", errors="replace") as f:
+                row.append(name + " " + f.read().strip().replace("\n", " < "))
+        lines.append(f"  {tid}: " + "; ".join(row))
+    return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def stalls_explained(c):
+    """Says where a worker's threads are when its engine makes no turn. A machine that is slow enough can do that to it; a lock must not."""
+    stop, seen = threading.Event(), {}
+
+    def look():
+        while not stop.wait(1):
+            for d in list(c.workers.values()):
+                n = d.log().count(" ev=engine_stuck ")
+                if n > seen.get(d.name, 0) and d.alive():
+                    print(f"engine_stuck: {d.name}, load {os.getloadavg()}\n{place_of_threads(d.pid)}", flush=True)
+                seen[d.name] = n
+
+    t = threading.Thread(target=look)
+    t.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        t.join()
 
 
 def send(c, want, n=4):
@@ -120,9 +175,14 @@ def test_tokens_are_one_process_s(cluster, want):
     assert cluster.scrape("decode-0")["td_kv_digest_blocks_total"] >= len(REQUESTS)
 
 
+def qdisc_drops():
+    text = subprocess.run(["tc", "-s", "-j", "qdisc", "show", "dev", "v0"], check=True, capture_output=True, text=True, timeout=30 * SLOW).stdout
+    return sum(q["drops"] for q in json.loads(text))
+
+
 @contextlib.contextmanager
-def loss(share):
-    run(f"tc qdisc add dev v0 root netem loss {share}")
+def netem(what):
+    run(f"tc qdisc add dev v0 root netem {what}")
     try:
         yield
     finally:
@@ -130,51 +190,169 @@ def loss(share):
 
 
 def test_lost_packets_are_sent_again(cluster, want):
-    with loss("0.5%"):
-        send(cluster, want)
+    before = device_counters()
+    with netem("loss 5%"):
+        for _ in range(6):  # chance drops them
+            send(cluster, want)
+            n = counted(before)
+            if qdisc_drops() and n["completer_retry_err"] + n["duplicate_request"] + n["out_of_seq_request"] + n["rcvd_seq_err"]:
+                break
+        else:
+            raise AssertionError(f"{qdisc_drops()} packets were dropped, and the devices counted {n}")
+        print(f"{qdisc_drops()} packets dropped; {n}")
     cluster.wait_idle()
+    assert cluster.scrape("decode-0")["td_kv_digest_mismatches_total"] == 0
 
 
-def test_link_down_for_a_second(cluster, want):
-    """In the middle of a stream of requests. The port goes down with the link, and with it the queue pairs: what was under way is sent anew."""
+@contextlib.contextmanager
+def requests_running(c, want):
+    """A stream of them beside the block; at least one round before it and two after what it did. Yields nothing; every request must come out right."""
     stop, errors, n_rounds = threading.Event(), [], [0]
 
     def stream():
         try:
             while not stop.is_set():
-                send(cluster, want)
+                send(c, want)
                 n_rounds[0] += 1
         except AssertionError as e:
             errors.append(e)
 
     t = threading.Thread(target=stream)
     t.start()
-    cluster.wait_for(lambda: n_rounds[0] or errors, "a round", 30 * SLOW)
-    run("ip link set v1 down")
-    time.sleep(1)  # the fault's length, not a wait
+    try:
+        c.wait_for(lambda: n_rounds[0] or errors, "a round", 60 * SLOW)
+        yield
+        after = n_rounds[0]
+        c.wait_for(lambda: n_rounds[0] >= after + 2 or errors, "two more rounds", 60 * SLOW)
+    finally:
+        stop.set()
+        t.join()
+    assert not errors, errors
+    c.wait_idle()
+
+
+def link_up():
     run("ip link set v1 up")
     run("ip route replace 10.9.1.1/32 dev v1 table 102")  # went with the link
-    after = n_rounds[0]
-    cluster.wait_for(lambda: n_rounds[0] >= after + 2 or errors, "two more rounds", 30 * SLOW)
-    stop.set()
-    t.join()
-    assert not errors, errors
-    cluster.wait_idle()
+
+
+def link_down_for_a_second():
+    run("ip link set v1 down")
+    time.sleep(1)  # the fault's length, not a wait
+    link_up()
+
+
+def test_link_down_for_a_second(cluster, want):
+    """The port goes down with the link, and with it the queue pairs: what was under way is fenced, and sent anew over new ones."""
+    before, was = device_counters(), {name: cluster.scrape(name) for name in ("prefill-0", "decode-0")}
+    with netem("delay 100ms"), requests_running(cluster, want):  # slow enough that some transfer is met in the middle
+        for _ in range(10):
+            cluster.wait_for(lambda: cluster.scrape("decode-0")["td_kv_cache_usage_ratio"] > 0, "a request", 30 * SLOW)
+            link_down_for_a_second()
+            if cluster.scrape("decode-0")["td_kv_transfer_fenced_total"] > was["decode-0"]["td_kv_transfer_fenced_total"]:
+                break
+        else:
+            raise AssertionError("the link was down ten times and never in the middle of a transfer")
+    assert counted(before)["link_downed"] >= 2
+    for name in ("prefill-0", "decode-0"):
+        m = cluster.scrape(name)
+        assert m["td_rdma_rail_errors_total"] > was[name]["td_rdma_rail_errors_total"], name
+        assert m['td_kv_transfer_peers{path="rdma"}'] == 1 and m["td_kv_transfer_fallbacks_total"] == 0, name
     assert cluster.scrape("decode-0")["td_kv_digest_mismatches_total"] == 0
+
+
+def bytes_per_packet(c, want):
+    """Of one round, at the sender's device."""
+    def sent():
+        with open("/sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts", encoding="ascii") as f:
+            return c.scrape("prefill-0")['td_kv_transfer_bytes_total{direction="sent"}'], int(f.read())
+
+    n_bytes, n_packets = sent()
+    send(c, want)
+    after_bytes, after_packets = sent()
+    return (after_bytes - n_bytes) / (after_packets - n_packets)
+
+
+def test_one_end_has_a_small_mtu(cluster, want):
+    """Set while its link is down: links that come after it go by the smaller of both ports. (Under a link that stands Soft-RoCE would send what is too large
+    for ever: it takes seven retries for any number.)"""
+    assert bytes_per_packet(cluster, want) > 1024
+    run("ip link set v1 down")
+    run("ip link set v1 mtu 1500")
+    link_up()
+    try:
+        send(cluster, want, 2)  # the link comes back under it
+        assert 0 < bytes_per_packet(cluster, want) <= 1024
+    finally:
+        run("ip link set v1 down")
+        run("ip link set v1 mtu 9000")
+        link_up()
+    send(cluster, want, 2)
+    cluster.wait_idle()
+    assert bytes_per_packet(cluster, want) > 1024
+    assert cluster.scrape("decode-0")["td_kv_digest_mismatches_total"] == 0
+
+
+def exits_by_kill(c, names):
+    return [name for name in names if c.workers[name].process.poll() == -signal.SIGKILL]
+
+
+def test_bf16():
+    want = one_process("bf16")
+    with RdmaCluster(dtype="bf16", worker_args=["--no-prefix-cache"]) as c, stalls_explained(c):
+        send(c, want, 3)
+        c.wait_idle()
 
 
 def test_killed_workers(want):
     """Either role, in the middle of a transfer; another worker of the role stands by, and a new one takes the dead one's place."""
     victims = {"decode-0": "decode_armed:kill:2", "prefill-0": "final_submitted:kill:2"}
-    with RdmaCluster(prefill=2, decode=2, worker_args=["--no-prefix-cache"], envs={name: {"TANDEM_FAULT": fault} for name, fault in victims.items()}) as c:
+    envs = {name: {"TANDEM_FAULT": fault} for name, fault in victims.items()}
+    with RdmaCluster(prefill=2, decode=2, worker_args=["--no-prefix-cache"], envs=envs) as c, stalls_explained(c):
         for _ in range(8):
             send(c, want)
-            if not any(c.workers[name].alive() for name in victims):
+            if len(exits_by_kill(c, victims)) == len(victims):
                 break
-        for name in victims:
-            assert not c.workers[name].alive(), f"{name} did not reach its fault point"
+        assert exits_by_kill(c, victims) == list(victims), "not every victim reached its fault point"
         c.wait_idle()
         c.start_worker("decode")
         c.start_worker("prefill")
         send(c, want)
         c.wait_idle()
+
+
+def test_long_killed_whenever(want):
+    """SIGKILL from outside while requests run, three times for each role, and each time a new worker takes the place."""
+    with RdmaCluster(prefill=2, decode=2, worker_args=["--no-prefix-cache"]) as c, stalls_explained(c):
+        for i in range(6):
+            role = ("decode", "prefill")[i % 2]
+            victim = f"{role}-{i // 2}"
+            with requests_running(c, want):
+                c.wait_for(lambda name=victim: any(w.name == name and w.transfers for w in c.status().workers), f"{victim} to transfer", 60 * SLOW)
+                c.workers[victim].signal(signal.SIGKILL)
+                c.workers[victim].process.wait(30 * SLOW)
+                c.start_worker(role)
+        assert len(exits_by_kill(c, [f"{role}-{i}" for role in ("decode", "prefill") for i in range(3)])) == 6
+
+
+def test_long_an_address_changes(want):
+    """The receiver's device gets another address and loses the one that it had; frames go over the loopback device and do not notice."""
+    with RdmaCluster(worker_args=["--no-prefix-cache"], host="127.0.0.1") as c:
+        send(c, want)
+        n_before = len(re.findall(" ev=kv_path path=rdma ", c.workers["decode-0"].log()))
+        run("ip addr add 10.9.1.52/32 dev v1")
+        run("ip rule add pref 20 from 10.9.1.1 to 10.9.1.52 lookup 101")
+        run("ip rule add pref 21 from 10.9.1.52 to 10.9.1.1 lookup 102")
+        run("ip route add 10.9.1.52/32 dev v0 table 101")
+        run("ip addr del 10.9.1.2/24 dev v1")
+        run("ip route replace 10.9.1.1/32 dev v1 table 102")
+        try:
+            for _ in range(2):
+                send(c, want)
+            c.wait_idle()
+            assert len(re.findall(" ev=kv_path path=rdma ", c.workers["decode-0"].log())) > n_before
+            assert c.scrape("decode-0")["td_kv_digest_mismatches_total"] == 0
+        finally:
+            run("ip addr add 10.9.1.2/24 dev v1")
+            run("ip addr del 10.9.1.52/32 dev v1")
+            run("ip route replace 10.9.1.1/32 dev v1 table 102")

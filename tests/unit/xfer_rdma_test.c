@@ -79,6 +79,7 @@ struct end {
     enum gate gate;            /* these calls wait until it is another */
     uint32_t n_at_gate, n_expired; /* now; that waited for GATE_S */
     pthread_cond_t gate_moved;
+    uint32_t mtu_bytes;        /* what ports say; 0: the truth */
     uint32_t refuse_opens;     /* so many opens of a device fail */
     uint32_t n_refused_opens;
 };
@@ -218,6 +219,17 @@ static int spy_qp_rtr(struct td_vb_qp *qp, const struct td_vb_route *route)
     return e->real->qp_rtr(qp, route);
 }
 
+static int spy_query_port(struct td_vb_device *d, uint8_t port, struct td_vb_port *ret_port)
+{
+    uint32_t i;
+    struct end *e = end_of(d, &i);
+    int error = e->real->query_port(d, port, ret_port);
+    pthread_mutex_lock(&e->lock);
+    if (!error && e->mtu_bytes) ret_port->mtu_bytes = e->mtu_bytes;
+    pthread_mutex_unlock(&e->lock);
+    return error;
+}
+
 static int spy_qp_rts(struct td_vb_qp *qp, const struct td_vb_route *route)
 {
     uint32_t i;
@@ -348,6 +360,7 @@ static td_status end_open(struct end *e, const struct setup *s, const struct sid
     e->vb.qp_destroy = spy_qp_destroy;
     e->vb.qp_init = spy_qp_init;
     e->vb.qp_rtr = spy_qp_rtr;
+    e->vb.query_port = spy_query_port;
     e->vb.qp_rts = spy_qp_rts;
     e->vb.qp_error = spy_qp_error;
     e->vb.post_send = spy_post_send;
@@ -2274,6 +2287,29 @@ static void *open_gate_later(void *arg)
     return NULL;
 }
 
+/* No event tells of it: the port is asked when a link is set up. */
+static void an_mtu_changes(void **state)
+{
+    static const uint32_t mtus[][2] = {{1024, 4096}, {4096, 1024}, {4096, 4096}}; /* at the sender, at the receiver, from then on */
+    (void)state;
+    struct pair *t = pair_open(&plain);
+    whole(t, 5);
+    for (size_t i = 0; i < sizeof mtus / sizeof mtus[0]; i++) {
+        for (int k = 0; k < 2; k++) {
+            struct end *e = k ? &t->d : &t->p;
+            pthread_mutex_lock(&e->lock);
+            e->mtu_bytes = mtus[i][k];
+            pthread_mutex_unlock(&e->lock);
+        }
+        assert_true(td_fake_qp_break(t->p.f, live_qp(&t->p, 0, 0).num, true));
+        WAIT_FOR(n_live_qps(&t->p) == 0 && n_live_qps(&t->d) == 0);
+        whole(t, 12);
+        assert_int_equal(live_qp(&t->p, 0, 0).route.mtu_bytes, mtus[i][0] < mtus[i][1] ? mtus[i][0] : mtus[i][1]);
+        assert_int_equal(live_qp(&t->d, 0, 0).route.mtu_bytes, mtus[i][0] < mtus[i][1] ? mtus[i][0] : mtus[i][1]);
+    }
+    pair_close(t);
+}
+
 /* The peer goes, or this side, while the device has not answered yet. */
 static void a_set_up_that_nobody_wants_any_more_leaves_nothing(void **state)
 {
@@ -2424,6 +2460,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(sides_may_have_different_rails),
         cmocka_unit_test(slow_set_up_keeps_nobody_waiting),
         cmocka_unit_test(slow_fences_keep_nobody_waiting),
+        cmocka_unit_test(an_mtu_changes),
         cmocka_unit_test(a_set_up_that_nobody_wants_any_more_leaves_nothing),
         cmocka_unit_test(forged_answers_are_refused),
         cmocka_unit_test(forged_offers_are_refused),
