@@ -30,9 +30,11 @@ static void print_json(const Tandem__V1__StatusResponse *s)
 {
     json_t *workers = json_array();
     for (size_t i = 0; i < s->n_workers; i++) json_array_append_new(workers, worker_json(s->workers[i]));
-    json_t *root = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "model", s->model, "mode", s->mode, "policy", s->policy, "uptime_ms",
+    json_t *root = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:I, s:f, s:I, s:f, s:o}", "model", s->model, "mode", s->mode, "policy", s->policy, "uptime_ms",
                              (json_int_t)s->uptime_ms, "queued", (json_int_t)s->queued, "live", (json_int_t)s->live, "finished",
-                             (json_int_t)s->finished, "failed", (json_int_t)s->failed, "failovers", (json_int_t)s->failovers, "workers", workers);
+                             (json_int_t)s->finished, "failed", (json_int_t)s->failed, "failovers", (json_int_t)s->failovers, "bound", s->bound,
+                             "want_prefill", (json_int_t)s->want_prefill, "want_decode", (json_int_t)s->want_decode, "arrival_rate", s->arrival_rate, "refused",
+                             (json_int_t)s->refused, "attainment", s->attainment, "workers", workers);
     json_dumpf(root, stdout, JSON_INDENT(2));
     putchar('\n');
     json_decref(root);
@@ -43,6 +45,10 @@ static void print_table(const Tandem__V1__StatusResponse *s)
     printf("model %s   mode %s   policy %s   up %llu s   queued %u   live %u   finished %llu   failed %llu   failovers %llu\n", s->model, s->mode,
            s->policy, (unsigned long long)(s->uptime_ms / 1000), s->queued, s->live, (unsigned long long)s->finished,
            (unsigned long long)s->failed, (unsigned long long)s->failovers);
+    printf("%.1f requests/s   bound by %s   refused %llu", s->arrival_rate, s->bound[0] ? s->bound : "(unknown)", (unsigned long long)s->refused);
+    if (s->attainment >= 0) printf("   objectives met %.1f %%", 100 * s->attainment);
+    if (s->want_decode) printf("   the load asks for %u prefill and %u decode workers", s->want_prefill, s->want_decode);
+    printf("\n");
     printf("%-20s %-8s %-9s %-22s %17s %8s %8s %8s %10s %10s\n", "WORKER", "ROLE", "STATE", "ADDRESS", "KV HELD+CACHED", "OF", "RUNNING", "WAITING",
            "PREFILL/s", "DECODE/s");
     for (size_t i = 0; i < s->n_workers; i++) {

@@ -295,6 +295,15 @@ void fleet_status(struct router *r, Tandem__V1__StatusResponse *out, Tandem__V1_
     out->finished = st.finished;
     out->failed = st.failed;
     out->failovers = st.failovers;
+    struct td_core_advice advice;
+    td_core_advice(r->core, &advice);
+    out->bound = (char *)(uintptr_t)td_bound_name(advice.bound);
+    out->want_prefill = advice.want[TD_ROLE_PREFILL];
+    out->want_decode = advice.want[TD_ROLE_DECODE];
+    out->arrival_rate = st.arrival_rate;
+    out->refused = st.refused;
+    uint64_t judged = st.judged;
+    out->attainment = judged ? (double)st.good / (double)judged : -1;
     out->workers = ptrs;
     for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
         struct worker_conn *w = &r->workers[i];

@@ -120,12 +120,37 @@ static void follow_core(struct router *r, const struct td_core_stats *now)
         td_metric_set(m->coverage[i], q.coverage);
         td_metric_set(m->mape[i], q.mape);
     }
+    struct td_core_advice a;
+    td_core_advice(r->core, &a);
+    for (int i = 0; i < 2; i++) {
+        td_metric_set(m->wanted[i], a.want[i]);
+        td_metric_set(m->needed[i], a.need[i]);
+        td_metric_set(m->utilisation[i], a.utilisation[i]);
+    }
+    for (int i = 0; i < TD_BOUND_N; i++) td_metric_set(m->bound[i], (int)a.bound == i);
+    uint64_t now_ns = td_now_ns();
+    if (a.bound != r->told_bound && now->arrival_rate > 0.1 && now_ns - r->told_bound_ns > 10 * TD_NS_PER_S) {
+        r->told_bound_ns = now_ns;
+        td_info("goodput_bound", "by=%s was=%s prefill_util=%.2f decode_util=%.2f want_prefill=%u want_decode=%u", td_bound_name(a.bound),
+                td_bound_name(r->told_bound), a.utilisation[0], a.utilisation[1], a.want[0], a.want[1]);
+        r->told_bound = a.bound;
+    }
+}
+
+/* How busy this thread was since the last tick. */
+static uint64_t busy_permille(struct router *r)
+{
+    uint64_t now = td_now_ns(), cpu = td_thread_cpu_ns(), busy = 0;
+    if (r->tick_ns && now > r->tick_ns) busy = (cpu - r->tick_cpu_ns) * 1000 / (now - r->tick_ns);
+    r->tick_ns = now;
+    r->tick_cpu_ns = cpu;
+    return busy < 1000 ? busy : 1000;
 }
 
 static void on_tick(void *arg)
 {
     struct router *r = arg;
-    router_event(r, (struct td_core_event){.kind = TD_EV_TICK});
+    router_event(r, (struct td_core_event){.kind = TD_EV_TICK, .a = busy_permille(r)});
     if (r->log) fflush(r->log);
     struct td_core_stats st;
     td_core_stats(r->core, &st);
@@ -169,6 +194,14 @@ static struct router_metrics *metrics_new(void)
     m.missed_tpot = td_counter("td_slo_requests_total", "outcome=\"missed_tpot\"", "Finished requests with objectives, by outcome; one that misses both counts in both");
     m.hit_predicted = td_counter("td_prefix_hit_tokens_total", "source=\"predicted\"", "Prompt tokens that the index expected, or the worker found, in its prefix cache");
     m.hit_real = td_counter("td_prefix_hit_tokens_total", "source=\"found\"", "Prompt tokens that the index expected, or the worker found, in its prefix cache");
+    static const char *const role_label[2] = {"role=\"prefill\"", "role=\"decode\""};
+    static const char *const bound_label[TD_BOUND_N] = {"by=\"none\"", "by=\"prefill\"", "by=\"transfer\"", "by=\"decode\"", "by=\"router\""};
+    for (int i = 0; i < 2; i++) {
+        m.wanted[i] = td_gauge("td_recommended_workers", role_label[i], "Workers that the offered load asks for, with hysteresis; 0 = too early to say");
+        m.needed[i] = td_gauge("td_needed_workers", role_label[i], "The same before rounding and hysteresis");
+        m.utilisation[i] = td_gauge("td_worker_utilisation", role_label[i], "Share of time the role's workers spend in steps, EWMA");
+    }
+    for (int i = 0; i < TD_BOUND_N; i++) m.bound[i] = td_gauge("td_goodput_bound", bound_label[i], "1 = this bounds goodput now");
     m.arrival_rate = td_gauge("td_request_arrival_rate", "", "Requests per second, half-life 5 s");
     m.coverage[0] = td_gauge("td_prediction_coverage", "objective=\"ttft\"", "Share of the last 512 placed requests within prediction times margin; aims at attainment");
     m.coverage[1] = td_gauge("td_prediction_coverage", "objective=\"tpot\"", "Share of the last 512 placed requests within prediction times margin; aims at attainment");

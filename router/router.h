@@ -134,6 +134,9 @@ struct router {
     uint64_t hashes[TD_CORE_MAX_HASHES];   /* of the request being taken */
     uint64_t *all_hashes;                  /* [max_len / block size]: scratch */
     size_t max_all_hashes;
+    uint64_t tick_ns, tick_cpu_ns;         /* the last tick, and this thread's CPU time then */
+    enum td_bound told_bound;
+    uint64_t told_bound_ns;
     struct td_core *core;
     struct td_core_action *actions;        /* TD_CORE_MAX_ACTIONS_PER_EVENT */
     FILE *log;                             /* decision log, or NULL */
@@ -188,7 +191,7 @@ struct router_metrics {
     struct td_metric *ttft, *tpot, *e2e, *queue, *reserve, *prefill_queue, *prefill, *rpc, *transfer, *running, *waiting;
     struct td_metric *finished, *failed, *cancelled, *failovers, *prompt_tokens, *output_tokens, *mismatches;
     struct td_metric *refused, *deflected, *wasted, *good, *missed_ttft, *missed_tpot, *hit_predicted, *hit_real, *arrival_rate;
-    struct td_metric *coverage[2], *mape[2];
+    struct td_metric *coverage[2], *mape[2], *wanted[2], *needed[2], *utilisation[2], *bound[TD_BOUND_N];
 };
 
 #endif

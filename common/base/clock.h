@@ -11,6 +11,7 @@
 #define TD_NEVER_NS UINT64_MAX /* a deadline that does not exist */
 
 uint64_t td_now_ns(void);      /* CLOCK_MONOTONIC */
+uint64_t td_thread_cpu_ns(void); /* CPU time of the calling thread */
 uint64_t td_wall_ns(void);     /* CLOCK_REALTIME, for log stamps only */
 
 /* now + ms, saturating at TD_NEVER_NS. */

@@ -68,7 +68,9 @@ struct td_core {
     struct td_core_stats stats;
     uint64_t decisions;
     double rate_s;            /* of arrival_rate: the last update */
-    double utilisation[2], utilisation_s, decode_pressure;
+    double utilisation[2], utilisation_s, decode_pressure, refused_share;
+    struct td_advice advice;
+    enum td_bound bound;
     bool room_changed;        /* something ended or came: the queue is worth a walk */
     /* of the event being applied */
     uint64_t now_ns;
@@ -178,7 +180,7 @@ static struct td_order_key key_of(const struct td_core *c, const struct request 
     bool bound = r->ttft_s < INFINITY, started = r->first_ns != 0;
     uint64_t deadline = r->arrived_ns + (started ? 0 : bound ? (uint64_t)(r->ttft_s * 1e9) : NO_DEADLINE_NS);
     return (struct td_order_key){.slo_class = r->slo_class, .tenant = r->tenant, .priority = r->priority, .deadline_ns = deadline, .id = r->id,
-                                 .bound = bound && !started, .hopeless = bound && !started && c->now_ns > deadline};
+                                 .hopeless = bound && !started && c->now_ns > deadline};
 }
 
 static void queue_insert(struct td_core *c, struct request *r)
@@ -267,6 +269,7 @@ static void learn_from(struct td_core *c, const struct request *r)
         td_latency_observe_ratio(c->latency, TD_LAT_TPOT, r->slo_class, r->choice.decode_bucket, r->choice.tpot_s, tpot);
     if (r->ttft_s >= INFINITY && r->tpot_s >= INFINITY) return;
     bool late = ttft > r->ttft_s, slow = tpot > r->tpot_s;
+    c->stats.judged++;
     c->stats.missed_ttft += late;
     c->stats.missed_tpot += slow;
     c->stats.good += !late && !slow;
@@ -363,6 +366,7 @@ static enum outcome place(struct td_core *c, struct request *r, double queue_s)
     c->policy(&v, &a, &choice);
     c->decisions++;
     c->decode_pressure += PRESSURE_STEP * ((choice.decode_bound ? 1 : 0) - c->decode_pressure);
+    c->refused_share += PRESSURE_STEP * ((choice.verdict == TD_REJECT ? 1 : 0) - c->refused_share);
     if (choice.verdict == TD_HOLD) return HELD;
     if (choice.verdict == TD_REJECT) {
         fail(c, r, G_EXHAUSTED, choice.reason, choice.wait_s);
@@ -558,6 +562,10 @@ static void on_request(struct td_core *c, const struct td_core_event *e)
     count_arrival(c);
     uint32_t n_p = c->n_by_role[TD_ROLE_PREFILL], any = n_p ? c->by_role[TD_ROLE_PREFILL][0] : c->n_by_role[TD_ROLE_DECODE] ? c->by_role[TD_ROLE_DECODE][0] : 0;
     r->work_s = td_latency_prefill(c->latency, any, r->n_tokens, 0, c->workers[any].max_step_tokens);
+    double n_out = td_latency_output(c->latency, slo_class, 0.5, r->max_tokens);
+    td_advice_arrival(&c->advice, c->now_s, r->work_s,
+                      td_latency_transfer(c->latency, c->workers[any].node_class, 0, (double)(r->n_tokens * c->workers[any].kv_bytes_per_token)), n_out,
+                      (double)r->n_tokens + n_out / 2, r->tpot_s);
     queue_insert(c, r);
     /* With others waiting it takes its place behind them (dispatch goes by order); refused at once when even so its objective is out of reach. */
     if (td_order_n(c->order) > 1 && c->policy == td_policy_goodput && r->ttft_s < INFINITY) {
@@ -736,12 +744,34 @@ static void update_utilisation(struct td_core *c)
         double now = n > 0 ? fmin(1, busy_s / (n * dt)) : 0;
         c->utilisation[role] = c->utilisation[role] * keep + now * (1 - keep);
     }
+    double forget = exp2(-dt / 30.0); /* when no decisions come, what the last ones said fades */
+    c->decode_pressure *= forget;
+    c->refused_share *= forget;
     c->utilisation_s = c->now_s;
 }
 
-static void on_tick(struct td_core *c)
+static void update_advice(struct td_core *c, uint64_t busy_permille)
+{
+    struct td_advice_fleet f = {.utilisation = {c->utilisation[0], c->utilisation[1]}, .decode_pressure = c->decode_pressure,
+                                .refused_share = c->refused_share, .router_busy = (double)(busy_permille < 1000 ? busy_permille : 1000) / 1000};
+    for (int role = 0; role < 2; role++)
+        for (uint32_t i = 0; i < c->n_by_role[role]; i++) {
+            const struct td_core_worker *w = &c->workers[c->by_role[role][i]];
+            if (w->state != TD_WORKER_READY) continue;
+            f.n[role]++;
+            if (role != TD_ROLE_DECODE) continue;
+            f.decode_node = c->by_role[role][i];
+            f.kv_tokens = w->kv_tokens;
+            f.max_seqs = w->max_seqs;
+        }
+    f.margin = td_latency_margin(c->latency, TD_LAT_TPOT, 0, TD_LAT_LOAD_BUCKETS - 1);
+    c->bound = td_advice_update(&c->advice, c->now_s, &f, c->latency);
+}
+
+static void on_tick(struct td_core *c, uint64_t busy_permille)
 {
     update_utilisation(c);
+    update_advice(c, busy_permille);
     for (uint32_t i = 0; i < c->n_workers; i++) {
         struct td_core_worker *w = &c->workers[i];
         if ((w->state == TD_WORKER_READY || w->state == TD_WORKER_DRAINING) && c->now_ns - w->snapshot_ns > c->cfg.worker_timeout_ms * NS_PER_MS) {
@@ -773,7 +803,7 @@ size_t td_core_step(struct td_core *c, const struct td_core_event *e, struct td_
     struct request *r;
     struct td_core_worker *w;
     switch (e->kind) {
-    case TD_EV_TICK: on_tick(c); break;
+    case TD_EV_TICK: on_tick(c, e->a); break;
     case TD_EV_WORKER_JOIN: on_join(c, e); break;
     case TD_EV_WORKER_SNAPSHOT: on_snapshot(c, e); break;
     case TD_EV_WORKER_DRAIN:
@@ -839,5 +869,11 @@ void td_core_stats(const struct td_core *c, struct td_core_stats *ret_stats)
 }
 
 uint32_t td_core_failovers(const struct td_core *c, uint32_t slot) { return slot < c->cfg.max_requests ? c->requests[slot].failovers : 0; }
+void td_core_advice(const struct td_core *c, struct td_core_advice *ret)
+{
+    *ret = (struct td_core_advice){.bound = c->bound, .want = {c->advice.want[0], c->advice.want[1]}, .need = {c->advice.need[0], c->advice.need[1]},
+                                   .utilisation = {c->utilisation[0], c->utilisation[1]}};
+}
+
 const struct td_latency *td_core_latency(const struct td_core *c) { return c->latency; }
 uint64_t td_core_decisions(const struct td_core *c) { return c->decisions; }

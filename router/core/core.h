@@ -23,6 +23,7 @@
 #include <stdio.h>
 
 #include "common/base/status.h"
+#include "router/core/advice.h"
 #include "router/core/latency.h"
 
 #define TD_CORE_MAX_WORKERS 1024
@@ -64,7 +65,7 @@ struct td_core_config {
 };
 
 enum td_core_event_kind {
-    TD_EV_TICK = 1,
+    TD_EV_TICK = 1,         /* a = how busy the router's own thread was since the last, in 1/1000 */
     TD_EV_WORKER_JOIN,      /* worker, role, a = kv tokens it can hold, b = max_seqs, c = node class, d = rows of one step (0 = unknown), e = KV bytes per token */
     TD_EV_WORKER_SNAPSHOT,  /* worker, a = seq, b = kv tokens held, c = tokens queued, d = running + waiting, e = calls it has taken from us */
     TD_EV_WORKER_DRAIN,     /* worker */
@@ -147,12 +148,20 @@ struct td_core_stats {
     uint64_t refused;              /* of failed: RESOURCE_EXHAUSTED */
     uint64_t deflected;            /* prefilled on a decode worker by choice */
     uint64_t wasted_prefill_tokens;/* computed for an attempt that was lost */
-    uint64_t good, missed_ttft, missed_tpot; /* of finished with objectives */
+    uint64_t judged, good, missed_ttft, missed_tpot; /* of finished with objectives */
     uint64_t predicted_hit_tokens, real_hit_tokens;
     double arrival_rate;           /* requests/s, EWMA over some 10 s */
 };
 void td_core_stats(const struct td_core *core, struct td_core_stats *ret_stats);
 uint32_t td_core_failovers(const struct td_core *core, uint32_t slot);
+/* What to tell the autoscaler and the operator; workers wanted are 0 until enough was seen. */
+struct td_core_advice {
+    enum td_bound bound;
+    uint32_t want[2];              /* by role */
+    double need[2];                /* the same before rounding and hysteresis */
+    double utilisation[2];
+};
+void td_core_advice(const struct td_core *core, struct td_core_advice *ret_advice);
 const struct td_latency *td_core_latency(const struct td_core *core);      /* for metrics */
 uint64_t td_core_decisions(const struct td_core *core);                     /* placements tried since create */
 
