@@ -195,7 +195,7 @@ const char *xfer_tcp_why(const struct td_xfer_conn *c);
 ssize_t xfer_tcp_data_read(struct td_xfer *x, struct td_xfer_conn *c);
 ssize_t xfer_tcp_data_write(struct td_xfer *x, struct td_xfer_conn *c);
 
-/* xfer_rdma.c. Progress thread only, but open, mem_add and close. */
+/* xfer_rdma.c and xfer_rails.c (open, mem_add, usable, revive, due). Progress thread only, but open, mem_add and close. */
 td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_rdma_config *config, struct td_err *err);
 void xfer_rdma_close(struct td_xfer *x);
 td_status xfer_rdma_mem_add(struct td_xfer *x, struct td_err *err);                /* registers the pool on every rail */

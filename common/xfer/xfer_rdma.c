@@ -51,10 +51,7 @@
  * 300 s while errors go on, unless every rail is. Asynchronous events end the links of their rail or queue pair, because a dead
  * completion queue would never tell.
  *
- * Rails that come back. A port that becomes active is used again; a device that died, or had no active port at the start, is opened and registered anew by
- * a thread beside this one (a pool takes seconds), first after 1 s, then after twice as long, up to 30 s. The initiator of a link that lacks a
- * rail which both sides have dials a second connection with all that are up, at once when one came back here, else at the same intervals, because
- * the peer's may have; when more rails than the old one's have been probed, ops start there, and the old one is closed when its last has ended. Source: reference design "transfer", 1, 2.7, 7.3, 7.4, 7.6. */
+ * Which rails there are, and how they come back: xfer_rails.c. Source: reference design "transfer", 1, 2.7, 7.3, 7.4, 7.6. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -62,508 +59,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
-#include "common/xfer/rdma_select.h"
-#include "common/xfer/verbs.h"
-#include "common/xfer/xfer_internal.h"
+#include "common/xfer/xfer_rdma.h"
 
 #define CHAIN TD_RDMA_CHAIN
 #define CHAIN_BYTES (2u << 20)  /* after so many the next queue pair has its turn; a transfer of no more than that has one for itself */
 #define WR_BYTES (1u << 20)
-#define MAX_LINKS 256
-#define CELL 64                /* a probe's bytes */
 #define FENCE_NS (200 * TD_NS_PER_MS)
 #define SPIN_MAX_NS 50000
-#define AVOID_NS TD_NS_PER_S
-#define AVOID_MAX_NS (300 * TD_NS_PER_S)
-#define REOPEN_NS TD_NS_PER_S
-#define REOPEN_MAX_NS (30 * TD_NS_PER_S)
-#define WINDOWS 128            /* of each queue pair of an accepted link */
 
-struct rail {
-    char name[TD_VB_NAME_MAX];
-    struct td_vb_device *device;
-    struct td_vb_limits limits;
-    struct td_vb_port port;
-    struct td_vb_gid gid;
-    struct td_vb_cq *cq;
-    struct td_vb_srq *srq;
-    uint32_t srq_spent;
-    struct td_vb_mr **mr;      /* [n_regions] */
-    struct td_vb_mr *probe_mr;
-    struct td_rdma_plan plan;
-    uint32_t cq_used;          /* a flush of every queue pair fits plan.cq_depth */
-    bool dead;                 /* the device is gone, or tells nothing any more */
-    bool refused;              /* it can not serve: never tried again */
-    uint64_t avoid_until_ns, avoid_ns, last_error_ns;
-    uint64_t reopen_ns, reopen_wait_ns; /* it has no device, or is dead: when it is tried again */
-};
-
-/* A rail comes back: a thread of its own closes what is left of it, opens the device and registers the pool, which may take seconds. */
-struct revival {
-    struct td_xfer *x;
-    pthread_t thread;
-    bool runs;
-    _Atomic bool done;
-    uint32_t at;
-    struct rail old, fresh;
-    td_status status;
-    struct td_err err;
-};
-
-struct xfer_rdma {
-    const struct td_verbs *vb;
-    struct td_xfer_rdma_config config;
-    uint64_t quarantine_ns;
-    uint32_t n_rails, n_links; /* rails keep their numbers: peers go by them. One that is not there has no device */
-    struct rail rail[TD_XFER_RAILS_MAX];
-    struct revival revival;
-    bool has_pool;             /* mem_add was called */
-    uint64_t region_bytes;
-    uint32_t n_regions;
-    uint8_t *cells;            /* [2][MAX_LINKS][TD_XFER_QPS_MAX][CELL]: that peers probe, that we send */
-    struct xfer_rdma_link *link[MAX_LINKS];
-    uint64_t spin_ns;
-    uint64_t n_wr, n_doorbells, n_rail_errors, n_async, n_windows, n_wide, n_ups; /* n_ups: rails that came back */
-    struct grant_windows *grant; /* [max_slots]; NULL: config.windows is not set */
-    uint32_t **op_keys;        /* [max_ops][run * n_qps + queue pair]: keys that TARGETS brought, where the peer has windows; made when first needed */
-};
-
-struct pending {               /* a request that has not completed: of an op (WRITE) or of a slot (READ) */
-    uint32_t id, n_bytes;
-    bool is_read;
-};
-#define NO_ID UINT32_MAX       /* of neither: a probe */
-#define RECV_ID UINT64_MAX     /* of every receive; a request has its link, queue pair and number */
-
-struct link_qp {
-    struct td_vb_qp *qp;
-    uint8_t rail;              /* ours */
-    uint64_t head, tail;       /* requests [tail, head) are pending; completions may come for ids below head */
-    uint64_t flushed;          /* one past the highest request whose completion was seen */
-    uint64_t in_flight;        /* bytes */
-    uint32_t words;            /* final words under way at the peer */
-    uint32_t recv_left, recv_spent, recv_posted; /* recv_left: receives that the device still has */
-    bool probed;               /* by the peer */
-    struct pending *ring;      /* [plan.send_depth] */
-    struct td_vb_mw *mw[WINDOWS]; /* acceptor with windows */
-};
-
-enum window_state { WINDOWS_NONE = 0, WINDOWS_BINDING, WINDOWS_OPEN, WINDOWS_ENDING };
-
-struct grant_windows {         /* of the slot's bound attempt; the same on every queue pair */
-    enum window_state state;
-    struct xfer_rdma_link *link;
-    uint32_t n;
-    struct { uint32_t window; int32_t block, n_blocks; } at[WINDOWS];
-    struct { uint32_t n_bound, n_posted; uint64_t until; } qp[TD_XFER_QPS_MAX]; /* n_posted of this state's requests; until: tail when they have completed */
-};
-
-/* RTR and RTS of a link's queue pairs. The thread has them, and all of this, until `over`. */
-struct joining {
-    pthread_t thread;
-    atomic_bool over, unwanted;
-    const struct td_verbs *vb;
-    struct td_doorbell *bell;
-    uint32_t n, n_joined;
-    int error;                 /* of queue pair n_joined */
-    struct { struct td_vb_qp *qp; struct td_vb_route route; } at[TD_XFER_QPS_MAX];
-    struct td_xfer_rdma_setup setup; /* what goes on when it is over: acceptor: ours, to be said; initiator: the peer's, to be probed */
-};
-
-struct xfer_rdma_link {
-    uint32_t index;            /* in rdma->link */
-    uint64_t conn;
-    uint32_t n_qps, n_rails, per_rail, next_turn, next_home, op_cursor, slot_cursor;
-    bool may_pull;             /* initiator: the acceptor can READ from this side's pool */
-    struct link_qp qp[TD_XFER_QPS_MAX];
-    struct joining *joining;   /* NULL: its queue pairs are connected, or not yet to be */
-    struct pending fault;      /* the request whose failure no other try mends; id NO_ID: none */
-    bool broken, retry, quiet; /* quiet: it has no connection any more; its completions are taken and nothing is reported */
-    char reason[TD_XFER_REASON_MAX];
-    uint8_t offer[TD_XFER_RDMA_SETUP_BYTES]; /* initiator: ours, for the answer */
-    /* what the peer said */
-    uint32_t peer_recv_wr, n_regions;
-    uint64_t base, region_bytes;
-    uint32_t rkey[TD_XFER_RKEYS_MAX]; /* [region * n_keys + rail of the peer's setup]; acceptor: to READ, initiator: to WRITE */
-    uint8_t key_at[TD_XFER_QPS_MAX];  /* queue pair -> that rail */
-    uint32_t n_keys;                  /* rails of the peer's setup; 0: it gave no keys */
-    bool windows;              /* the accepting side, whichever it is, has them */
-    uint32_t n_free, free_window[WINDOWS];
-    uint32_t peer_rails;       /* initiator: bits of those that the acceptor has at all */
-    uint64_t n_ups, more_ns, more_wait_ns; /* initiator: when a rail that this link lacks is tried next */
-};
-
-static uint8_t *cell(const struct xfer_rdma *r, int out, uint32_t link, uint32_t qp)
-{
-    return r->cells + (((size_t)out * MAX_LINKS + link) * TD_XFER_QPS_MAX + qp) * CELL;
-}
+/* --- links ---------------------------------------------------------------------------------------------------------------------- */
 
 static void link_end(struct td_xfer *x, struct xfer_rdma_link *l);
-
-/* --- rails ---------------------------------------------------------------------------------------------------------------------- */
-
-static bool rail_is_usable(const struct rail *rail)
-{
-    return rail->mr && !rail->dead && rail->port.active;
-}
-
-/* Its completions are to be had. */
-static bool rail_tells(const struct rail *rail)
-{
-    return rail->cq && !rail->dead;
-}
-
-bool xfer_rdma_usable(const struct td_xfer *x)
-{
-    for (uint32_t i = 0; i < x->rdma->n_rails; i++)
-        if (rail_is_usable(&x->rdma->rail[i])) return true;
-    return false;
-}
-
-/* The best entry of the port's table, or the operator's. */
-static td_status pick_gid(const struct xfer_rdma *r, struct rail *rail, struct td_err *err)
-{
-    struct td_vb_gid gids[TD_RDMA_GIDS_MAX];
-    struct td_rdma_gid_ask ask = {.device = rail->name, .ethernet = rail->port.ethernet, .gids = gids, .index = r->config.gid_index};
-    uint32_t positions[TD_RDMA_GIDS_MAX], n = 0;
-    for (uint32_t i = 0, misses = 0; i < rail->port.n_gids && ask.n_gids < TD_RDMA_GIDS_MAX; i++) {
-        bool wanted = r->config.gid_index >= 0 && i == (uint32_t)r->config.gid_index;
-        if (misses >= 16 && !wanted) continue; /* the table's used part is at its start */
-        if (r->vb->query_gid(rail->device, r->config.port, i, &gids[ask.n_gids])) misses++;
-        else ask.n_gids++;
-    }
-    td_status status = td_rdma_gid_rank(&ask, positions, &n, err);
-    if (!status) rail->gid = gids[positions[0]];
-    return status;
-}
-
-static void rail_close(const struct xfer_rdma *r, struct rail *rail)
-{
-    const struct td_verbs *vb = r->vb;
-    for (uint32_t i = 0; rail->mr && i < r->n_regions; i++)
-        if (rail->mr[i]) vb->dereg(rail->mr[i]);
-    free(rail->mr);
-    if (rail->probe_mr) vb->dereg(rail->probe_mr);
-    vb->srq_destroy(rail->srq);
-    vb->cq_destroy(rail->cq);
-    if (rail->device) vb->close(rail->device);
-    struct rail left = {.refused = rail->refused, .avoid_ns = rail->avoid_ns, .last_error_ns = rail->last_error_ns, .avoid_until_ns = rail->avoid_until_ns,
-                        .reopen_ns = rail->reopen_ns, .reopen_wait_ns = rail->reopen_wait_ns};
-    memcpy(left.name, rail->name, sizeof left.name);
-    *rail = left;
-}
-
-/* Opens the device that rail->name says. TD_ERR_NOT_FOUND: the port is not active, or has no address. Any thread. */
-static td_status rail_open(const struct xfer_rdma *r, struct rail *rail, struct td_err *err)
-{
-    const struct td_verbs *vb = r->vb;
-    const char *name = rail->name;
-    td_status status = TD_ERR_DEVICE;
-    int e = vb->open(vb, name, &rail->device);
-    if (e) {
-        rail->device = NULL;
-        return td_fail(err, TD_ERR_DEVICE, "rdma: device %s: open: %s", name, strerror(e));
-    }
-    if ((e = vb->query(rail->device, &rail->limits)) || (e = vb->query_port(rail->device, r->config.port, &rail->port))) {
-        td_fail(err, status, "rdma: device %s port %u: query: %s", name, r->config.port, strerror(e));
-        goto err_close;
-    }
-    if (r->config.windows && (!rail->limits.mw_type2 || !rail->limits.max_mw)) {
-        status = td_fail(err, TD_ERR_UNSUPPORTED, "rdma: device %s has no memory windows of type 2, and rdma_windows asks for them", name);
-        goto err_close;
-    }
-    if (!rail->port.active) {
-        status = td_fail(err, TD_ERR_NOT_FOUND, "rdma: device %s port %u is not active: check the cable, the switch and `ip link`", name, r->config.port);
-        goto err_close;
-    }
-    if ((status = pick_gid(r, rail, err))) {
-        if (status == TD_ERR_UNSUPPORTED) status = TD_ERR_NOT_FOUND;
-        goto err_close;
-    }
-    status = TD_ERR_DEVICE;
-    const struct td_vb_limits *l = &rail->limits;
-    if ((status = td_rdma_plan(name, l, &rail->port, &rail->plan, err))) goto err_close;
-    status = TD_ERR_DEVICE;
-    if ((e = vb->cq_create(rail->device, rail->plan.cq_depth, &rail->cq))) {
-        td_fail(err, status, "rdma: device %s: completion queue of %u: %s", name, rail->plan.cq_depth, strerror(e));
-        goto err_close;
-    }
-    size_t bytes = (size_t)2 * MAX_LINKS * TD_XFER_QPS_MAX * CELL;
-    if ((e = vb->reg(rail->device, r->cells, bytes, TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE, &rail->probe_mr))) {
-        td_fail(err, status, "rdma: device %s: registering %zu bytes: %s", name, bytes, strerror(e));
-        goto err_close;
-    }
-    uint32_t srq_wr = rail->plan.srq_depth;
-    if (srq_wr) { /* no SRQ is no error: every queue pair then has receives of its own */
-        if (vb->srq_create(rail->device, srq_wr, &rail->srq) == 0) {
-            if (vb->srq_post(rail->srq, RECV_ID, srq_wr) == 0) {
-                rail->cq_used = srq_wr;
-            } else {
-                vb->srq_destroy(rail->srq);
-                rail->srq = NULL;
-            }
-        }
-    }
-    return TD_OK;
-
-err_close:
-    rail_close(r, rail);
-    return status;
-}
-
-/* The progress thread hears of it from now on. */
-static td_status rail_watch(struct td_xfer *x, struct rail *rail, struct td_err *err)
-{
-    const struct td_verbs *vb = x->rdma->vb;
-    uint64_t key = XFER_KEY_RDMA + 2 * (uint64_t)(rail - x->rdma->rail);
-    if (!xfer_watch_fd(x, vb->cq_fd(rail->cq), key) || !xfer_watch_fd(x, vb->async_fd(rail->device), key + 1))
-        return td_fail(err, TD_ERR_DEVICE, "rdma: device %s: epoll: %s", rail->name, strerror(errno));
-    vb->cq_arm(rail->cq);
-    return TD_OK;
-}
-
-/* It is not there: tried again after a while, unless for_good. */
-static void rail_absent(struct td_xfer *x, struct rail *rail, bool for_good)
-{
-    rail->refused = for_good;
-    rail->reopen_wait_ns = rail->reopen_wait_ns ? 2 * rail->reopen_wait_ns : REOPEN_NS;
-    if (rail->reopen_wait_ns > REOPEN_MAX_NS) rail->reopen_wait_ns = REOPEN_MAX_NS;
-    rail->reopen_ns = xfer_now(x) + rail->reopen_wait_ns;
-}
-
-/* AUTO goes on without this device, and says why. What no time mends is not tried again. */
-static void rail_lost(struct td_xfer *x, struct rail *rail, td_status status, const char *why)
-{
-    rail_absent(x, rail, status == TD_ERR_UNSUPPORTED || status == TD_ERR_INVALID);
-    xfer_path_tell(x, TD_XFER_PATH_RDMA, status, why);
-}
-
-td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_rdma_config *config, struct td_err *err)
-{
-    struct xfer_rdma *r = calloc(1, sizeof *r);
-    char names[TD_VB_DEVICES_MAX][TD_VB_NAME_MAX];
-    uint32_t n_names = 0, n_wanted = 0;
-    char wanted[TD_XFER_RAILS_MAX][TD_VB_NAME_MAX];
-    struct td_err why = {.msg = ""};
-    if (!r) return td_fail(err, TD_ERR_NOMEM, "rdma: out of memory");
-    x->rdma = r;
-    r->vb = config->verbs;
-    r->config = *config;
-    if (!r->config.port) r->config.port = 1;
-    if (!r->config.timeout) r->config.timeout = TD_RDMA_TIMEOUT;
-    if (!r->config.retry) r->config.retry = TD_RDMA_RETRY;
-    if (!r->config.rnr_retry) r->config.rnr_retry = TD_RDMA_RNR_RETRY + 1;
-    if (!r->config.srq_peers) r->config.srq_peers = 64;
-    if (!r->config.bytes_in_flight) r->config.bytes_in_flight = 8u << 20;
-    if (r->config.qps_per_rail > TD_XFER_RAIL_QPS_MAX || r->config.timeout > 31 || r->config.retry > 7 || r->config.rnr_retry > 8 || r->config.service_level > 15)
-        return td_fail(err, TD_ERR_INVALID, "rdma: qps_per_rail %u (1..%d), timeout %u (1..31), retry %u (1..7) or service_level %u (0..15) is out of range",
-                       r->config.qps_per_rail, TD_XFER_RAIL_QPS_MAX, r->config.timeout, r->config.retry, r->config.service_level);
-    r->quarantine_ns = 4 * (UINT64_C(4096) << r->config.timeout);
-    r->cells = aligned_alloc(4096, (size_t)2 * MAX_LINKS * TD_XFER_QPS_MAX * CELL);
-    r->op_keys = calloc(x->core.max_ops, sizeof(uint32_t *));
-    if (config->windows) r->grant = calloc(x->core.max_slots, sizeof *r->grant);
-    if (!r->cells || !r->op_keys || (config->windows && !r->grant)) return td_fail(err, TD_ERR_NOMEM, "rdma: out of memory");
-    memset(r->cells, 0, (size_t)2 * MAX_LINKS * TD_XFER_QPS_MAX * CELL);
-
-    int e = r->vb->list(r->vb, names, &n_names);
-    if (e && e != ENOSYS) return td_fail(err, TD_ERR_DEVICE, "rdma: listing devices (%s): %s", r->vb->name, strerror(e));
-    if (e) n_names = 0; /* the kernel has no RDMA */
-    for (const char *p = config->devices ? config->devices : ""; *p;) {
-        size_t n = strcspn(p, ",");
-        if (n == 0 || n >= TD_VB_NAME_MAX || n_wanted == TD_XFER_RAILS_MAX)
-            return td_fail(err, TD_ERR_INVALID, "rdma: devices \"%s\" must be at most %d names, separated by commas", config->devices, TD_XFER_RAILS_MAX);
-        snprintf(wanted[n_wanted++], TD_VB_NAME_MAX, "%.*s", (int)n, p);
-        p += n + (p[n] == ',');
-    }
-    bool named = n_wanted > 0;
-    for (uint32_t i = 0; i < n_names && !named && n_wanted < TD_XFER_RAILS_MAX; i++) memcpy(wanted[n_wanted++], names[i], TD_VB_NAME_MAX);
-    uint32_t n_open = 0;
-    for (uint32_t i = 0; i < n_wanted; i++) {
-        struct rail *rail = &r->rail[r->n_rails++];
-        snprintf(rail->name, sizeof rail->name, "%s", wanted[i]);
-        td_status status = rail_open(r, rail, &why);
-        if (!status && (status = rail_watch(x, rail, &why))) rail_close(r, rail);
-        if (!status) n_open++;
-        else if (status == TD_ERR_NOT_FOUND && named) rail_lost(x, rail, status, why.msg);
-        else if (status == TD_ERR_NOT_FOUND) rail_absent(x, rail, false); /* a cable, a switch: it may come yet */
-        else if (named || x->path == TD_XFER_PATH_RDMA || (config->windows && status == TD_ERR_UNSUPPORTED)) return td_fail(err, status, "%s", why.msg);
-        else rail_lost(x, rail, status, why.msg);
-    }
-    if (n_open || (n_wanted && x->path == TD_XFER_PATH_AUTO)) return TD_OK;
-    if (x->path == TD_XFER_PATH_RDMA)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "path rdma was asked for, and there is no usable RDMA device: %s", n_names ? why.msg : "none is listed");
-    xfer_rdma_close(x); /* auto: none is fine */
-    return TD_OK;
-}
-
-void xfer_rdma_close(struct td_xfer *x)
-{
-    struct xfer_rdma *r = x->rdma;
-    if (!r) return;
-    for (uint32_t i = 0; i < MAX_LINKS; i++) {
-        struct xfer_rdma_link *l = r->link[i];
-        if (!l) continue; /* those with a connection were fenced with it */
-        pthread_join(l->joining->thread, NULL);
-        free(l->joining);
-        l->joining = NULL;
-        link_end(x, l);
-    }
-    if (r->revival.runs) {
-        pthread_join(r->revival.thread, NULL);
-        rail_close(r, &r->revival.fresh);
-    }
-    for (uint32_t i = 0; i < TD_XFER_RAILS_MAX; i++)
-        if (r->rail[i].device) rail_close(r, &r->rail[i]);
-    for (uint32_t i = 0; r->op_keys && i < x->core.max_ops; i++) free(r->op_keys[i]);
-    free(r->op_keys);
-    free(r->grant);
-    free(r->cells);
-    free(r);
-    x->rdma = NULL;
-}
-
-/* Registers the pool on one rail. Any thread. */
-static td_status rail_register(const struct td_xfer *x, struct rail *rail, struct td_err *err)
-{
-    const struct xfer_rdma *r = x->rdma;
-    uint64_t total = (uint64_t)x->block_bytes * (uint64_t)x->n_blocks;
-    if (rail->limits.max_mr_bytes && rail->limits.max_mr_bytes < r->region_bytes) /* it came later than the others, which had decided */
-        return td_fail(err, TD_ERR_UNSUPPORTED, "rdma: device %s registers at most %" PRIu64 " bytes at a time, and the pool is split by %" PRIu64, rail->name,
-                       rail->limits.max_mr_bytes, r->region_bytes);
-    /* A window needs no right of the registration below it but that it may be bound there. */
-    unsigned access = TD_VB_LOCAL_WRITE | (r->config.windows ? TD_VB_MW_BIND : TD_VB_REMOTE_WRITE) | (r->config.pull ? TD_VB_REMOTE_READ : 0) |
-                      (rail->limits.relaxed_ordering ? TD_VB_RELAXED_ORDERING : 0);
-    rail->mr = calloc(r->n_regions, sizeof(struct td_vb_mr *));
-    if (!rail->mr) return td_fail(err, TD_ERR_NOMEM, "rdma: out of memory");
-    for (uint64_t k = 0; k < r->n_regions; k++) {
-        uint64_t at = k * r->region_bytes, n = total - at < r->region_bytes ? total - at : r->region_bytes;
-        int e = r->vb->reg(rail->device, x->base + at, n, access, &rail->mr[k]);
-        if (!e) continue;
-        struct rlimit lock = {0};
-        char limit[32] = "unlimited";
-        rail->mr[k] = NULL;
-        getrlimit(RLIMIT_MEMLOCK, &lock);
-        if (lock.rlim_cur != RLIM_INFINITY) snprintf(limit, sizeof limit, "%" PRIu64 " KiB", (uint64_t)lock.rlim_cur >> 10);
-        return td_fail(err, TD_ERR_DEVICE, "rdma: device %s: registering %" PRIu64 " MiB of the KV pool: %s (the locked-memory limit is %s%s)", rail->name,
-                       n >> 20, strerror(e), limit,
-                       lock.rlim_cur != RLIM_INFINITY ? "; raise it: ulimit -l unlimited, LimitMEMLOCK=infinity, or the capability IPC_LOCK in a pod" : "");
-    }
-    return TD_OK;
-}
-
-/* How the pool is split into registrations, the same on every rail. */
-static td_status choose_regions(struct td_xfer *x, struct td_err *err)
-{
-    struct xfer_rdma *r = x->rdma;
-    uint64_t max = UINT64_MAX, total = (uint64_t)x->block_bytes * (uint64_t)x->n_blocks;
-    for (uint32_t i = 0; i < r->n_rails; i++)
-        if (r->rail[i].device && r->rail[i].limits.max_mr_bytes && r->rail[i].limits.max_mr_bytes < max) max = r->rail[i].limits.max_mr_bytes;
-    if (max < x->block_bytes)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "rdma: a block has %zu bytes and the device registers at most %" PRIu64 " at a time", x->block_bytes, max);
-    r->region_bytes = max < total ? max / x->block_bytes * x->block_bytes : total;
-    uint64_t n_regions = (total + r->region_bytes - 1) / r->region_bytes;
-    if (n_regions * r->n_rails > TD_XFER_RKEYS_MAX)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "rdma: a pool of %" PRIu64 " MiB needs %" PRIu64 " registrations on each of %u devices, more than %d in all",
-                       total >> 20, n_regions, r->n_rails, TD_XFER_RKEYS_MAX);
-    r->n_regions = (uint32_t)n_regions;
-    return TD_OK;
-}
-
-td_status xfer_rdma_mem_add(struct td_xfer *x, struct td_err *err)
-{
-    struct xfer_rdma *r = x->rdma;
-    struct td_err why = {.msg = ""};
-    td_status layout = choose_regions(x, &why);
-    if (layout && x->path == TD_XFER_PATH_RDMA) return td_fail(err, layout, "%s", why.msg);
-    r->has_pool = !layout;
-    if (layout) xfer_path_tell(x, TD_XFER_PATH_RDMA, layout, why.msg);
-    for (uint32_t i = 0; i < r->n_rails; i++) {
-        struct rail *rail = &r->rail[i];
-        if (layout) rail->refused = true;
-        if (!rail->device) continue;
-        td_status status = layout ? layout : rail_register(x, rail, &why);
-        if (!status) continue;
-        if (x->path == TD_XFER_PATH_RDMA) return td_fail(err, status, "%s", why.msg);
-        rail_close(r, rail);
-        if (!layout) rail_lost(x, rail, status, why.msg);
-    }
-    return TD_OK;
-}
-
-/* --- rails that come back ------------------------------------------------------------------------------------------------------- */
-
-static void *revive(void *ctx)
-{
-    struct revival *v = ctx;
-    const struct xfer_rdma *r = v->x->rdma;
-    rail_close(r, &v->old);
-    memcpy(v->fresh.name, v->old.name, sizeof v->fresh.name);
-    v->status = rail_open(r, &v->fresh, &v->err);
-    if (!v->status && (v->status = rail_register(v->x, &v->fresh, &v->err))) rail_close(r, &v->fresh);
-    atomic_store(&v->done, true);
-    td_doorbell_ring(&v->x->bell);
-    return NULL;
-}
-
-static void revival_over(struct td_xfer *x)
-{
-    struct xfer_rdma *r = x->rdma;
-    struct revival *v = &r->revival;
-    struct rail *rail = &r->rail[v->at];
-    pthread_join(v->thread, NULL);
-    v->runs = false;
-    if (!v->status) {
-        uint64_t avoid_ns = rail->avoid_ns, last = rail->last_error_ns; /* one that fails again at once is avoided for longer */
-        *rail = v->fresh;
-        rail->avoid_ns = avoid_ns;
-        rail->last_error_ns = last;
-        if (rail_watch(x, rail, NULL) == TD_OK) {
-            r->n_ups++;
-            return;
-        }
-        rail_close(r, rail);
-    }
-    rail_absent(x, rail, v->status == TD_ERR_UNSUPPORTED);
-}
-
-/* One rail that is not there is tried again when its time has come. */
-void xfer_rdma_revive(struct td_xfer *x, uint64_t now)
-{
-    struct xfer_rdma *r = x->rdma;
-    if (r->revival.runs && atomic_load(&r->revival.done)) revival_over(x);
-    for (uint32_t i = 0; i < r->n_rails && r->has_pool && !r->revival.runs; i++) {
-        struct rail *rail = &r->rail[i];
-        bool used = false;
-        if (rail->refused || (rail->device && !rail->dead)) continue;
-        if (rail->dead && !rail->reopen_ns) rail_absent(x, rail, false);
-        for (uint32_t k = 0; k < MAX_LINKS && !used; k++)
-            for (uint32_t q = 0; r->link[k] && q < TD_XFER_QPS_MAX; q++) used |= r->link[k]->qp[q].qp && r->link[k]->qp[q].rail == i;
-        if (used || now < rail->reopen_ns) continue;
-        r->revival = (struct revival){.x = x, .at = i, .old = *rail};
-        rail->mr = NULL;       /* what it had is the thread's */
-        rail->probe_mr = NULL;
-        rail->device = NULL;
-        rail->cq = NULL;
-        rail->srq = NULL;
-        rail->dead = false;
-        rail->cq_used = 0;
-        r->revival.runs = pthread_create(&r->revival.thread, NULL, revive, &r->revival) == 0;
-        if (!r->revival.runs) *rail = r->revival.old;
-    }
-}
-
-uint64_t xfer_rdma_due(const struct td_xfer *x)
-{
-    uint64_t due = TD_NEVER_NS;
-    for (uint32_t i = 0; i < x->rdma->n_rails && x->rdma->has_pool; i++) {
-        const struct rail *rail = &x->rdma->rail[i];
-        if (!rail->refused && (!rail->device || rail->dead) && rail->reopen_ns < due) due = rail->reopen_ns;
-    }
-    return due;
-}
 
 bool xfer_rdma_lacks(struct td_xfer *x, struct td_xfer_conn *c, uint64_t now)
 {
@@ -572,7 +80,7 @@ bool xfer_rdma_lacks(struct td_xfer *x, struct td_xfer_conn *c, uint64_t now)
     uint32_t have = 0, could = 0;
     for (uint32_t q = 0; q < l->n_qps; q++) have |= 1u << l->qp[q].rail;
     for (uint32_t i = 0; i < r->n_rails; i++)
-        if (rail_is_usable(&r->rail[i]) && now >= r->rail[i].avoid_until_ns) could |= 1u << i;
+        if (xfer_rail_is_usable(&r->rail[i]) && now >= r->rail[i].avoid_until_ns) could |= 1u << i;
     if (!(could & l->peer_rails & ~have)) return false;
     if (l->n_ups != r->n_ups) { /* one has come back here: no reason to wait */
         l->n_ups = r->n_ups;
@@ -602,20 +110,6 @@ uint32_t xfer_rdma_n_rails(const struct td_xfer_conn *c)
     return c->rdma ? c->rdma->n_rails : 0;
 }
 
-/* Its rail did something bad: new links avoid it for a while. */
-static void rail_erred(struct td_xfer *x, uint32_t i)
-{
-    struct rail *rail = &x->rdma->rail[i];
-    uint64_t now = xfer_now(x);
-    if (rail->avoid_ns && now - rail->last_error_ns < 2 * rail->avoid_ns) rail->avoid_ns = 2 * rail->avoid_ns < AVOID_MAX_NS ? 2 * rail->avoid_ns : AVOID_MAX_NS;
-    else rail->avoid_ns = AVOID_NS;
-    rail->last_error_ns = now;
-    rail->avoid_until_ns = now + rail->avoid_ns;
-    x->rdma->n_rail_errors++;
-}
-
-/* --- links ---------------------------------------------------------------------------------------------------------------------- */
-
 static struct xfer_rdma_link *link_new(struct xfer_rdma *r, uint64_t conn)
 {
     uint32_t at = 0;
@@ -627,7 +121,7 @@ static struct xfer_rdma_link *link_new(struct xfer_rdma *r, uint64_t conn)
     l->fault.id = NO_ID;
     r->link[at] = l;
     r->n_links++;
-    memset(cell(r, 0, at, 0), 0, (size_t)TD_XFER_QPS_MAX * CELL);
+    memset(xfer_rdma_cell(r, 0, at, 0), 0, (size_t)TD_XFER_QPS_MAX * CELL);
     return l;
 }
 
@@ -748,7 +242,7 @@ static bool link_describe(struct td_xfer *x, struct xfer_rdma_link *l, const uin
     struct xfer_rdma *r = x->rdma;
     uint8_t in = UINT8_MAX, out = UINT8_MAX;
     *s = (struct td_xfer_rdma_setup){.n_rails = (uint8_t)n_rails, .n_qps = (uint8_t)n_qps, .base = (uint64_t)(uintptr_t)x->base, .region_bytes = r->region_bytes,
-                                     .n_regions = r->n_regions, .probe = (uint64_t)(uintptr_t)cell(r, 0, l->index, 0), .recv_wr = UINT32_MAX};
+                                     .n_regions = r->n_regions, .probe = (uint64_t)(uintptr_t)xfer_rdma_cell(r, 0, l->index, 0), .recv_wr = UINT32_MAX};
     l->n_rails = n_rails;
     l->per_rail = n_qps;
     l->n_qps = n_rails * n_qps;
@@ -811,10 +305,10 @@ bool xfer_rdma_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_X
     uint32_t n = 0;
     uint64_t now = xfer_now(x);
     for (uint32_t i = 0; i < r->n_rails; i++)
-        if (rail_is_usable(&r->rail[i]) && now >= r->rail[i].avoid_until_ns) rails[n++] = (uint8_t)i;
+        if (xfer_rail_is_usable(&r->rail[i]) && now >= r->rail[i].avoid_until_ns) rails[n++] = (uint8_t)i;
     bool none = n == 0;
     for (uint32_t i = 0; i < r->n_rails && none; i++)
-        if (rail_is_usable(&r->rail[i])) rails[n++] = (uint8_t)i; /* all have erred lately: any of them is better than none */
+        if (xfer_rail_is_usable(&r->rail[i])) rails[n++] = (uint8_t)i; /* all have erred lately: any of them is better than none */
     if (!n) {
         xfer_say(reason, "rdma: no device has an active port");
         return false;
@@ -879,7 +373,7 @@ static bool qp_post(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, str
     }
     if (!l->broken) xfer_say(l->reason, "rdma: %s: posting: %s", rail->name, strerror(e));
     l->broken = l->retry = true;
-    rail_erred(x, lq->rail);
+    xfer_rail_erred(x, lq->rail);
     return false;
 }
 
@@ -891,7 +385,7 @@ static void probe(struct td_xfer *x, const struct td_xfer_conn *c, struct xfer_r
         struct pending what[2] = {{.id = NO_ID}, {.id = NO_ID}};
         uint32_t n = 0;
         if (theirs) { /* the initiator's comes with bytes */
-            uint8_t *from = cell(r, 1, l->index, q);
+            uint8_t *from = xfer_rdma_cell(r, 1, l->index, q);
             probe_bytes(c->tag, q, from);
             wr[n].op = TD_VB_WRITE;
             wr[n].n_sge = 1;
@@ -946,7 +440,7 @@ td_status xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c, char rea
     }
     for (uint32_t i = 0; i < theirs.n_rails; i++) {
         uint32_t at = theirs.rail[i].index;
-        if (at >= r->n_rails || !rail_is_usable(&r->rail[at])) continue;
+        if (at >= r->n_rails || !xfer_rail_is_usable(&r->rail[at])) continue;
         from[n] = (uint8_t)i;
         rails[n++] = (uint8_t)at;
     }
@@ -1087,8 +581,8 @@ static void wait_completion(struct td_xfer *x)
     struct xfer_rdma *r = x->rdma;
     struct pollfd fds[TD_XFER_RAILS_MAX];
     for (uint32_t i = 0; i < r->n_rails; i++) {
-        fds[i] = (struct pollfd){.fd = rail_tells(&r->rail[i]) ? r->vb->cq_fd(r->rail[i].cq) : -1, .events = POLLIN};
-        if (!rail_tells(&r->rail[i])) continue;
+        fds[i] = (struct pollfd){.fd = xfer_rail_tells(&r->rail[i]) ? r->vb->cq_fd(r->rail[i].cq) : -1, .events = POLLIN};
+        if (!xfer_rail_tells(&r->rail[i])) continue;
         r->vb->cq_clear(r->rail[i].cq);
         r->vb->cq_arm(r->rail[i].cq);
     }
@@ -1473,7 +967,7 @@ static void on_probed(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
     }
     if (!c->initiator) {
         probe_bytes(c->tag, q, want);
-        if (memcmp(want, cell(x->rdma, 0, l->index, q), CELL) != 0) {
+        if (memcmp(want, xfer_rdma_cell(x->rdma, 0, l->index, q), CELL) != 0) {
             xfer_say(l->reason, "rdma: the probe on queue pair %u brought other bytes than the peer sent", q);
             l->broken = true;
             return;
@@ -1557,7 +1051,7 @@ void xfer_rdma_late(struct td_xfer *x, const struct td_xfer_conn *c)
         for (uint32_t q = 0; c->rdma && q < c->rdma->n_qps; q++) {
             const struct link_qp *lq = &c->rdma->qp[q];
             if (!lq->qp || lq->probed || told & 1u << lq->rail || (way == 0 && lq->tail == lq->head)) continue;
-            rail_erred(x, lq->rail);
+            xfer_rail_erred(x, lq->rail);
             told |= 1u << lq->rail;
         }
 }
@@ -1608,7 +1102,7 @@ static void on_completion(struct td_xfer *x, uint32_t rail_at, const struct td_v
             bool late = is_late(x, l, &p, wc);
             if (!late && !is_retryable(wc->status)) l->fault = p;
             l->retry = late || is_retryable(wc->status) || p.id != NO_ID;
-            if (!late) rail_erred(x, rail_at);
+            if (!late) xfer_rail_erred(x, rail_at);
         }
         l->broken = true;
     } else if (!l->broken) {
@@ -1624,7 +1118,7 @@ static bool take_completions(struct td_xfer *x)
     for (uint32_t i = 0; i < r->n_rails; i++) {
         struct td_vb_wc wcs[64];
         int n;
-        if (!rail_tells(&r->rail[i])) continue;
+        if (!xfer_rail_tells(&r->rail[i])) continue;
         do {
             n = r->vb->poll(r->rail[i].cq, wcs, 64);
             for (int k = 0; k < n; k++) on_completion(x, i, &wcs[k]);
@@ -1671,24 +1165,24 @@ static void on_async(struct td_xfer *x, uint32_t i, const struct td_vb_async *e)
     case TD_VB_ASYNC_SRQ_ERR:
     case TD_VB_ASYNC_DEVICE_FATAL:
         rail->dead = true;
-        rail_erred(x, i);
+        xfer_rail_erred(x, i);
         break_links(x, i, 0, e->kind == TD_VB_ASYNC_DEVICE_FATAL ? "the device failed" : "a completion or receive queue failed");
         break;
     case TD_VB_ASYNC_PORT_ERR:
         rail->port.active = false;
-        rail_erred(x, i);
+        xfer_rail_erred(x, i);
         break_links(x, i, 0, "the port went down");
         break;
     case TD_VB_ASYNC_PORT_ACTIVE:
         if (r->vb->query_port(rail->device, r->config.port, &rail->port) == 0 && rail->port.active) {
-            pick_gid(r, rail, NULL); /* none: the old one stands, and links on it fail by name */
+            xfer_rail_pick_gid(r, rail, NULL); /* none: the old one stands, and links on it fail by name */
             rail->avoid_until_ns = rail->avoid_ns = 0;
             r->n_ups++;
         }
         break;
     case TD_VB_ASYNC_GID_CHANGE: {
         struct td_vb_gid before = rail->gid;
-        if (pick_gid(r, rail, NULL) == TD_OK && memcmp(before.raw, rail->gid.raw, sizeof before.raw) != 0)
+        if (xfer_rail_pick_gid(r, rail, NULL) == TD_OK && memcmp(before.raw, rail->gid.raw, sizeof before.raw) != 0)
             break_links(x, i, 0, "the device's address changed");
         break;
     }
@@ -1718,6 +1212,27 @@ bool xfer_rdma_poll(struct td_xfer *x)
     return any;
 }
 
+void xfer_rdma_close(struct td_xfer *x)
+{
+    struct xfer_rdma *r = x->rdma;
+    if (!r) return;
+    for (uint32_t i = 0; i < MAX_LINKS; i++) {
+        struct xfer_rdma_link *l = r->link[i];
+        if (!l) continue; /* those with a connection were fenced with it */
+        pthread_join(l->joining->thread, NULL);
+        free(l->joining);
+        l->joining = NULL;
+        link_end(x, l);
+    }
+    xfer_rails_close(r);
+    for (uint32_t i = 0; r->op_keys && i < x->core.max_ops; i++) free(r->op_keys[i]);
+    free(r->op_keys);
+    free(r->grant);
+    free(r->cells);
+    free(r);
+    x->rdma = NULL;
+}
+
 /* --- progress without spinning -------------------------------------------------------------------------------------------------- */
 
 /* Polls for spin_ns, which grows while completions come soon after falling asleep and shrinks while they do not; then arms the channels. */
@@ -1729,7 +1244,7 @@ bool xfer_rdma_sleep(struct td_xfer *x)
     while (r->spin_ns && td_now_ns() < until)
         if (take_completions(x)) return false;
     for (uint32_t i = 0; i < r->n_rails; i++) {
-        if (!rail_tells(&r->rail[i])) continue;
+        if (!xfer_rail_tells(&r->rail[i])) continue;
         r->vb->cq_clear(r->rail[i].cq);
         r->vb->cq_arm(r->rail[i].cq);
     }
