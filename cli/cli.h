@@ -22,6 +22,7 @@ int cli_engine_bench(int argc, char **argv);
 int cli_bench(int argc, char **argv);
 int cli_doctor(int argc, char **argv);
 int cli_sim(int argc, char **argv);
+int cli_plan(int argc, char **argv);
 
 /* input.c: all that is left in f, and a zero after it; the caller frees *ret_text. TD_ERR_IO, TD_ERR_NOMEM. Blocks until f ends. */
 td_status cli_read_all(FILE *f, char **ret_text, size_t *ret_bytes, struct td_err *err);

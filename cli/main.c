@@ -19,6 +19,7 @@ static const struct {
     {"logits", cli_logits, "write the logits of every position to a file"},
     {"engine-bench", cli_engine_bench, "prefill and decode tokens/s of this machine, without a cluster"},
     {"sim", cli_sim, "simulate a fleet with the router's own core; replay a decision log"},
+    {"plan", cli_plan, "how to split N GPUs between prefill and decode for given objectives"},
     {"bench", cli_bench, "bench serve, replay: load on a cluster; bench xfer: KV transfer beside its floors"},
 };
 #define N_COMMANDS (sizeof commands / sizeof *commands)

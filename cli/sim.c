@@ -1,6 +1,9 @@
-/* tandem sim: the simulator of bench/sim, linked into the command line. */
+/* tandem sim, tandem plan: the simulator and the planner of bench/sim, linked into the command line. */
 #include "cli/cli.h"
 
-int td_sim_main(int argc, char **argv); /* bench/sim/sim_main.c; nothing includes that folder */
+/* bench/sim; nothing includes that folder */
+int td_sim_main(int argc, char **argv);
+int td_plan_main(int argc, char **argv);
 
 int cli_sim(int argc, char **argv) { return td_sim_main(argc, argv); }
+int cli_plan(int argc, char **argv) { return td_plan_main(argc, argv); }

@@ -505,7 +505,6 @@ static void accept(struct cluster *c, struct worker *w, const struct msg *m)
 {
     bool decode = m->kind == M_START_DECODE;
     w->calls_taken++;
-    if (find_leg(c, m->slot, m->id, m->attempt, decode) != NONE) return; /* a doubled message */
     struct leg refusal = {.decode = decode, .slot = m->slot, .attempt = m->attempt, .id = m->id, .worker = w->index};
     if (w->draining) {
         send_end(c, &refusal, CODE_UNAVAILABLE);
@@ -834,11 +833,6 @@ static void send_to_worker(struct cluster *c, uint32_t m)
         }
         return;
     }
-    if (unlucky(c, c->cfg->duplicate)) {
-        uint32_t again = msg_new(c);
-        c->msgs[again] = c->msgs[m];
-        to_worker_at(c, again, c->cfg->rpc_ns); /* no later: one call's messages keep their order */
-    }
     to_worker_at(c, m, c->cfg->rpc_ns);
 }
 
@@ -1067,7 +1061,7 @@ static void on_fault(struct cluster *c, uint32_t i, bool over)
         if (!over && w->up) {
             w->draining = true;
             tell_router(c, M_DRAIN, w, c->cfg->rpc_ns);
-        } else if (over && w->up && w->n_live == 0) { /* drained and started again */
+        } else if (over && w->up) { /* drained, or out of time, and started again */
             tell_router(c, M_GONE, w, c->cfg->rpc_ns);
             worker_dies(c, w);
             worker_starts(c, w);
@@ -1109,9 +1103,17 @@ static void handle(struct cluster *c, const struct td_sim_event *e)
 
 static void check_quiet(struct cluster *c)
 {
+    static const char *const states[] = {"free", "waiting", "importing", "running", "sending"};
+    for (uint32_t l = 0; l < c->n_legs; l++) {
+        const struct leg *g = &c->legs[l];
+        if (g->state == LEG_FREE) continue;
+        char what[128];
+        snprintf(what, sizeof what, "a leg is left on worker %u: %s of attempt %u, %s", g->worker, g->decode ? "decode" : "prefill", g->attempt, states[g->state]);
+        violate(c, what, g->id);
+    }
     for (uint32_t i = 0; i < c->n_workers; i++) {
         const struct worker *w = &c->workers[i];
-        if (w->n_live || w->n_running || w->n_waiting) violate(c, "legs are left on a worker", i);
+        if (w->n_live || w->n_running || w->n_waiting) violate(c, "a worker counts legs that are not there", i);
         if (w->n_anon || w->n_ref) violate(c, "KV blocks are held for nobody", i);
         if (w->nic.n) violate(c, "a transfer runs for nobody", i);
     }
@@ -1143,7 +1145,9 @@ static td_status cluster_open(struct cluster *c, struct td_err *err)
         return td_fail(err, TD_ERR_INVALID, "there are %u workers, must be 1..%d", c->n_workers, TD_CORE_MAX_WORKERS);
     if (f->router.max_requests < 1 || f->router.max_requests > TD_CORE_MAX_REQUESTS)
         return td_fail(err, TD_ERR_INVALID, "max_requests is %u, must be 1..%d", f->router.max_requests, TD_CORE_MAX_REQUESTS);
-    td_status s = td_port_create(&f->router, on_action, c, &c->port, err);
+    struct td_port_config router = f->router;
+    router.prefix_index = router.prefix_index && f->prefix_cache && c->trace->n_hashes > 0; /* without hashes it would stay empty, and large */
+    td_status s = td_port_create(&router, on_action, c, &c->port, err);
     if (s) return s;
     c->wants_blocks = f->prefix_cache && c->trace->n_hashes && td_port_wants_blocks(c->port);
     uint32_t n = f->router.max_requests;

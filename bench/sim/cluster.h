@@ -8,7 +8,8 @@
  * Links: each worker has one NIC; a transfer from p to d moves at min(p's rate / transfers leaving p, d's rate / transfers reaching d). A chunk's full blocks
  * leave when its step ends, so a transfer hides behind the next chunk; with overlap off all leaves at the end.
  *
- * Control messages take rpc_ns each way and may be lost, doubled or late (faults); a lost message of a stream breaks that stream, as with gRPC.
+ * Control messages take rpc_ns each way and may be lost, doubled or late (faults). A lost message of a stream breaks that stream, as with gRPC; what a worker
+ * says may come twice, the second time later; a call is made once.
  *
  * One thread per run; runs do not share anything. */
 #ifndef TD_SIM_CLUSTER_H

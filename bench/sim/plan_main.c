@@ -1,0 +1,137 @@
+/* plan_main.c - tandem plan: how to split GPUs between prefill and decode. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench/sim/plan.h"
+#include "bench/sim/sim.h"
+#include "common/base/options.h"
+#include "common/base/progress.h"
+
+struct plan_options {
+    const char *model, *isl, *osl, *policy, *modes, *json, *csv;
+    double prefix, ttft, tpot, attainment, target, nic_gbs, cv, tolerance;
+    int64_t gpus, top, seeds, max_batch, max_step_tokens;
+    bool closed_form, quiet;
+};
+
+#define OFF(f) offsetof(struct plan_options, f)
+static const struct td_option plan_table[] = {
+    {"model", TD_OPT_STR, "opt-13b", 0, 0, NULL, OFF(model), "a model with built-in latency tables, or a list of tables: names and files, one for each parallelism"},
+    {"isl", TD_OPT_STR, "512", 0, 0, NULL, OFF(isl), "prompt tokens: N, lognormal:MEAN,CV, uniform:LOW,HIGH"},
+    {"osl", TD_OPT_STR, "128", 0, 0, NULL, OFF(osl), "output tokens, likewise"},
+    {"prefix", TD_OPT_F64, "0", 0, 1e8, NULL, OFF(prefix), "leading prompt tokens that all requests share"},
+    {"ttft", TD_OPT_F64, "400", 0, 1e9, NULL, OFF(ttft), "TTFT objective in ms; 0 = none"},
+    {"tpot", TD_OPT_F64, "50", 0, 1e9, NULL, OFF(tpot), "TPOT objective in ms; 0 = none"},
+    {"attainment", TD_OPT_F64, "0.9", 0.5, 0.999, NULL, OFF(attainment), "share of requests that must meet both"},
+    {"gpus", TD_OPT_I64, "8", 1, 1024, NULL, OFF(gpus), "GPUs at hand"},
+    {"target_request_rate", TD_OPT_F64, "0", 0, 1e9, NULL, OFF(target), "find the fewest GPUs for so many requests/s instead; 0 = use all"},
+    {"policy", TD_OPT_STR, "least_token", 0, 0, NULL, OFF(policy), "the router's policy"},
+    {"mode", TD_OPT_STR, "pd,colocated", 0, 0, NULL, OFF(modes), "layouts to look at: pd, colocated or both"},
+    {"nic_gbs", TD_OPT_F64, "12.5", 0, 1e6, NULL, OFF(nic_gbs), "GB/s of one worker's network card; 0 = without limit"},
+    {"cv", TD_OPT_F64, "1", 0.01, 100, NULL, OFF(cv), "coefficient of variation of the gaps between requests"},
+    {"max_batch", TD_OPT_I64, "256", 1, 65536, NULL, OFF(max_batch), "sequences in one step"},
+    {"max_step_tokens", TD_OPT_I64, "2048", 1, 1048576, NULL, OFF(max_step_tokens), "rows in one step: the prefill chunk"},
+    {"top", TD_OPT_I64, "10", 1, 10000, NULL, OFF(top), "layouts to simulate, the best by closed form"},
+    {"seeds", TD_OPT_I64, "2", 1, 16, NULL, OFF(seeds), "runs of each point"},
+    {"tolerance", TD_OPT_F64, "0.02", 0.001, 0.5, NULL, OFF(tolerance), "of the found rate"},
+    {"closed_form", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(closed_form), "do not simulate: closed forms alone"},
+    {"json", TD_OPT_STR, "", 0, 0, NULL, OFF(json), "write the rows to this file as JSON"},
+    {"csv", TD_OPT_STR, "", 0, 0, NULL, OFF(csv), "write the rows to this file as CSV"},
+    {"quiet", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(quiet), "no progress"},
+    {0},
+};
+
+struct plan_meter { struct td_progress p; bool on; };
+
+static void plan_progress(void *ctx, uint64_t done, uint64_t total)
+{
+    struct plan_meter *m = ctx;
+    if (!m->on) return;
+    m->p.total = total;
+    td_progress_update(&m->p, done);
+}
+
+static void layout_name(const struct td_plan_row *r, char *text, size_t bytes)
+{
+    if (r->colocated) snprintf(text, bytes, "%u x %s", r->n_decode, r->decode);
+    else snprintf(text, bytes, "%uP %s + %uD %s", r->n_prefill, r->prefill, r->n_decode, r->decode);
+}
+
+static void print_rows(const struct td_plan_row *rows, uint32_t n, const struct td_plan_query *q)
+{
+    printf("  %-44s %4s %9s %8s %7s %-15s %8s %8s %8s  %s\n", "layout", "gpus", "req/s", "per gpu", "attain", "95% interval", "ttft p90", "tpot p90", "estimate", "bound");
+    for (uint32_t i = 0; i < n; i++) {
+        const struct td_plan_row *r = &rows[i];
+        char name[160];
+        layout_name(r, name, sizeof name);
+        if (!r->simulated && i >= q->top) break;
+        if (!r->simulated) printf("  %-44s %4u %9s %8.3f %7s %-15s %8s %8s %8.2f\n", name, r->gpus, "", r->estimate / r->gpus, "", "", "", "", r->estimate);
+        else if (r->at.rate <= 0) printf("  %-44s %4u %9s %8s %7s %-15s %8s %8s %8.2f  %s\n", name, r->gpus, "none", "", "", "", "", "", r->estimate, r->bound);
+        else
+            printf("%c %-44s %4u %9.2f %8.3f %6.1f%% [%5.1f%%,%6.1f%%] %8.1f %8.2f %8.2f  %s\n", r->pareto ? '*' : ' ', name, r->gpus, r->at.rate, r->at.rate / r->gpus,
+                   r->at.attainment * 100, r->at.ci_low * 100, r->at.ci_high * 100, r->at.ttft_ms.p90, r->at.tpot_ms.p90, r->estimate, r->bound);
+    }
+    printf("* = no other layout is better in goodput per GPU, TTFT and TPOT at once\n");
+}
+
+static td_status write_rows(const struct plan_options *o, const struct td_plan_row *rows, uint32_t n, struct td_err *err)
+{
+    FILE *csv = o->csv[0] ? fopen(o->csv, "w") : NULL, *json = o->json[0] ? fopen(o->json, "w") : NULL;
+    td_status s = TD_OK;
+    if (o->csv[0] && !csv) s = td_fail(err, TD_ERR_IO, "%s: %s", o->csv, strerror(errno));
+    if (o->json[0] && !json) s = td_fail(err, TD_ERR_IO, "%s: %s", o->json, strerror(errno));
+    if (!s && csv) fprintf(csv, "mode,prefill,decode,n_prefill,n_decode,gpus,simulated,pareto,request_rate,per_gpu,attainment,ci_low,ci_high,ttft_p90,tpot_p90,estimate,bound\n");
+    if (!s && json)
+        fprintf(json, "{\"tandem_plan\":1,\"slo\":{\"ttft_ms\":%g,\"tpot_ms\":%g,\"attainment\":%g},\"rows\":[", o->ttft, o->tpot, o->attainment);
+    for (uint32_t i = 0; i < n && !s; i++) {
+        const struct td_plan_row *r = &rows[i];
+        const char *mode = r->colocated ? "colocated" : "pd";
+        if (csv)
+            fprintf(csv, "%s,%s,%s,%u,%u,%u,%d,%d,%.4f,%.4f,%.5f,%.5f,%.5f,%.3f,%.3f,%.4f,%s\n", mode, r->prefill, r->decode, r->n_prefill, r->n_decode, r->gpus,
+                    r->simulated, r->pareto, r->at.rate, r->at.rate / r->gpus, r->at.attainment, r->at.ci_low, r->at.ci_high, r->at.ttft_ms.p90, r->at.tpot_ms.p90,
+                    r->estimate, r->bound);
+        if (json)
+            fprintf(json, "%s\n  {\"mode\":\"%s\",\"prefill\":\"%s\",\"decode\":\"%s\",\"n_prefill\":%u,\"n_decode\":%u,\"gpus\":%u,\"simulated\":%s,\"pareto\":%s,"
+                          "\"request_rate\":%.4f,\"per_gpu_goodput\":%.4f,\"attainment\":%.5f,\"ci95\":[%.5f,%.5f],\"p90_ttft_ms\":%.3f,\"p90_tpot_ms\":%.3f,"
+                          "\"estimate\":%.4f,\"bound\":\"%s\"}",
+                    i ? "," : "", mode, r->prefill, r->decode, r->n_prefill, r->n_decode, r->gpus, r->simulated ? "true" : "false", r->pareto ? "true" : "false",
+                    r->at.rate, r->at.rate / r->gpus, r->at.attainment, r->at.ci_low, r->at.ci_high, r->at.ttft_ms.p90, r->at.tpot_ms.p90, r->estimate, r->bound);
+    }
+    if (json && !s) fputs("\n]}\n", json);
+    if (csv) fclose(csv);
+    if (json) fclose(json);
+    return s;
+}
+
+int td_plan_main(int argc, char **argv)
+{
+    struct plan_options o = {0};
+    struct td_err err = {0};
+    td_status s = td_options_load(plan_table, &o, "tandem plan", "Split GPUs between prefill and decode: closed forms rank the layouts, the simulator judges the best.",
+                                  argc, argv, NULL, 0, NULL, &err);
+    if (s) return td_die("tandem plan", &err);
+    struct td_plan_query q = {.prefix = o.prefix, .ttft_ms = o.ttft, .tpot_ms = o.tpot, .attainment = o.attainment, .gpus = (uint32_t)o.gpus, .target_rate = o.target,
+                              .policy = o.policy, .nic_bytes_per_s = o.nic_gbs * 1e9, .max_batch = (int32_t)o.max_batch, .max_step_tokens = (int32_t)o.max_step_tokens,
+                              .top = (uint32_t)o.top, .seeds = (uint32_t)o.seeds, .cv = o.cv, .tolerance = o.tolerance, .closed_form_only = o.closed_form,
+                              .pd = strstr(o.modes, "pd"), .colocated = strstr(o.modes, "colocated")};
+    char *model = strdup(o.model);
+    struct td_plan_row *rows = NULL;
+    uint32_t n = 0;
+    if (!model) s = td_fail(&err, TD_ERR_NOMEM, "out of memory");
+    if (!s && !q.pd && !q.colocated) s = td_fail(&err, TD_ERR_INVALID, "mode is \"%s\", must be pd, colocated or pd,colocated", o.modes);
+    if (!s) s = td_plan_tables(model, &q, &err);
+    if (!s) s = td_sim_length_parse(o.isl, "isl", &q.isl, &err);
+    if (!s) s = td_sim_length_parse(o.osl, "osl", &q.osl, &err);
+    struct plan_meter m = {.on = !o.quiet};
+    if (!s && m.on) td_progress_start(&m.p, "planning", "layouts", q.top);
+    if (!s) {
+        s = td_plan_search(&q, plan_progress, &m, &rows, &n, &err);
+        if (m.on) td_progress_end(&m.p);
+    }
+    if (!s) print_rows(rows, n, &q);
+    if (!s) s = write_rows(&o, rows, n, &err);
+    free(rows);
+    free(model);
+    return s ? td_die("tandem plan", &err) : 0;
+}

@@ -1,0 +1,601 @@
+/* The simulator itself: the same seed gives the same run, its decision log replays, faults leave nothing behind, checkers catch what is planted, bad input is
+ * named, loads are what they say.
+ *
+ * The fault schedules are seeded; TANDEM_SIM_SEEDS says how many (default 150, 40 in the short form), TANDEM_SIM_SEED which one to begin with. A failing seed is printed. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "bench/sim/plan.h"
+#include "bench/sim/rng.h"
+#include "bench/sim/sim.h"
+
+static struct td_perf perf_of(const char *spec)
+{
+    struct td_perf p;
+    struct td_err err = {0};
+    if (td_perf_load(spec, &p, &err)) print_message("%s\n", err.msg);
+    assert_int_equal(err.code, TD_OK);
+    return p;
+}
+
+static void fleet_of(struct td_sim_config *c, uint32_t n_prefill, uint32_t n_decode, uint64_t kv_tokens)
+{
+    td_sim_config_init(c);
+    struct td_sim_group g = {.count = n_prefill, .perf = perf_of("opt-13b"), .kv_tokens = kv_tokens, .max_batch = 64, .max_step_tokens = 512, .max_seqs = 64,
+                             .nic_bytes_per_s = 12.5e9};
+    if (n_prefill) c->groups[c->n_groups++] = g;
+    g.count = n_decode;
+    g.decode = true;
+    c->groups[c->n_groups++] = g;
+    c->router.max_requests = 512;
+    c->router.stall_ms = 5000;
+}
+
+static struct td_sim_trace load_of(double rate, uint32_t n, uint64_t seed)
+{
+    struct td_sim_load l = {.arrival = TD_ARRIVAL_POISSON, .rate = rate, .n_requests = n, .isl = {TD_LENGTH_LOGNORMAL, 300, 0.8}, .osl = {TD_LENGTH_LOGNORMAL, 40, 0.7},
+                            .seed = seed};
+    struct td_sim_trace t;
+    struct td_err err = {0};
+    assert_int_equal(td_sim_trace_make(&l, NULL, &t, &err), TD_OK);
+    return t;
+}
+
+static struct td_sim_result run(const struct td_sim_config *c, const struct td_sim_trace *t)
+{
+    struct td_sim_result r;
+    struct td_err err = {0};
+    if (td_sim_run(c, t, NULL, NULL, &r, &err)) print_message("%s\n", err.msg);
+    assert_int_equal(err.code, TD_OK);
+    return r;
+}
+
+static void temp_file(const char *text, char *path, size_t bytes, const char *suffix)
+{
+    snprintf(path, bytes, "/tmp/tandem-sim-XXXXXX%s", suffix);
+    int fd = mkstemps(path, (int)strlen(suffix));
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+    close(fd);
+}
+
+/* ---- determinism, replay ----------------------------------------------------------------------------------------------------------------------------- */
+
+static void test_same_seed_same_run(void **state)
+{
+    (void)state;
+    struct td_sim_config c;
+    fleet_of(&c, 2, 2, 20000);
+    c.step_noise = 0.3;
+    c.lose = c.duplicate = 0.01;
+    struct td_sim_trace t = load_of(8, 300, 5);
+    struct td_sim_result a = run(&c, &t), b = run(&c, &t);
+    assert_int_equal(a.n_events, b.n_events);
+    assert_memory_equal(a.outcomes, b.outcomes, a.n * sizeof *a.outcomes);
+    c.seed = 2; /* other noise, same arrivals */
+    struct td_sim_result other = run(&c, &t);
+    assert_memory_not_equal(a.outcomes, other.outcomes, a.n * sizeof *a.outcomes);
+    td_sim_result_free(&a);
+    td_sim_result_free(&b);
+    td_sim_result_free(&other);
+    td_sim_trace_free(&t);
+}
+
+static void note_line(void *ctx, uint64_t line, const char *logged, const char *ours)
+{
+    (void)logged;
+    (void)ours;
+    *(uint64_t *)ctx = line;
+}
+
+static void test_replay(void **state)
+{
+    (void)state;
+    char path[64], spoilt[64];
+    temp_file("", path, sizeof path, ".log");
+    struct td_sim_config c;
+    fleet_of(&c, 2, 2, 20000);
+    c.lose = 0.02;
+    c.router.decision_log = fopen(path, "w");
+    assert_non_null(c.router.decision_log);
+    struct td_sim_trace t = load_of(8, 100, 6);
+    struct td_sim_result r = run(&c, &t);
+    fclose(c.router.decision_log);
+    assert_true(r.failovers > 0); /* the log has something to say */
+    uint64_t n_events, n_actions, line = 0;
+    struct td_err err = {0};
+    assert_int_equal(td_port_replay(path, note_line, &line, &n_events, &n_actions, &err), TD_OK);
+    assert_int_equal(n_events, r.core_steps);
+    assert_true(n_actions > 300);
+    /* Another worker in one action: found, at its line. */
+    FILE *in = fopen(path, "r");
+    temp_file("", spoilt, sizeof spoilt, ".log");
+    FILE *out = fopen(spoilt, "w");
+    assert_true(in && out);
+    char text[TD_CORE_LINE_MAX];
+    uint64_t n = 0, changed = 0;
+    while (fgets(text, sizeof text, in)) {
+        n++;
+        char *w = text[0] == 'a' && n > 500 && !changed ? strstr(text, "worker=") : NULL;
+        if (w) {
+            w[7] = w[7] == '9' ? '8' : '9';
+            changed = n;
+        }
+        fputs(text, out);
+    }
+    fclose(in);
+    fclose(out);
+    assert_true(changed > 0);
+    assert_int_equal(td_port_replay(spoilt, note_line, &line, &n_events, &n_actions, &err), TD_ERR_CORRUPT);
+    assert_int_equal(line, changed);
+    td_sim_result_free(&r);
+    td_sim_trace_free(&t);
+    unlink(path);
+    unlink(spoilt);
+}
+
+/* ---- faults -------------------------------------------------------------------------------------------------------------------------------------------- */
+
+/* One random schedule; what it does is a function of the seed. */
+static void schedule(uint64_t seed, struct td_sim_config *c, struct td_sim_fault *faults)
+{
+    struct td_sim_rng r = td_sim_rng_stream(seed, 77);
+    static const char *const modes[] = {"pd", "colocated", "hybrid"};
+    uint32_t n_prefill = 1 + (uint32_t)td_sim_rng_below(&r, 3), n_decode = 1 + (uint32_t)td_sim_rng_below(&r, 3);
+    fleet_of(c, n_prefill, n_decode, 1600 + td_sim_rng_below(&r, 6000));
+    char names[256], *at = names;
+    snprintf(names, sizeof names, "%s", td_port_policies());
+    uint32_t n_names = 1;
+    for (char *p = names; *p; p++) n_names += *p == '|';
+    for (uint32_t k = (uint32_t)td_sim_rng_below(&r, n_names); k > 0; k--) at = strchr(at, '|') + 1;
+    at[strcspn(at, "|")] = 0;
+    static char policy[64];
+    snprintf(policy, sizeof policy, "%s", at);
+    c->router.policy = policy;
+    c->router.mode = modes[td_sim_rng_below(&r, 3)];
+    c->router.hybrid_local_tokens = 200;
+    c->router.worker_timeout_ms = 500;
+    c->router.stall_ms = 2000;
+    c->router.max_failovers = 50;
+    c->router.seed = seed;
+    c->seed = seed;
+    c->rpc_ns = 1000 + td_sim_rng_below(&r, 3000000);
+    c->step_noise = 0.5 * td_sim_rng_uniform(&r);
+    c->lose = td_sim_rng_uniform(&r) < 0.5 ? 0.02 * td_sim_rng_uniform(&r) : 0;
+    c->duplicate = td_sim_rng_uniform(&r) < 0.5 ? 0.05 * td_sim_rng_uniform(&r) : 0;
+    c->cancel = td_sim_rng_uniform(&r) < 0.5 ? 0.2 * td_sim_rng_uniform(&r) : 0;
+    c->overlap = td_sim_rng_uniform(&r) < 0.7;
+    c->admit_at_once = td_sim_rng_uniform(&r) < 0.3;
+    c->check = true;
+    c->n_faults = (uint32_t)td_sim_rng_below(&r, 5);
+    for (uint32_t i = 0; i < c->n_faults; i++) {
+        faults[i] = (struct td_sim_fault){.kind = (enum td_sim_fault_kind)td_sim_rng_below(&r, 6), .worker = (uint32_t)td_sim_rng_below(&r, n_prefill + n_decode),
+                                          .at_s = 8 * td_sim_rng_uniform(&r), .factor = 0.2 + 3 * td_sim_rng_uniform(&r)};
+        faults[i].until_s = faults[i].at_s + 0.2 + 3 * td_sim_rng_uniform(&r); /* all come back: every request can end */
+    }
+    c->faults = faults;
+}
+
+static void test_schedules(void **state)
+{
+    (void)state;
+    const char *seeds = getenv("TANDEM_SIM_SEEDS"), *first = getenv("TANDEM_SIM_SEED");
+    uint64_t n = seeds ? strtoull(seeds, NULL, 10) : getenv("TANDEM_TEST_SHORT") ? 40 : 150, from = first ? strtoull(first, NULL, 10) : 1;
+    uint64_t n_ok = 0, n_failovers = 0, n_preempted = 0, n_cancelled = 0, n_refused = 0;
+    for (uint64_t seed = from; seed < from + n; seed++) {
+        struct td_sim_config c;
+        struct td_sim_fault faults[8];
+        schedule(seed, &c, faults);
+        struct td_sim_trace t = load_of(10, 60, seed);
+        for (uint32_t i = 0; i < t.n; i++) { /* as long as the smallest pool allows */
+            if (t.requests[i].n_prompt > 1200) t.requests[i].n_prompt = 1200;
+            if (t.requests[i].n_output > 200) t.requests[i].n_output = 200;
+        }
+        struct td_sim_result r = run(&c, &t);
+        if (r.n_violations) print_message("TANDEM_SIM_SEED=%llu (%s, %s): %u violations, the first %s\n", (unsigned long long)seed, c.router.mode, c.router.policy,
+                                          r.n_violations, r.violation);
+        assert_int_equal(r.n_violations, 0);
+        for (uint32_t i = 0; i < r.n; i++) {
+            if (r.outcomes[i].status == TD_SIM_FAILED) print_message("TANDEM_SIM_SEED=%llu: request %u failed: code %u, %s\n", (unsigned long long)seed, i, r.outcomes[i].code,
+                                                                     r.outcomes[i].reason);
+            assert_int_not_equal(r.outcomes[i].status, TD_SIM_FAILED);
+            n_ok += r.outcomes[i].status == TD_SIM_OK;
+            n_cancelled += r.outcomes[i].status == TD_SIM_CANCELLED;
+            n_refused += r.outcomes[i].status == TD_SIM_REJECTED;
+        }
+        n_failovers += r.failovers;
+        n_preempted += r.preemptions;
+        td_sim_result_free(&r);
+        td_sim_trace_free(&t);
+    }
+    print_message("%llu schedules: %llu requests ended well, %llu cancelled, %llu refused, %llu failovers, %llu preemptions\n", (unsigned long long)n,
+                  (unsigned long long)n_ok, (unsigned long long)n_cancelled, (unsigned long long)n_refused, (unsigned long long)n_failovers,
+                  (unsigned long long)n_preempted);
+    if (n >= 100) assert_true(n_failovers > 0 && n_preempted > 0 && n_cancelled > 0); /* the schedules do what they are for */
+}
+
+/* The leak checker sees a leak. */
+static void test_planted_leak(void **state)
+{
+    (void)state;
+    struct td_sim_config c;
+    fleet_of(&c, 1, 1, 20000);
+    c.check = true;
+    struct td_sim_trace t = load_of(5, 20, 1);
+    struct td_sim_result r = run(&c, &t);
+    assert_int_equal(r.n_violations, 0);
+    td_sim_result_free(&r);
+    c.break_leak = true;
+    r = run(&c, &t);
+    assert_true(r.n_violations > 0);
+    assert_non_null(strstr(r.violation, "KV blocks are held for nobody"));
+    td_sim_result_free(&r);
+    td_sim_trace_free(&t);
+}
+
+/* A node that is gone for good is not used again, and the others carry the load. */
+static void test_crash(void **state)
+{
+    (void)state;
+    struct td_sim_config c;
+    fleet_of(&c, 2, 2, 50000);
+    c.check = true;
+    struct td_sim_fault f[2] = {{.kind = TD_FAULT_CRASH, .worker = 3, .at_s = 5}, {.kind = TD_FAULT_SILENT, .worker = 0, .at_s = 10}};
+    c.faults = f;
+    c.n_faults = 2;
+    struct td_sim_trace t = load_of(6, 150, 2);
+    struct td_sim_result r = run(&c, &t);
+    assert_int_equal(r.n_violations, 0);
+    uint32_t late = 0;
+    for (uint32_t i = 0; i < r.n; i++) {
+        assert_int_equal(r.outcomes[i].status, TD_SIM_OK);
+        if (r.outcomes[i].at_ns < 5100000000ull) continue;
+        late++;
+        assert_int_equal(r.outcomes[i].decode, 2);
+        if (r.outcomes[i].at_ns > 13000000000ull) assert_int_equal(r.outcomes[i].prefill, 1);
+    }
+    assert_true(late > 50 && r.failovers > 0);
+    td_sim_result_free(&r);
+    td_sim_trace_free(&t);
+}
+
+/* ---- KV blocks ------------------------------------------------------------------------------------------------------------------------------------------- */
+
+/* A pool too small for all preempts, and all still end with every token. */
+static void test_preemption(void **state)
+{
+    (void)state;
+    struct td_sim_config c;
+    fleet_of(&c, 0, 1, 2048);
+    c.router.mode = "colocated";
+    c.check = true;
+    struct td_sim_load l = {.arrival = TD_ARRIVAL_CONSTANT, .rate = 100, .n_requests = 12, .isl = {TD_LENGTH_FIXED, 100, 0}, .osl = {TD_LENGTH_FIXED, 300, 0}, .seed = 1};
+    struct td_sim_trace t;
+    struct td_err err = {0};
+    assert_int_equal(td_sim_trace_make(&l, NULL, &t, &err), TD_OK);
+    struct td_sim_result r = run(&c, &t);
+    assert_int_equal(r.n_violations, 0);
+    assert_true(r.preemptions > 0);
+    for (uint32_t i = 0; i < r.n; i++) assert_int_equal(r.outcomes[i].status, TD_SIM_OK);
+    assert_true(r.outcomes[0].end_ns < r.outcomes[11].end_ns); /* the oldest is never the victim */
+    assert_true(r.prefill_tokens > 1200);                      /* what was thrown out was computed again */
+    td_sim_result_free(&r);
+    /* And one that no pool can hold is refused, not waited for. */
+    t.n = 1;
+    t.requests[0].n_prompt = 3000;
+    r = run(&c, &t);
+    assert_int_equal(r.n_violations, 0);
+    assert_true(r.outcomes[0].status == TD_SIM_REJECTED || r.outcomes[0].status == TD_SIM_FAILED);
+    td_sim_result_free(&r);
+    td_sim_trace_free(&t);
+}
+
+/* Two prompts that share 10 of 12 blocks: the second computes the rest, and only the rest is sent; a pool without room for both forgets the first. */
+static void test_prefix_cache(void **state)
+{
+    (void)state;
+    struct td_sim_config c;
+    fleet_of(&c, 1, 1, 100000);
+    uint64_t hashes[24];
+    for (uint64_t i = 0; i < 24; i++) hashes[i] = i < 12 || i >= 22 ? i + 1 : i - 11;
+    struct td_sim_request q[3] = {{.at_ns = 0, .n_prompt = 192, .n_output = 4, .hash_at = 0, .n_hashes = 12},
+                                  {.at_ns = 2000000000, .n_prompt = 192, .n_output = 4, .hash_at = 12, .n_hashes = 12},
+                                  {.at_ns = 4000000000, .n_prompt = 192, .n_output = 4, .hash_at = 0, .n_hashes = 12}};
+    struct td_sim_trace t = {.requests = q, .n = 3, .hashes = hashes, .n_hashes = 24, .hash_tokens = 16};
+    c.check = true;
+    struct td_sim_result r = run(&c, &t);
+    assert_int_equal(r.n_violations, 0);
+    assert_int_equal(r.outcomes[0].cached_tokens, 0);
+    assert_int_equal(r.outcomes[1].cached_tokens, 160);
+    assert_int_equal(r.outcomes[2].cached_tokens, 176); /* all but its last block: one token at least is computed */
+    assert_int_equal(r.prefill_tokens, 192 + 32 + 16);
+    assert_int_equal(r.transfer_bytes, (12 + 2 + 1) * 16 * 819200ull);
+    td_sim_result_free(&r);
+    c.groups[0].kv_tokens = 224; /* 14 blocks: the second prompt, made longer, needs 4 beside its hits and finds 2 free */
+    q[1].n_prompt = 223;
+    r = run(&c, &t);
+    assert_int_equal(r.outcomes[1].cached_tokens, 160); /* leaves were evicted first */
+    assert_int_equal(r.outcomes[2].cached_tokens, 160);
+    td_sim_result_free(&r);
+    c.prefix_cache = false;
+    r = run(&c, &t);
+    assert_int_equal(r.prefill_tokens, 192 + 223 + 192);
+    td_sim_result_free(&r);
+}
+
+/* ---- loads --------------------------------------------------------------------------------------------------------------------------------------------------- */
+
+static void test_arrivals(void **state)
+{
+    (void)state;
+    struct td_err err = {0};
+    static const struct { enum td_sim_arrival kind; double cv; } cases[] = {{TD_ARRIVAL_POISSON, 1}, {TD_ARRIVAL_GAMMA, 2}, {TD_ARRIVAL_GAMMA, 0.5}, {TD_ARRIVAL_CONSTANT, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct td_sim_load l = {.arrival = cases[i].kind, .rate = 20, .cv = cases[i].cv, .n_requests = 50000, .isl = {TD_LENGTH_LOGNORMAL, 400, 1.5}, .osl = {TD_LENGTH_UNIFORM, 10, 30},
+                                .seed = 3};
+        struct td_sim_trace t;
+        assert_int_equal(td_sim_trace_make(&l, NULL, &t, &err), TD_OK);
+        assert_int_equal(t.requests[0].at_ns, 0);
+        double sum = 0, square = 0, in = 0;
+        for (uint32_t k = 1; k < t.n; k++) {
+            double gap = (double)(t.requests[k].at_ns - t.requests[k - 1].at_ns) / 1e9;
+            sum += gap;
+            square += gap * gap;
+            in += t.requests[k].n_prompt;
+            assert_in_range(t.requests[k].n_output, 10, 30);
+        }
+        double mean = sum / (t.n - 1), cv = sqrt(fmax(0, square / (t.n - 1) - mean * mean)) / mean;
+        if (fabs(mean * 20 - 1) > 0.03 || fabs(cv - cases[i].cv) > 0.05 * (cases[i].cv + 0.1)) print_message("kind %d: mean gap %.6f, cv %.4f\n", cases[i].kind, mean, cv);
+        assert_true(fabs(mean * 20 - 1) < 0.03);
+        assert_true(fabs(cv - cases[i].cv) < 0.05 * (cases[i].cv + 0.1));
+        assert_true(fabs(in / t.n / 400 - 1) < 0.05);
+        td_sim_trace_free(&t);
+    }
+    /* A ramp from 10 to 30/s over 100 s: 2,000 requests, three quarters of the rate's mean in each half as it should be. */
+    struct td_sim_load l = {.arrival = TD_ARRIVAL_CONSTANT, .rate = 10, .ramp_to = 30, .duration_s = 100, .isl = {TD_LENGTH_FIXED, 8, 0}, .osl = {TD_LENGTH_FIXED, 8, 0}, .seed = 1};
+    struct td_sim_trace t;
+    assert_int_equal(td_sim_trace_make(&l, NULL, &t, &err), TD_OK);
+    uint32_t half = 0;
+    while (half < t.n && t.requests[half].at_ns < 50000000000ull) half++;
+    assert_in_range(t.n, 1985, 2005);
+    assert_in_range(half, 745, 755);
+    td_sim_trace_free(&t);
+}
+
+static void test_trace_files(void **state)
+{
+    (void)state;
+    static const struct { const char *suffix, *text, *want; } cases[] = {
+        {".csv", "", "empty"},
+        {".csv", "a,b\n1,2\n", "no column \"ContextTokens\""},
+        {".csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.5,10\n", "line 2 has 2 fields"},
+        {".csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.5,ten,1\n", "line 2: ContextTokens is \"ten\""},
+        {".csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.5,-3,1\n", "ContextTokens is \"-3\""},
+        {".csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,10,1\n", "line 2: TIMESTAMP is \"yesterday\""},
+        {".csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:01,10,1\n2023-11-16 18:00:00,10,1\n", "line 3: TIMESTAMP goes backwards"},
+        {".csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "has no requests"},
+        {".jsonl", "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 2}\n", "line 1: hash_ids is missing"},
+        {".jsonl", "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 2, \"hash_ids\": [1]}\n{\"timestamp\": ", "line 2"},
+        {".jsonl", "{\"timestamp\": -1, \"input_length\": 5, \"output_length\": 2, \"hash_ids\": [1]}\n", "timestamp is -1"},
+        {".jsonl", "{\"timestamp\": 0, \"input_length\": \"5\", \"output_length\": 2, \"hash_ids\": [1]}\n", "line 1: input_length"},
+        {".jsonl", "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 2, \"hash_ids\": [1, -7]}\n", "hash_ids[1]"},
+        {".jsonl", "{\"timestamp\": 9, \"input_length\": 5, \"output_length\": 2, \"hash_ids\": []}\n{\"timestamp\": 3, \"input_length\": 5, \"output_length\": 2, \"hash_ids\": []}\n",
+         "line 2: timestamp 3 goes backwards"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char path[64];
+        temp_file(cases[i].text, path, sizeof path, cases[i].suffix);
+        struct td_sim_trace t = {0};
+        struct td_err err = {0};
+        td_status s = td_sim_trace_read(path, true, &t, &err);
+        unlink(path);
+        if (!s || !strstr(err.msg, cases[i].want)) print_message("case %zu: \"%s\" lacks \"%s\"\n", i, err.msg, cases[i].want);
+        assert_int_not_equal(s, TD_OK);
+        assert_non_null(strstr(err.msg, cases[i].want));
+    }
+    char path[64];
+    temp_file("{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 2, \"hash_ids\": [1]}\n{\"timestamp\": 0, \"input_length\": 6, \"output_length\": 2, \"hash_ids\": [1, 2]}\n"
+              "{\"timestamp\": 3000, \"input_length\": 7, \"output_length\": 0, \"hash_ids\": []}\n", path, sizeof path, ".jsonl");
+    struct td_sim_trace t;
+    struct td_err err = {0};
+    assert_int_equal(td_sim_trace_read(path, true, &t, &err), TD_OK);
+    unlink(path);
+    assert_int_equal(t.n, 3);
+    assert_int_equal(t.requests[1].at_ns, 1500000000); /* spread until the next time stamp */
+    assert_int_equal(t.requests[1].hash_at, 1);
+    assert_int_equal(t.requests[2].n_output, 1);
+    td_sim_trace_free(&t);
+}
+
+static void test_latency_files(void **state)
+{
+    (void)state;
+    static const struct { const char *text, *want; } cases[] = {
+        {"a0 = 1\n", "a1 is missing"},
+        {"a0 = fast\n", "line 1 is \"a0 = fast\""},
+        {"a0 = -1\n", "a0 is -1, must be a number >= 0"},
+        {"a0 = nan\n", "must be a number >= 0"},
+        {"speed = 1\n", "\"speed\" is no key"},
+        {"a0=1\na1=1\na2=1\nb0=1\nb1=1\ngpus=0\n", "gpus is 0"},
+    };
+    struct td_perf p = perf_of("opt-13b:tp2"), q;
+    char path[64];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        temp_file(cases[i].text, path, sizeof path, ".theta");
+        struct td_err err = {0};
+        td_status s = td_perf_load(path, &q, &err);
+        unlink(path);
+        if (!s || !strstr(err.msg, cases[i].want)) print_message("case %zu: \"%s\" lacks \"%s\"\n", i, err.msg, cases[i].want);
+        assert_int_not_equal(s, TD_OK);
+        assert_non_null(strstr(err.msg, cases[i].want));
+    }
+    temp_file("", path, sizeof path, ".theta");
+    FILE *out = fopen(path, "w");
+    assert_non_null(out);
+    td_perf_write(&p, out);
+    fclose(out);
+    q = perf_of(path);
+    unlink(path);
+    struct td_perf_batch b = {.prefill_rows = 300, .attention_work = 45000, .decode_rows = 97, .context_tokens = 40000};
+    assert_true(fabs(td_perf_step_s(&p, &b) / td_perf_step_s(&q, &b) - 1) < 1e-8);
+    assert_int_equal(q.gpus, 2);
+    assert_int_equal(q.kv_tokens, 163008);
+    struct td_err err = {0};
+    assert_int_not_equal(td_perf_load("gpt-9", &q, &err), TD_OK);
+    assert_non_null(strstr(err.msg, "opt-13b"));
+}
+
+static void test_small_languages(void **state)
+{
+    (void)state;
+    struct td_err err = {0};
+    double v[8];
+    uint32_t n;
+    assert_int_equal(td_sim_list_parse("1,2.5,4", "rate", v, 8, &n, &err), TD_OK);
+    assert_true(n == 3 && v[1] == 2.5);
+    assert_int_equal(td_sim_list_parse("1:3:1", "rate", v, 8, &n, &err), TD_OK);
+    assert_true(n == 3 && v[2] == 3);
+    assert_int_not_equal(td_sim_list_parse("1;2", "rate", v, 8, &n, &err), TD_OK);
+    struct td_sim_config c = {0};
+    struct td_sim_group d = {.max_batch = 8, .max_step_tokens = 8, .max_seqs = 8};
+    assert_int_equal(td_sim_fleet_parse("prefill:2:opt-13b:tp2, decode:3:opt-13b:slow=2:kv_tokens=9000", &d, &c, &err), TD_OK);
+    assert_int_equal(c.n_groups, 2);
+    assert_int_equal(c.groups[0].perf.gpus, 2);
+    assert_true(c.groups[1].decode && c.groups[1].slow == 2 && c.groups[1].kv_tokens == 9000);
+    static const char *const bad_fleets[] = {"", "prefil:2:opt-13b", "decode:0:opt-13b", "decode:2", "decode:2:gpt-9", "decode:2:opt-13b:slow=-1", "decode:2:opt-13b:fast=2"};
+    for (size_t i = 0; i < sizeof bad_fleets / sizeof *bad_fleets; i++) {
+        if (td_sim_fleet_parse(bad_fleets[i], &d, &c, &err) == TD_OK) print_message("\"%s\" was taken\n", bad_fleets[i]);
+        assert_int_not_equal(td_sim_fleet_parse(bad_fleets[i], &d, &c, &err), TD_OK);
+    }
+    struct td_sim_fault *f;
+    assert_int_equal(td_sim_faults_parse("crash:3@10-20, slow:1@5*2.5,link:0@1-2*0.1", &f, &n, &err), TD_OK);
+    assert_true(n == 3 && f[0].until_s == 20 && f[1].until_s == 0 && f[1].factor == 2.5 && f[2].kind == TD_FAULT_LINK && f[2].factor == 0.1);
+    free(f);
+    static const char *const bad_faults[] = {"crash", "crash:1", "melt:1@5", "crash:1@5-4", "slow:1@5*0", "slow:1@-5", "crash:1@5x"};
+    for (size_t i = 0; i < sizeof bad_faults / sizeof *bad_faults; i++) assert_int_not_equal(td_sim_faults_parse(bad_faults[i], &f, &n, &err), TD_OK);
+    struct td_sim_length l;
+    static const char *const bad_lengths[] = {"", "0", "-5", "nan", "lognormal:5", "uniform:9,3", "1e12"};
+    for (size_t i = 0; i < sizeof bad_lengths / sizeof *bad_lengths; i++) assert_int_not_equal(td_sim_length_parse(bad_lengths[i], "isl", &l, &err), TD_OK);
+    assert_non_null(strstr(err.msg, "isl is \"1e12\""));
+}
+
+/* Configurations that cannot be are refused with their field. */
+static void test_bad_configs(void **state)
+{
+    (void)state;
+    struct td_sim_trace t = load_of(5, 5, 1);
+    struct td_sim_result r;
+    struct td_err err = {0};
+    struct td_sim_config c;
+    fleet_of(&c, 1, 1, 0);
+    c.router.policy = "luck";
+    assert_int_not_equal(td_sim_run(&c, &t, NULL, NULL, &r, &err), TD_OK);
+    assert_non_null(strstr(err.msg, "luck"));
+    fleet_of(&c, 1, 1, 0);
+    c.router.mode = "both";
+    assert_int_not_equal(td_sim_run(&c, &t, NULL, NULL, &r, &err), TD_OK);
+    assert_non_null(strstr(err.msg, "mode is \"both\""));
+    fleet_of(&c, 1, 1, 0);
+    c.n_groups = 0;
+    assert_int_not_equal(td_sim_run(&c, &t, NULL, NULL, &r, &err), TD_OK);
+    fleet_of(&c, 1, 1, 0);
+    c.groups[0].perf.kv_tokens = 0;
+    assert_int_not_equal(td_sim_run(&c, &t, NULL, NULL, &r, &err), TD_OK);
+    assert_non_null(strstr(err.msg, "kv_tokens"));
+    td_sim_trace_free(&t);
+}
+
+/* ---- the planner ----------------------------------------------------------------------------------------------------------------------------------------- */
+
+static struct td_plan_query flip_query(double ttft, double tpot)
+{
+    return (struct td_plan_query){.tables = {"opt-13b", "opt-13b:tp2"}, .n_tables = 2, .isl = {TD_LENGTH_FIXED, 512, 0}, .osl = {TD_LENGTH_FIXED, 65, 0}, .ttft_ms = ttft,
+                                  .tpot_ms = tpot, .attainment = 0.9, .gpus = 3, .policy = "least_token", .max_batch = 256, .max_step_tokens = 2048, .top = 16, .seeds = 3,
+                                  .cv = 1, .tolerance = 0.03, .pd = true, .colocated = true};
+}
+
+static double per_gpu(const struct td_plan_row *rows, uint32_t n, const char *prefill, const char *decode, uint32_t n_prefill, uint32_t n_decode)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (!strcmp(rows[i].prefill, prefill) && !strcmp(rows[i].decode, decode) && rows[i].n_prefill == n_prefill && rows[i].n_decode == n_decode && rows[i].simulated)
+            return rows[i].at.rate / rows[i].gpus;
+    fail_msg("%uP %s + %uD %s was not simulated", n_prefill, prefill, n_decode, decode);
+    return 0;
+}
+
+/* The two pairs of objectives for which DistServe's model turns the best layout round: relaxed TTFT and tight TPOT want one GPU each, tight TTFT and relaxed
+ * TPOT want two for prefill. Disaggregation is ahead of the same GPUs colocated under both. */
+static void test_plan_flip(void **state)
+{
+    (void)state;
+    static const double slo[2][2] = {{400, 40}, {200, 100}};
+    double one[2], two[2], colocated[2];
+    for (int i = 0; i < 2; i++) {
+        struct td_err err = {0};
+        struct td_plan_row *rows;
+        uint32_t n;
+        struct td_plan_query q = flip_query(slo[i][0], slo[i][1]);
+        assert_int_equal(td_plan_search(&q, NULL, NULL, &rows, &n, &err), TD_OK);
+        two[i] = per_gpu(rows, n, "opt-13b:tp2", "opt-13b", 1, 1);
+        for (uint32_t k = 1; k < n; k++) /* best first */
+            if (rows[k].simulated) assert_true(rows[k - 1].at.rate / rows[k - 1].gpus >= rows[k].at.rate / rows[k].gpus);
+        assert_true(rows[0].pareto);
+        colocated[i] = per_gpu(rows, n, "opt-13b", "opt-13b", 0, 3);
+        free(rows);
+        q.gpus = 2;
+        assert_int_equal(td_plan_search(&q, NULL, NULL, &rows, &n, &err), TD_OK);
+        one[i] = per_gpu(rows, n, "opt-13b", "opt-13b", 1, 1);
+        free(rows);
+    }
+    if (!(one[0] > two[0] && two[1] > one[1])) print_message("400/40: %.3f and %.3f; 200/100: %.3f and %.3f per GPU\n", one[0], two[0], one[1], two[1]);
+    assert_true(one[0] > two[0]);
+    assert_true(two[1] > one[1]);
+    for (int i = 0; i < 2; i++) {
+        if (!(fmax(one[i], two[i]) > colocated[i])) print_message("%g/%g: colocated %.3f per GPU\n", slo[i][0], slo[i][1], colocated[i]);
+        assert_true(fmax(one[i], two[i]) > colocated[i]);
+    }
+}
+
+static void test_plan_target(void **state)
+{
+    (void)state;
+    struct td_plan_query q = flip_query(200, 100);
+    q.gpus = 16;
+    q.top = 4;
+    q.target_rate = 30;
+    struct td_plan_row *rows;
+    uint32_t n;
+    struct td_err err = {0};
+    assert_int_equal(td_plan_search(&q, NULL, NULL, &rows, &n, &err), TD_OK);
+    assert_true(n > 0 && rows[0].simulated && rows[0].at.ci_low >= 0.9);
+    assert_in_range(rows[0].gpus, 4, 8); /* 3.7 to 7.2 requests/s for each GPU */
+    for (uint32_t i = 1; i < n; i++) assert_true(rows[i].gpus <= rows[0].gpus && rows[i].at.ci_low < 0.9); /* nothing smaller would do */
+    free(rows);
+    q.gpus = 3;
+    assert_int_equal(td_plan_search(&q, NULL, NULL, &rows, &n, &err), TD_ERR_NOT_FOUND);
+    q.target_rate = 0;
+    q.ttft_ms = 20; /* less than a prefill alone */
+    assert_int_equal(td_plan_search(&q, NULL, NULL, &rows, &n, &err), TD_ERR_NOT_FOUND);
+    q.ttft_ms = 200;
+    q.prefix = 512;
+    assert_int_equal(td_plan_search(&q, NULL, NULL, &rows, &n, &err), TD_ERR_INVALID);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_seed_same_run), cmocka_unit_test(test_replay), cmocka_unit_test(test_schedules), cmocka_unit_test(test_planted_leak),
+        cmocka_unit_test(test_crash), cmocka_unit_test(test_preemption), cmocka_unit_test(test_prefix_cache), cmocka_unit_test(test_arrivals),
+        cmocka_unit_test(test_trace_files), cmocka_unit_test(test_latency_files), cmocka_unit_test(test_small_languages), cmocka_unit_test(test_bad_configs),
+        cmocka_unit_test(test_plan_flip), cmocka_unit_test(test_plan_target),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
