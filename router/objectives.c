@@ -8,22 +8,40 @@
 
 #include "common/base/slo_presets.h"
 
-/* Takes the next word up to one of `stops`; false at the end of text. Too long a word comes cut, which no name matches. */
-static bool next_word(const char **at, const char *stops, char *word, size_t word_bytes)
+#define MAX_OBJECTIVE_MS 1e9
+#define MAX_WEIGHT 1e6
+#define NAME_BYTES "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."
+#define MAX_COEFFICIENT 1e15    /* bytes per second are the greatest */
+
+/* Takes the next word up to one of `stops`. TD_INPROGRESS: there is one; TD_OK: the text has ended. */
+static td_status next_word(const char *where, const char **at, const char *stops, char *word, size_t word_bytes, struct td_err *err)
 {
     *at += strspn(*at, stops);
-    if (!**at) return false;
+    if (!**at) return TD_OK;
     size_t n = strcspn(*at, stops);
-    snprintf(word, word_bytes, "%.*s", (int)n, *at);
+    if (n >= word_bytes) return td_fail(err, TD_ERR_INVALID, "%s: \"%.40s\" has %zu bytes, limit %zu", where, *at, n, word_bytes - 1);
+    memcpy(word, *at, n);
+    word[n] = 0;
     *at += n;
-    return true;
+    return TD_INPROGRESS;
 }
 
-static td_status number(const char *where, const char *name, const char *text, double *ret, struct td_err *err)
+static td_status number(const char *where, const char *name, const char *text, double most, double *ret, struct td_err *err)
 {
     char *end;
     double v = strtod(text, &end);
-    if (end == text || *end || !isfinite(v) || v < 0) return td_fail(err, TD_ERR_INVALID, "%s: %s is \"%.40s\", must be a number >= 0", where, name, text);
+    if (end == text || *end || !(v >= 0 && v <= most))
+        return td_fail(err, TD_ERR_INVALID, "%s: %s is \"%.40s\", must be a number from 0 to %s", where, name, text, most > MAX_OBJECTIVE_MS ? "1e15" : "1e9");
+    *ret = v;
+    return TD_OK;
+}
+
+static td_status weight(const char *where, const char *text, double *ret, struct td_err *err)
+{
+    char *end;
+    double v = strtod(text, &end);
+    if (end == text || *end || !(v > 0 && v <= MAX_WEIGHT))
+        return td_fail(err, TD_ERR_INVALID, "%s: weight is \"%.40s\", must be above 0 and up to 1e6", where, text);
     *ret = v;
     return TD_OK;
 }
@@ -39,10 +57,11 @@ static td_status class_field(struct td_core_class *k, char *field, struct td_err
     char *value = strchr(field, '=');
     if (!value) return td_fail(err, TD_ERR_INVALID, "%s: \"%.40s\" is not NAME=VALUE or best_effort", where, field);
     *value++ = 0;
-    if (!strcmp(field, "ttft")) return number(where, field, value, &k->ttft_ms, err);
-    if (!strcmp(field, "tpot")) return number(where, field, value, &k->tpot_ms, err);
-    if (!strcmp(field, "weight")) return number(where, field, value, &k->weight, err);
-    if (strcmp(field, "preset") != 0) return td_fail(err, TD_ERR_INVALID, "%s: \"%.40s\" is unknown; there are ttft, tpot, weight, preset, best_effort", where, field);
+    if (!strcmp(field, "ttft")) return number(where, field, value, MAX_OBJECTIVE_MS, &k->ttft_ms, err);
+    if (!strcmp(field, "tpot")) return number(where, field, value, MAX_OBJECTIVE_MS, &k->tpot_ms, err);
+    if (!strcmp(field, "weight")) return weight(where, value, &k->weight, err);
+    if (strcmp(field, "preset") != 0)
+        return td_fail(err, TD_ERR_INVALID, "%s: \"%.40s\" is unknown; there are ttft, tpot, weight, preset, best_effort", where, field);
     const struct td_slo_preset *p;
     td_status s = td_slo_preset_find(value, &p, err);
     if (s) return s;
@@ -51,23 +70,40 @@ static td_status class_field(struct td_core_class *k, char *field, struct td_err
     return TD_OK;
 }
 
+/* The name of `word`, up to its colon: it goes into lists, labels and the decision log as it is, so it has no byte that means something there. */
+static td_status class_name(const struct td_core_config *c, const char *word, struct td_core_class *k, struct td_err *err)
+{
+    size_t n = strcspn(word, ":");
+    if (n == 0 || n >= sizeof k->name)
+        return td_fail(err, TD_ERR_INVALID, "slo_class: name \"%.40s\" must have 1..%zu bytes before the colon", word, sizeof k->name - 1);
+    memcpy(k->name, word, n);
+    k->name[n] = 0;
+    if (strspn(k->name, NAME_BYTES) != n) {
+        for (char *p = k->name; *p; p++)
+            if (!strchr(NAME_BYTES, *p)) *p = '?';
+        return td_fail(err, TD_ERR_INVALID, "slo_class: name \"%s\" must have only letters, digits, '-', '_' and '.'", k->name);
+    }
+    for (uint32_t i = 0; i < c->n_classes; i++)
+        if (!strcmp(c->classes[i].name, k->name)) return td_fail(err, TD_ERR_INVALID, "slo_class: %s is given twice", k->name);
+    return TD_OK;
+}
+
 td_status router_classes_parse(const char *text, struct td_core_config *c, struct td_err *err)
 {
-    char word[512], field[128];
+    char word[512], field[128], where[64];
+    td_status s;
     c->n_classes = 0;
-    for (const char *at = text; next_word(&at, " \t\n", word, sizeof word);) {
+    for (const char *at = text; (s = next_word("slo_class", &at, " \t\n", word, sizeof word, err));) {
+        if (s < 0) return s;
         if (c->n_classes == TD_CORE_MAX_CLASSES) return td_fail(err, TD_ERR_INVALID, "slo_class: more than %d classes", TD_CORE_MAX_CLASSES);
         struct td_core_class *k = &c->classes[c->n_classes];
         *k = (struct td_core_class){.weight = 1};
-        size_t n = strcspn(word, ":");
-        if (n == 0 || n >= sizeof k->name) return td_fail(err, TD_ERR_INVALID, "slo_class: name \"%.40s\" must have 1..%zu bytes before the colon", word, sizeof k->name - 1);
-        memcpy(k->name, word, n);
-        k->name[n] = 0;
+        if ((s = class_name(c, word, k, err))) return s;
+        snprintf(where, sizeof where, "slo_class %s", k->name);
+        size_t n = strlen(k->name);
         const char *rest = word[n] ? word + n + 1 : "";
-        while (next_word(&rest, ",", field, sizeof field)) {
-            td_status s = class_field(k, field, err);
-            if (s) return s;
-        }
+        while ((s = next_word(where, &rest, ",", field, sizeof field, err)))
+            if (s < 0 || (s = class_field(k, field, err))) return s;
         c->n_classes++;
     }
     if (c->n_classes == 0) {
@@ -115,40 +151,69 @@ static double *theta_field(struct td_lat_theta *t, const char *name)
 static td_status theta_line(const char *line, const char *where, struct td_lat_theta *t, char *name, struct td_err *err)
 {
     char word[160];
+    td_status s;
     *t = (struct td_lat_theta){.known = true};
     name[0] = 0;
-    for (const char *at = line; next_word(&at, " \t\r\n", word, sizeof word);) {
+    for (const char *at = line; (s = next_word(where, &at, " \t\r\n", word, sizeof word, err));) {
+        if (s < 0) return s;
         char *value = strchr(word, '=');
         if (!value) return td_fail(err, TD_ERR_INVALID, "%s: \"%.40s\" is not NAME=VALUE", where, word);
         *value++ = 0;
         if (!strcmp(word, "node_class")) {
-            if (strlen(value) >= ROUTER_NODE_CLASS_NAME) return td_fail(err, TD_ERR_INVALID, "%s: node_class has %zu bytes, limit %d", where, strlen(value), ROUTER_NODE_CLASS_NAME - 1);
+            if (strlen(value) >= ROUTER_NODE_CLASS_NAME)
+                return td_fail(err, TD_ERR_INVALID, "%s: node_class has %zu bytes, limit %d", where, strlen(value), ROUTER_NODE_CLASS_NAME - 1);
             snprintf(name, ROUTER_NODE_CLASS_NAME, "%s", value);
             continue;
         }
         double *field = theta_field(t, word);
-        if (!field) return td_fail(err, TD_ERR_INVALID, "%s: \"%.40s\" is unknown; there are node_class, a0..a2, b0..b4, link_tau, link_bytes_per_s", where, word);
-        td_status s = number(where, word, value, field, err);
-        if (s) return s;
+        if (!field)
+            return td_fail(err, TD_ERR_INVALID, "%s: \"%.40s\" is unknown; there are node_class, a0..a2, b0..b4, link_tau, link_bytes_per_s", where, word);
+        if ((s = number(where, word, value, MAX_COEFFICIENT, field, err))) return s;
     }
+    return name[0] ? TD_OK : td_fail(err, TD_ERR_INVALID, "%s: node_class is missing", where);
+}
+
+/* Reads one line; TD_OK with line[0] == 0 for one without content. */
+static td_status table_line(FILE *in, const char *where, char *line, size_t line_bytes, bool *ret_more, struct td_err *err)
+{
+    size_t n = 0;
+    int c = 0;
+    for (; (c = getc(in)) != EOF && c != '\n'; n++) {
+        if (n + 2 > line_bytes - 1) return td_fail(err, TD_ERR_INVALID, "%s has more than %zu bytes", where, line_bytes - 2);
+        if (c == 0) return td_fail(err, TD_ERR_INVALID, "%s has a byte 0: this is no text", where);
+        line[n] = (char)c;
+    }
+    if (ferror(in)) return td_fail(err, TD_ERR_IO, "%s: %s", where, strerror(errno));
+    line[n] = 0;
+    *ret_more = c != EOF || n > 0;
+    line[strcspn(line, "#")] = 0;
+    if (line[strspn(line, " \t\r\n")] == 0) line[0] = 0;
     return TD_OK;
+}
+
+td_status router_latency_table_read(FILE *in, const char *path, struct td_core_config *c, char names[][ROUTER_NODE_CLASS_NAME], struct td_err *err)
+{
+    char line[1024], where[300];
+    td_status s = TD_OK;
+    bool more = true;
+    c->n_thetas = 0;
+    for (int n = 1; !s && more; n++) {
+        snprintf(where, sizeof where, "latency_table %.200s line %d", path, n);
+        if ((s = table_line(in, where, line, sizeof line, &more, err)) || !line[0]) continue;
+        if (c->n_thetas == TD_CORE_MAX_NODE_CLASSES) return td_fail(err, TD_ERR_LIMIT, "%s: more than %d node classes", where, TD_CORE_MAX_NODE_CLASSES);
+        s = theta_line(line, where, &c->thetas[c->n_thetas], names[c->n_thetas], err);
+        for (uint32_t i = 0; !s && i < c->n_thetas; i++)
+            if (!strcmp(names[i], names[c->n_thetas])) s = td_fail(err, TD_ERR_INVALID, "%s: node_class %s is given twice", where, names[i]);
+        if (!s) c->n_thetas++;
+    }
+    return s;
 }
 
 td_status router_latency_table_load(const char *path, struct td_core_config *c, char names[][ROUTER_NODE_CLASS_NAME], struct td_err *err)
 {
-    char line[1024], where[300];
     FILE *in = fopen(path, "r");
     if (!in) return td_fail(err, TD_ERR_IO, "latency_table \"%s\": %s", path, strerror(errno));
-    td_status s = TD_OK;
-    c->n_thetas = 0;
-    for (int n = 1; !s && fgets(line, sizeof line, in); n++) {
-        snprintf(where, sizeof where, "latency_table %.200s line %d", path, n);
-        if (!strchr(line, '\n') && !feof(in)) s = td_fail(err, TD_ERR_INVALID, "%s has more than %zu bytes", where, sizeof line - 2);
-        line[strcspn(line, "#")] = 0;
-        if (s || line[strspn(line, " \t\r\n")] == 0) continue;
-        if (c->n_thetas == TD_CORE_MAX_NODE_CLASSES) s = td_fail(err, TD_ERR_LIMIT, "%s: more than %d node classes", where, TD_CORE_MAX_NODE_CLASSES);
-        else if (!(s = theta_line(line, where, &c->thetas[c->n_thetas], names[c->n_thetas], err))) c->n_thetas++;
-    }
+    td_status s = router_latency_table_read(in, path, c, names, err);
     fclose(in);
     return s;
 }

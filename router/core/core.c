@@ -180,7 +180,7 @@ static struct td_order_key key_of(const struct td_core *c, const struct request 
     bool bound = r->ttft_s < INFINITY, started = r->first_ns != 0;
     uint64_t deadline = r->arrived_ns + (started ? 0 : bound ? (uint64_t)(r->ttft_s * 1e9) : NO_DEADLINE_NS);
     return (struct td_order_key){.slo_class = r->slo_class, .tenant = r->tenant, .priority = r->priority, .deadline_ns = deadline, .id = r->id,
-                                 .hopeless = bound && !started && c->now_ns > deadline};
+                                 .bound = bound && !started, .hopeless = bound && !started && c->now_ns > deadline};
 }
 
 static void queue_insert(struct td_core *c, struct request *r)

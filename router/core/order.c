@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #define N_TENANTS (TD_ORDER_MAX_TENANTS + 1)    /* the last is shared by the surplus */
-#define MAX_CLASSES 16
+#define MAX_CLASSES 16                          /* a rank has 4 bits in the wire key */
 #define HALF_LIFE_S 60.0
 #define NO TD_ORDER_NONE
 
@@ -38,7 +38,7 @@ struct td_order {
     struct tenant tenants[N_TENANTS];
     uint32_t n_tenants;
     /* the walk */
-    uint32_t walk_rank, walk_last;
+    uint32_t walk_rank;
     double fullness;
     uint64_t now_ns;
 };
@@ -123,24 +123,47 @@ static bool goes_before(const struct td_order_key *a, const struct td_order_key 
     return a->id < b->id;
 }
 
-void td_order_insert(struct td_order *o, uint32_t slot, const struct td_order_key *key, double work_s, uint64_t now_ns)
+/* Into its place in its list; the back is searched first. */
+static void link_item(struct td_order *o, uint32_t slot)
 {
     struct item *it = &o->items[slot];
-    TD_ASSERT(slot < o->max_slots && !it->in && key->slo_class < o->n_classes);
-    uint16_t tenant = tenant_of(o, key->tenant, now_ns);
-    struct list *l = &o->lists[key->slo_class][tenant];
+    uint32_t c = it->key.slo_class;
+    struct list *l = &o->lists[c][it->tenant];
     uint32_t after = l->tail;
-    while (after != NO && goes_before(key, &o->items[after].key)) after = o->items[after].prev;
-    *it = (struct item){.key = *key, .prev = after, .next = after == NO ? l->head : o->items[after].next, .tenant = tenant, .in = true, .work_s = work_s,
-                        .since_ns = now_ns};
+    while (after != NO && goes_before(&it->key, &o->items[after].key)) after = o->items[after].prev;
+    it->prev = after;
+    it->next = after == NO ? l->head : o->items[after].next;
+    if (l->head == NO) o->busy[c][o->n_busy[c]++] = it->tenant;
     if (it->next == NO) l->tail = slot;
     else o->items[it->next].prev = slot;
-    if (after == NO) {
-        if (l->head == NO) o->busy[key->slo_class][o->n_busy[key->slo_class]++] = tenant;
-        l->head = slot;
-    } else {
-        o->items[after].next = slot;
-    }
+    if (after == NO) l->head = slot;
+    else o->items[after].next = slot;
+}
+
+static void unlink_item(struct td_order *o, uint32_t slot)
+{
+    struct item *it = &o->items[slot];
+    uint32_t c = it->key.slo_class;
+    struct list *l = &o->lists[c][it->tenant];
+    if (l->cursor == slot) l->cursor = it->next;
+    if (it->prev == NO) l->head = it->next;
+    else o->items[it->prev].next = it->next;
+    if (it->next == NO) l->tail = it->prev;
+    else o->items[it->next].prev = it->prev;
+    if (l->head != NO) return;
+    for (uint32_t i = 0; i < o->n_busy[c]; i++)
+        if (o->busy[c][i] == it->tenant) {
+            o->busy[c][i] = o->busy[c][--o->n_busy[c]];
+            break;
+        }
+}
+
+void td_order_insert(struct td_order *o, uint32_t slot, const struct td_order_key *key, double work_s, uint64_t now_ns)
+{
+    TD_ASSERT(slot < o->max_slots && !o->items[slot].in && key->slo_class < o->n_classes);
+    uint16_t tenant = tenant_of(o, key->tenant, now_ns);
+    o->items[slot] = (struct item){.key = *key, .tenant = tenant, .in = true, .work_s = work_s, .since_ns = now_ns};
+    link_item(o, slot);
     o->tenants[tenant].n_waiting++;
     o->work_s[key->slo_class] += work_s;
     o->n++;
@@ -151,22 +174,26 @@ void td_order_remove(struct td_order *o, uint32_t slot)
     struct item *it = &o->items[slot];
     TD_ASSERT(slot < o->max_slots && it->in);
     uint32_t c = it->key.slo_class;
-    struct list *l = &o->lists[c][it->tenant];
-    if (l->cursor == slot) l->cursor = it->next;
-    if (it->prev == NO) l->head = it->next;
-    else o->items[it->prev].next = it->next;
-    if (it->next == NO) l->tail = it->prev;
-    else o->items[it->next].prev = it->prev;
-    if (l->head == NO)
-        for (uint32_t i = 0; i < o->n_busy[c]; i++)
-            if (o->busy[c][i] == it->tenant) {
-                o->busy[c][i] = o->busy[c][--o->n_busy[c]];
-                break;
-            }
+    unlink_item(o, slot);
     o->tenants[it->tenant].n_waiting--;
-    o->work_s[c] = l->head == NO && o->n_busy[c] == 0 ? 0 : fmax(0, o->work_s[c] - it->work_s);
+    o->work_s[c] = o->n_busy[c] == 0 ? 0 : fmax(0, o->work_s[c] - it->work_s); /* exact at rest: no rounding is carried on */
     it->in = false;
     o->n--;
+}
+
+/* Those at the cursor whose deadline has passed while they waited go behind the hopeful of their priority. Each at most once. */
+static void demote_late(struct td_order *o, struct list *l)
+{
+    while (l->cursor != NO) {
+        uint32_t slot = l->cursor, next = o->items[slot].next;
+        struct td_order_key *k = &o->items[slot].key;
+        if (!k->bound || k->hopeless || o->now_ns <= k->deadline_ns) return;
+        k->hopeless = true;
+        if (o->items[slot].prev == NO && next == NO) return;
+        unlink_item(o, slot);
+        link_item(o, slot);
+        l->cursor = o->items[slot].next == next ? slot : next; /* those before `next` had their turn, unless it stands there now itself */
+    }
 }
 
 bool td_order_has(const struct td_order *o, uint32_t slot) { return slot < o->max_slots && o->items[slot].in; }
@@ -188,7 +215,11 @@ static void enter_class(struct td_order *o)
         double ceiling = o->n_classes > 1 ? 1 - 0.4 * o->walk_rank / (o->n_classes - 1) : 1;
         uint32_t c = o->class_at[o->walk_rank];
         if (o->n_busy[c] == 0 || (o->walk_rank > 0 && o->fullness >= ceiling)) continue;
-        for (uint32_t i = 0; i < o->n_busy[c]; i++) o->lists[c][o->busy[c][i]].cursor = o->lists[c][o->busy[c][i]].head;
+        for (uint32_t i = 0; i < o->n_busy[c]; i++) {
+            struct list *l = &o->lists[c][o->busy[c][i]];
+            l->cursor = l->head;
+            demote_late(o, l);
+        }
         return;
     }
 }
@@ -225,6 +256,7 @@ uint32_t td_order_next(struct td_order *o)
             struct list *l = &o->lists[c][best];
             uint32_t slot = l->cursor;
             l->cursor = o->items[slot].next;
+            demote_late(o, l);
             return slot;
         }
         o->walk_rank++;

@@ -21,6 +21,7 @@ struct td_order_key {
     uint32_t slo_class;
     uint64_t tenant;                        /* hash; 0 = none */
     int32_t priority;
+    bool bound;                             /* has a deadline: once that has passed it is hopeless, also while it waits here */
     bool hopeless;
     uint64_t deadline_ns;
     uint64_t id;

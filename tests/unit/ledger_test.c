@@ -1,0 +1,217 @@
+/* router/core/ledger: the account of one worker against a reference that adds up the open legs anew after every call, in any order of calls. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "router/core/ledger.h"
+
+enum { LEGS = 40 };
+
+static uint64_t rng_state;
+static uint32_t rnd(uint32_t n)
+{
+    rng_state = rng_state * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t)(rng_state >> 33) % n;
+}
+
+static struct td_core_worker worker_of(enum td_core_role role)
+{
+    struct td_core_worker w;
+    td_ledger_join(&w, &(struct td_core_event){.kind = TD_EV_WORKER_JOIN, .role = role, .a = 100000, .b = 64});
+    return w;
+}
+
+static void snapshot(struct td_core_worker *w, uint64_t seq, uint64_t queued, uint64_t calls_seen, double now_s)
+{
+    td_ledger_snapshot(w, &(struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .a = seq, .b = 7, .c = queued, .d = 3, .e = calls_seen}, now_s);
+}
+
+/* What must hold of a worker with these open legs. n_min_tpot may be 0 while some are open: core.c looks for the next one then. */
+static void check(const struct td_core_worker *w, const struct td_leg *legs, double now_s)
+{
+    struct { uint32_t assigned, n_pending, n_active, n_tightest; uint64_t assigned_tokens, promised, pending_tokens, active, reserved, local; double pending_s, tightest; } t = {
+        .tightest = INFINITY};
+    for (int i = 0; i < LEGS; i++) {
+        const struct td_leg *l = &legs[i];
+        if (l->worker == TD_NO_WORKER) continue;
+        t.assigned++;
+        t.assigned_tokens += l->tokens;
+        t.promised += l->promised;
+        t.n_pending += l->pending;
+        if (w->role == TD_ROLE_PREFILL) {
+            assert_true(l->pending || l->tokens == 0);
+            if (l->pending) t.pending_tokens += l->tokens;
+            if (l->pending) t.pending_s += l->work_s;
+            continue;
+        }
+        assert_true(l->promised >= l->tokens);
+        t.n_active += !l->pending;
+        t.active += l->pending ? 0 : l->tokens;
+        t.reserved += l->pending ? l->tokens : 0;
+        t.local += l->local_tokens;
+        if (l->tpot_s < t.tightest) {
+            t.tightest = l->tpot_s;
+            t.n_tightest = 0;
+        }
+        t.n_tightest += l->tpot_s <= t.tightest;
+    }
+    assert_int_equal(w->assigned, t.assigned);
+    assert_int_equal(w->assigned_tokens, t.assigned_tokens);
+    assert_int_equal(w->promised_tokens, t.promised);
+    assert_int_equal(w->n_pending, t.n_pending);
+    assert_int_equal(w->n_active, t.n_active);
+    assert_int_equal(w->pending_tokens, t.pending_tokens);
+    assert_int_equal(w->active_tokens, t.active);
+    assert_int_equal(w->reserved_tokens, t.reserved);
+    assert_int_equal(w->local_tokens, t.local);
+    assert_true(fabs(w->pending_s - t.pending_s) < 1e-9 * (1 + t.pending_s));
+    if (t.n_pending == 0) assert_true(w->pending_s <= 0); /* exactly: nothing is carried on */
+    if (w->role == TD_ROLE_DECODE) {
+        assert_true(w->min_tpot_s <= t.tightest);
+        if (t.assigned == 0) assert_true(w->min_tpot_s >= INFINITY && w->n_min_tpot == 0);
+        else if (w->n_min_tpot > 0) assert_true(w->min_tpot_s >= t.tightest && w->n_min_tpot == t.n_tightest);
+    } else {
+        assert_true(w->free_at_s <= now_s + w->pending_s + 1e-9); /* never more than all of what is open: at once when nothing is */
+    }
+}
+
+static void play(uint64_t seed, enum td_core_role role)
+{
+    rng_state = seed;
+    print_message("seed %llu role %d\n", (unsigned long long)seed, (int)role);
+    struct td_core_worker w = worker_of(role);
+    struct td_leg legs[LEGS];
+    for (int i = 0; i < LEGS; i++) legs[i] = (struct td_leg){.worker = TD_NO_WORKER};
+    double now_s = 0;
+    uint64_t seq = 0;
+    static const double objectives[] = {0.01, 0.02, 0.02, 0.05, INFINITY};
+    for (int i = 0; i < 20000; i++) {
+        now_s += rnd(50) * 1e-3;
+        struct td_leg *l = &legs[rnd(LEGS)];
+        uint64_t n = 1 + rnd(5000);
+        switch (rnd(6)) {
+        case 0:
+        case 1:
+            if (l->worker != TD_NO_WORKER) break;
+            if (role == TD_ROLE_PREFILL) td_ledger_prefill_open(&w, l, 3, n, (double)n * 1e-4, now_s);
+            else td_ledger_decode_open(&w, l, 3, rnd(2), n, n + rnd(300), rnd(2) ? n : 0, objectives[rnd(5)]);
+            assert_int_equal(l->worker, 3);
+            w.calls_sent++;
+            break;
+        case 2: /* again and again: once counts */
+            if (role == TD_ROLE_PREFILL) td_ledger_prefill_done(&w, l, now_s);
+            else td_ledger_decode_active(&w, l);
+            break;
+        case 3:
+            if (role == TD_ROLE_DECODE) td_ledger_decode_grow(&w, l, rnd(400));
+            break;
+        case 4: /* true or absurd */
+            snapshot(&w, ++seq, rnd(3) ? rnd(20000) : UINT64_MAX, rnd(2) ? w.calls_sent : w.calls_sent - rnd(2), now_s);
+            break;
+        default:
+            td_ledger_close(&w, l, now_s);
+            assert_int_equal(l->worker, TD_NO_WORKER);
+            if (w.role == TD_ROLE_DECODE && w.assigned && w.n_min_tpot == 0) { /* core.c's part: the next tightest */
+                w.min_tpot_s = INFINITY;
+                for (int k = 0; k < LEGS; k++) {
+                    if (legs[k].worker == TD_NO_WORKER || legs[k].tpot_s > w.min_tpot_s) continue;
+                    w.n_min_tpot = legs[k].tpot_s < w.min_tpot_s ? 1 : w.n_min_tpot + 1;
+                    w.min_tpot_s = legs[k].tpot_s;
+                }
+            }
+        }
+        check(&w, legs, now_s);
+    }
+    for (int i = 0; i < LEGS; i++) td_ledger_close(&w, &legs[i], now_s);
+    check(&w, legs, now_s);
+}
+
+static void test_random_play(void **state)
+{
+    (void)state;
+    const char *env = getenv("SEED");
+    uint64_t seed = env ? strtoull(env, NULL, 10) : 1;
+    for (uint64_t i = 0; i < 4; i++) play(seed + i, (enum td_core_role)(i % 2));
+}
+
+#define NEAR(x, y) assert_true(fabs((x) - (y)) < 1e-9)
+
+/* When a prefill worker would begin a new prompt: assignments move it at once, first tokens and true snapshots set it anew. */
+static void test_free_at(void **state)
+{
+    (void)state;
+    struct td_core_worker w = worker_of(TD_ROLE_PREFILL);
+    struct td_leg a, b, c;
+    td_ledger_prefill_open(&w, &a, 0, 100, 1, 10);
+    NEAR(w.free_at_s, 11);
+    td_ledger_prefill_open(&w, &b, 0, 300, 3, 10.5); /* behind it */
+    NEAR(w.free_at_s, 14);
+    w.calls_sent = 2;
+    td_ledger_prefill_done(&w, &a, 12); /* it took two seconds, not one */
+    NEAR(w.free_at_s, 15);
+    td_ledger_prefill_done(&w, &a, 13); /* said twice: no effect */
+    NEAR(w.free_at_s, 15);
+    snapshot(&w, 1, 0, 1, 12.5); /* has not seen b's call: says nothing of it */
+    NEAR(w.free_at_s, 15);
+    snapshot(&w, 2, 100, 2, 13); /* a third of b is left */
+    NEAR(w.free_at_s, 14);
+    snapshot(&w, 3, 300, 2, 14); /* all of it: nothing was computed, the plan slips */
+    NEAR(w.free_at_s, 17);
+    snapshot(&w, 4, 1u << 30, 2, 14); /* more than we gave it is not ours */
+    NEAR(w.free_at_s, 17);
+    td_ledger_prefill_open(&w, &c, 0, 100, 1, 15);
+    NEAR(w.free_at_s, 18);
+    td_ledger_close(&w, &b, 15); /* its client has gone: those behind move up */
+    NEAR(w.free_at_s, 15);
+    td_ledger_prefill_open(&w, &b, 0, 100, 1, 15.25);
+    NEAR(w.free_at_s, 16.25);
+    td_ledger_close(&w, &c, 16);
+    td_ledger_close(&w, &b, 16); /* never before now */
+    NEAR(w.free_at_s, 16);
+    td_ledger_close(&w, &a, 17); /* it was done: its time was given back then */
+    NEAR(w.free_at_s, 16);
+    assert_int_equal(w.assigned, 0);
+    td_ledger_prefill_open(&w, &a, 0, 100, 1, 20); /* idle meanwhile: from now on, not from then */
+    NEAR(w.free_at_s, 21);
+}
+
+static void test_decode_promises(void **state)
+{
+    (void)state;
+    struct td_core_worker w = worker_of(TD_ROLE_DECODE);
+    struct td_leg a, b;
+    td_ledger_decode_open(&w, &a, 0, false, 100, 150, 0, 0.05);
+    td_ledger_decode_open(&w, &b, 0, true, 10, 20, 8, INFINITY);
+    assert_int_equal(w.promised_tokens, 170);
+    assert_int_equal(w.reserved_tokens, 110);
+    assert_int_equal(w.local_tokens, 8);
+    td_ledger_decode_active(&w, &b);
+    assert_int_equal(w.local_tokens, 0);
+    assert_int_equal(w.active_tokens, 10);
+    td_ledger_decode_grow(&w, &b, 10); /* as promised */
+    assert_int_equal(w.promised_tokens, 170);
+    td_ledger_decode_grow(&w, &b, 5); /* longer than expected: what it holds is promised */
+    assert_int_equal(w.promised_tokens, 175);
+    td_ledger_decode_grow(&w, &a, 60); /* before its first decode token: the prefill's token may be counted already */
+    assert_int_equal(w.reserved_tokens, 160);
+    td_ledger_close(&w, &a, 1);
+    assert_int_equal(w.promised_tokens, 25);
+    td_ledger_close(&w, &b, 1);
+    td_ledger_close(&w, &b, 1);
+    assert_int_equal(w.assigned + w.promised_tokens + w.reserved_tokens + w.active_tokens + w.assigned_tokens + w.n_min_tpot, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_free_at),
+        cmocka_unit_test(test_decode_promises),
+        cmocka_unit_test(test_random_play),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
