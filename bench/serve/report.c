@@ -155,7 +155,7 @@ static void put_s(json_t *o, const char *key, const char *v) { put(o, key, v[0] 
 static json_t *interval_json(struct bench_interval i)
 {
     json_t *a = json_array();
-    json_array_append_new(a, real(i.lo));
+    json_array_append_new(a, real(i.lo)); /* null: not bounded */
     json_array_append_new(a, real(i.hi));
     return a;
 }
@@ -192,6 +192,7 @@ static json_t *definitions(const struct bench_result *r)
     put_s(o, "itl", "gaps between messages with tokens, ms, of all completed requests together (vLLM's)");
     put_s(o, "e2el", "last message with tokens - request sent, ms");
     put_s(o, "percentile", "linear between neighbours; std over n");
+    put_s(o, "percentile_ci95_ms", "order statistics (binomial), as if requests were independent; null: too few to bound that side");
     put_s(o, "good", "completed, and TTFT, TPOT, E2EL and TBT within every objective of its class");
     put_s(o, "slo_clock", r->closed_loop ? "TTFT and E2EL of objectives count from the moment a place was free (closed loop)"
                                          : "TTFT and E2EL of objectives count from the scheduled send time");
@@ -208,6 +209,24 @@ static json_t *definitions(const struct bench_result *r)
     put_s(o, "deflected", "requests prefilled on their decode worker though the cluster is not colocated");
     put_s(o, "jain_index", "(sum x)^2 / (n sum x^2) over the tenants' attainment");
     put_s(o, "failed", "all offered requests that did not complete, the rejected included");
+    return o;
+}
+
+/* Not of ITL: gaps of one request are anything but independent. */
+static const enum bench_metric_id g_bounded[] = {BENCH_TTFT, BENCH_TPOT, BENCH_E2EL};
+
+static json_t *percentile_ci_json(const struct bench_result *r)
+{
+    json_t *o = json_object();
+    for (size_t m = 0; m < sizeof g_bounded / sizeof *g_bounded; m++) {
+        json_t *of = json_object();
+        for (size_t i = 0; i < r->n_pcts; i++) {
+            char key[32], word[24];
+            snprintf(key, sizeof key, "p%s", pct_word(r->pcts[i], word));
+            put(of, key, interval_json(r->metric[g_bounded[m]].pct_ci95[i]));
+        }
+        put(o, bench_metric_names[g_bounded[m]], of);
+    }
     return o;
 }
 
@@ -286,6 +305,7 @@ static json_t *pd_json(const struct bench_result *r)
     put_f(o, "cooldown", r->cooldown);
     put_f(o, "grace_s", r->grace_s);
     put_metric(o, r, "ttft", &r->slo_ttft);
+    put(pd, "percentile_ci95_ms", percentile_ci_json(r));
     put_u(pd, "offered", r->n_offered);
     put(pd, "rejected", o = json_object());
     put_u(o, "429", r->n_outcome[BENCH_REJECTED]);
@@ -557,8 +577,8 @@ static void get_s(struct reader *d, const json_t *o, const char *key, char *ret,
 static struct bench_interval get_interval(const json_t *o, const char *key)
 {
     const json_t *a = json_object_get(o, key);
-    if (json_array_size(a) != 2 || !json_is_number(json_array_get(a, 0)) || !json_is_number(json_array_get(a, 1))) return (struct bench_interval){NAN, NAN};
-    return (struct bench_interval){json_number_value(json_array_get(a, 0)), json_number_value(json_array_get(a, 1))};
+    const json_t *lo = json_array_get(a, 0), *hi = json_array_get(a, 1);
+    return (struct bench_interval){json_is_number(lo) ? json_number_value(lo) : NAN, json_is_number(hi) ? json_number_value(hi) : NAN};
 }
 
 /* A share is written as its value; k and n of all of them are those of the joint one. */
@@ -646,6 +666,12 @@ static void get_pd(struct reader *d, const json_t *pd, struct bench_result *r)
     char from[16];
     get_s(d, steady, "gpus_from", from, sizeof from);
     r->gpus_given = !strcmp(from, "option");
+    for (size_t m = 0; m < sizeof g_bounded / sizeof *g_bounded; m++)
+        for (size_t i = 0; i < r->n_pcts; i++) {
+            char key[32], word[24];
+            snprintf(key, sizeof key, "p%s", pct_word(r->pcts[i], word));
+            r->metric[g_bounded[m]].pct_ci95[i] = get_interval(json_object_get(json_object_get(pd, "percentile_ci95_ms"), bench_metric_names[g_bounded[m]]), key);
+        }
     get_u(d, pd, "offered", &r->n_offered);
     get_u(d, rejected, "429", &r->n_outcome[BENCH_REJECTED]);
     get_u(d, rejected, "deadline", &r->n_outcome[BENCH_TIMED_OUT]);

@@ -63,6 +63,7 @@ struct bench_request { /* times in seconds after the start of the run; NAN = did
 struct bench_metric { /* ms */
     uint64_t n;
     double mean, median, std, min, max, pct[BENCH_MAX_PCTS];
+    struct bench_interval pct_ci95[BENCH_MAX_PCTS]; /* by order statistics; NAN: the sample is too small to bound that side */
 };
 
 struct bench_share {

@@ -35,7 +35,12 @@ static void values_close(struct values *v, const double *pcts, size_t n_pcts, st
     bench_sort(v->x, v->n);
     *ret = (struct bench_metric){.n = v->n, .mean = bench_mean(v->x, v->n), .median = bench_percentile(v->x, v->n, 50), .std = bench_std(v->x, v->n),
                                  .min = v->n ? v->x[0] : NAN, .max = v->n ? v->x[v->n - 1] : NAN};
-    for (size_t i = 0; i < n_pcts; i++) ret->pct[i] = bench_percentile(v->x, v->n, pcts[i]);
+    for (size_t i = 0; i < n_pcts; i++) {
+        size_t lo = 0, hi = v->n + 1;
+        if (pcts[i] > 0 && pcts[i] < 100 && v->n) bench_percentile_ranks(v->n, pcts[i], &lo, &hi);
+        ret->pct[i] = bench_percentile(v->x, v->n, pcts[i]);
+        ret->pct_ci95[i] = (struct bench_interval){lo >= 1 ? v->x[lo - 1] : NAN, hi <= v->n ? v->x[hi - 1] : NAN};
+    }
     free(v->x);
 }
 

@@ -191,6 +191,26 @@ def test_rejected_and_unfinished_are_misses(tmp_path):
         c.wait_idle()
 
 
+def test_a_router_that_dies_is_told_as_failures(tmp_path):
+    with Cluster() as c:
+        p = subprocess.Popen([os.path.join(BIN, "tandem"), "bench", "serve", "--server", f"127.0.0.1:{c.port}", "--num-prompts", "100", "--request-rate", "25",
+                              "--isl", "32", "--osl", "8", "--ignore-eos", "--goodput", "ttft:60000", "--no-send-slo", "--warmup", "0", "--result-dir", tmp_path,
+                              "--result-filename", "d.json", *ANY_LAG], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            c.wait_for(lambda: c.status().finished >= 5, "five answers", 30 * SLOW)
+            c.router.signal(signal.SIGKILL)
+            _, err = p.communicate(timeout=60 * SLOW)
+        finally:
+            p.kill()
+            p.wait()
+        assert p.returncode == 0 and b"failed: gRPC status 14" in err, err.decode()
+        with open(tmp_path / "d.json", encoding="utf-8") as f:
+            result = json.load(f)
+        pd = result["pd"]
+        assert pd["offered"] == 100 == result["completed"] + pd["rejected"]["error"] and result["completed"] >= 5 and pd["rejected"]["error"] > 0
+        assert pd["attainment"]["n"] == 100 and pd["attainment"]["n_good"] == result["completed"]
+
+
 def test_a_late_generator_fails_the_run(cluster, tmp_path):
     result, _, out = run(cluster, tmp_path, "--num-prompts", 5, "--request-rate", 50, "--isl", 16, "--osl", 2, "--max-sched-lag-ms", "0.000001", rc=1)
     assert result["completed"] == 5 and result["pd"]["valid"] is False and "sched_lag_ms" in result["pd"]["invalid_reason"]

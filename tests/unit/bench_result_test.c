@@ -111,6 +111,10 @@ static void verdicts_and_window(void **state)
     near(r.metric[BENCH_TPOT].median, 4, "TPOT");
     near(r.metric[BENCH_TPOT].max, 20, "TPOT");
     near(r.metric[BENCH_E2EL].max, 130, "E2EL");
+    /* Seven values: the median lies between the first and the last (1/128 outside on either side), the p99 has no upper bound. */
+    near(r.metric[BENCH_E2EL].pct_ci95[0].lo, r.metric[BENCH_E2EL].min, "median's lower bound");
+    near(r.metric[BENCH_E2EL].pct_ci95[0].hi, 130, "median's upper bound");
+    assert_true(isnan(r.metric[BENCH_E2EL].pct_ci95[1].hi) && !isnan(r.metric[BENCH_E2EL].pct_ci95[1].lo));
     /* On time: 5 + 3 (110, 114, 118, 122, 126 against 100, 110 ..) + 5 + 1 + 0 + 1 + 0 + 0 + 5, of 5 + 5 + 5 + 1 + 5 + 5 + 5 + 5 + 5. */
     near(r.token_deadline_share, 20.0 / 41, "token deadlines");
     bench_result_free(&r);
