@@ -138,6 +138,7 @@ void bench_result_print(const struct bench_result *r, const char *metrics, FILE 
     }
     rule(out, '-', "The load generator");
     fprintf(out, "%-40s %.3f / %.3f / %.3f\n", "Schedule lag p50/p99/max (ms):", r->sched_lag_p50_ms, r->sched_lag_p99_ms, r->sched_lag_max_ms);
+    fprintf(out, "%-40s %.2f (%.1f %% of one)\n", "CPU time (s):", r->generator_cpu_s, r->duration_s > 0 ? 100 * r->generator_cpu_s / r->duration_s : 0);
     if (!r->valid) fprintf(out, "NOT VALID: %s\n", r->invalid_reason);
     rule(out, '=', "");
 }
@@ -324,6 +325,7 @@ static json_t *pd_json(const struct bench_result *r)
     put_f(o, "p50", r->sched_lag_p50_ms);
     put_f(o, "p99", r->sched_lag_p99_ms);
     put_f(o, "max", r->sched_lag_max_ms);
+    put_f(pd, "generator_cpu_s", r->generator_cpu_s);
     put(pd, "stages_ms", o = json_object());
     for (int k = 0; k < BENCH_N_STAGES; k++) {
         const struct bench_metric *m = &r->stages[k];
@@ -685,6 +687,7 @@ static void get_pd(struct reader *d, const json_t *pd, struct bench_result *r)
     get_u(d, pd, "cached_tokens", &r->total_cached_tokens);
     get_u(d, pd, "failovers", &r->n_failovers);
     get_u(d, pd, "preemptions", &r->n_preemptions);
+    get_f(d, pd, "generator_cpu_s", &r->generator_cpu_s);
     get_f(d, lag, "p50", &r->sched_lag_p50_ms);
     get_f(d, lag, "p99", &r->sched_lag_p99_ms);
     get_f(d, lag, "max", &r->sched_lag_max_ms);

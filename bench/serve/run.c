@@ -45,13 +45,20 @@ void bench_run_config_free(struct bench_run_config *c)
 
 static struct timespec at_ns(uint64_t ns) { return (struct timespec){(time_t)(ns / TD_NS_PER_S), (long)(ns % TD_NS_PER_S)}; }
 
-static void show(struct run *r, struct td_progress *p)
+static void draw(const struct run *r, struct td_progress *p, uint64_t n_done)
 {
     if (!p) return;
+    double now_s = run_since_s(r, td_now_ns());
+    if (r->timed_s > 0) p->total = n_done + (now_s > 0 && now_s < r->timed_s ? (uint64_t)((double)n_done * (r->timed_s - now_s) / now_s) : 0);
+    td_progress_update(p, n_done);
+}
+
+static void show(struct run *r, struct td_progress *p)
+{
     pthread_mutex_lock(&r->mu);
     uint64_t n = r->n_done;
     pthread_mutex_unlock(&r->mu);
-    td_progress_update(p, n);
+    draw(r, p, n);
 }
 
 /* False when interrupted. */
@@ -82,10 +89,9 @@ static bool take_place(struct run *r, double deadline_s, double *ret_free_s, str
         }
         struct timespec t = at_ns(now_ns + SLICE_NS);
         pthread_cond_timedwait(&r->cond, &r->mu, &t);
-        if (!p) continue;
         uint64_t n = r->n_done;
         pthread_mutex_unlock(&r->mu);
-        td_progress_update(p, n);
+        draw(r, p, n);
         pthread_mutex_lock(&r->mu);
     }
     if (got) {
@@ -119,7 +125,7 @@ static void drain(struct run *r, double deadline_s, struct td_progress *p)
         pthread_cond_timedwait(&r->cond, &r->mu, &t);
         uint64_t n = r->n_done;
         pthread_mutex_unlock(&r->mu);
-        if (p) td_progress_update(p, n);
+        draw(r, p, n);
         pthread_mutex_lock(&r->mu);
     }
     pthread_mutex_unlock(&r->mu);
@@ -209,6 +215,13 @@ static bool send_one(struct run *r, struct flight *f, double deadline_s, struct 
     return true;
 }
 
+static double cpu_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t); /* cannot fail for this id */
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
 static td_status offer_load(struct run *r, struct td_err *err)
 {
     const struct bench_run_config *c = r->config;
@@ -217,13 +230,14 @@ static td_status offer_load(struct run *r, struct td_err *err)
     if (s) return s;
     struct td_progress progress;
     struct td_progress *p = c->progress ? &progress : NULL;
-    bool timed = res->closed_loop && c->duration_s > 0; /* how many there will be is not known */
-    td_progress_start(&progress, "bench", "requests", timed ? 0 : res->n_requests);
+    r->timed_s = res->closed_loop ? c->duration_s : 0;
+    td_progress_start(&progress, "bench", "requests", res->n_requests);
     prctl(PR_SET_TIMERSLACK, 1000UL);
     uint64_t head_ns = res->closed_loop ? 0 : 10 * TD_NS_PER_MS; /* an open loop's first request may be due at 0 */
     r->t0_ns = td_now_ns() + head_ns;
     res->start_wall_ns = td_wall_ns() + head_ns;
     double last_s = res->closed_loop ? INFINITY : res->requests[res->n_requests - 1].scheduled_s, deadline_s = last_s + c->grace_s;
+    double cpu_before_s = cpu_s();
     size_t n_sent = 0;
     for (; n_sent < res->n_requests; n_sent++) {
         struct bench_request *q = &res->requests[n_sent];
@@ -241,6 +255,7 @@ static td_status offer_load(struct run *r, struct td_err *err)
     }
     if (res->closed_loop) deadline_s = run_since_s(r, td_now_ns()) + c->grace_s;
     drain(r, s ? 0 : deadline_s, p);
+    res->generator_cpu_s = cpu_s() - cpu_before_s;
     if (p) td_progress_end(p);
     res->interrupted = run_stopped(r);
     if (res->interrupted || s) return s;

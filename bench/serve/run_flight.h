@@ -36,6 +36,7 @@ struct run {
     struct bench_result result;
     uint64_t t0_ns;
     uint64_t max_active;         /* 0 = no limit */
+    double timed_s;              /* > 0: a closed loop that ends then; how many requests there will be is not known */
 
     pthread_mutex_t mu;
     pthread_cond_t cond;

@@ -93,6 +93,7 @@ def test_run_with_objectives(cluster, tmp_path):
     assert scheduled == sorted(scheduled) and pd["steady"]["t1"] == pytest.approx(n / 12)
     lag = [(line["metadata"]["request_start_ns"] - line["metadata"]["scheduled_ns"]) / 1e6 for line in lines]
     assert min(lag) >= 0 and pd["sched_lag_ms"]["p99"] == pytest.approx(percentile(lag, 99), abs=1e-3)
+    assert 0 < pd["generator_cpu_s"] < result["duration"]
     window = [line for line in lines if line["metadata"]["in_window"]]
     assert len(window) == pd["attainment"]["n"] > 30
 
