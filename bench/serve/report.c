@@ -326,6 +326,7 @@ static json_t *pd_json(const struct bench_result *r)
     put_f(o, "p99", r->sched_lag_p99_ms);
     put_f(o, "max", r->sched_lag_max_ms);
     put_f(pd, "generator_cpu_s", r->generator_cpu_s);
+    put(pd, "generator_realtime", json_boolean(r->realtime));
     put(pd, "stages_ms", o = json_object());
     for (int k = 0; k < BENCH_N_STAGES; k++) {
         const struct bench_metric *m = &r->stages[k];
@@ -688,6 +689,7 @@ static void get_pd(struct reader *d, const json_t *pd, struct bench_result *r)
     get_u(d, pd, "failovers", &r->n_failovers);
     get_u(d, pd, "preemptions", &r->n_preemptions);
     get_f(d, pd, "generator_cpu_s", &r->generator_cpu_s);
+    get_b(d, pd, "generator_realtime", &r->realtime);
     get_f(d, lag, "p50", &r->sched_lag_p50_ms);
     get_f(d, lag, "p99", &r->sched_lag_p99_ms);
     get_f(d, lag, "max", &r->sched_lag_max_ms);

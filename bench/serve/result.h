@@ -99,6 +99,7 @@ struct bench_result {
     char *metadata;                     /* "K=V K=V" or NULL. Owned */
     uint64_t start_wall_ns;
     bool interrupted;
+    bool realtime;                      /* the generator's threads ran before all others */
     double generator_cpu_s;             /* of this process, while the load ran: what it took from a server on the same machine */
     double max_sched_lag_ms;            /* the run is not valid when the p99 lies above it; 0 = 5 ms, or 1 % of the least TTFT objective */
 

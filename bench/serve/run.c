@@ -12,6 +12,7 @@
 #include "bench/serve/run.h"
 
 #include <math.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -29,7 +30,7 @@ void bench_run_config_init(struct bench_run_config *c)
 {
     *c = (struct bench_run_config){.target = "127.0.0.1:7600", .tls_ca = "", .tls_cert = "", .tls_key = "", .model = "", .slo_preset = "", .label = "",
                                    .metadata = "", .method = "/tandem.v1.Inference/Generate", .grace_s = 30, .warmup = 0.1, .temperature = 0, .top_p = -1,
-                                   .send_slo = true, .pcts = {50, 90, 95, 99}, .n_pcts = 4};
+                                   .send_slo = true, .realtime = true, .pcts = {50, 90, 95, 99}, .n_pcts = 4};
     c->dataset = (struct bench_dataset_config){.kind = BENCH_RANDOM, .path = "", .input_len = 1024, .output_len = 128, .n_prefixes = 10, .shuffle = true,
                                                .time_scale = 1, .length_scale = 1, .spread = true};
     c->arrivals = (struct bench_arrivals_config){.kind = BENCH_POISSON, .rate = INFINITY, .burstiness = 1, .rescale = true};
@@ -268,6 +269,14 @@ static td_status offer_load(struct run *r, struct td_err *err)
     return TD_OK;
 }
 
+/* On a machine that the cluster shares, the pacer and the loop wait for workers to let them run: at a load of 13 on 2 CPUs p99 lag was 35 to 99 ms
+ * without this and 0.2 to 1.2 ms with it. They use about 1 % of a CPU. */
+static bool go_realtime(void)
+{
+    struct sched_param first = {.sched_priority = sched_get_priority_min(SCHED_RR)};
+    return pthread_setschedparam(pthread_self(), SCHED_RR, &first) == 0;
+}
+
 td_status bench_run(const struct bench_run_config *c, struct bench_result *ret_result, struct td_err *err)
 {
     struct run r = {.config = c, .generate = {.path = c->method, .response = &tandem__v1__generate_response__descriptor}};
@@ -280,14 +289,21 @@ td_status bench_run(const struct bench_run_config *c, struct bench_result *ret_r
 
     td_status s = run_check(c, err);
     if (!s) s = run_parse_extra(c->extra_body, &r.extra, err);
+    int policy_before = 0;
+    struct sched_param param_before = {0};
+    pthread_getschedparam(pthread_self(), &policy_before, &param_before);
+    if (!s && c->realtime) r.result.realtime = go_realtime();
     if (!s) s = run_connect(&r, err);
+    if (r.result.realtime) pthread_setschedparam(pthread_self(), policy_before, &param_before); /* reading files and arithmetic can wait */
     if (!s) s = run_discover(&r, err);
     if (!s) s = run_open_dataset(&r, err);
     if (!s) run_describe_classes(&r);
     if (!s) s = run_plan(&r, err);
-    if (!s) s = warm_up(&r, err);
     if (!s) run_describe(&r);
+    if (r.result.realtime) go_realtime();
+    if (!s) s = warm_up(&r, err);
     if (!s) s = offer_load(&r, err);
+    if (r.result.realtime) pthread_setschedparam(pthread_self(), policy_before, &param_before);
     if (!s) {
         bench_result_summarise(&r.result);
         *ret_result = r.result;

@@ -43,6 +43,7 @@ struct bench_run_config {
     double pcts[BENCH_MAX_PCTS];
     size_t n_pcts;
     double max_sched_lag_ms;            /* 0 = the rule of bench_result */
+    bool realtime;                      /* the run's threads before all others (SCHED_RR) where the system permits it */
     bool progress;                      /* to stderr */
     const volatile sig_atomic_t *stop;  /* not 0: stop sending, cancel, report. May be NULL */
 };

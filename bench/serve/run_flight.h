@@ -80,7 +80,7 @@ td_status run_plan(struct run *r, struct td_err *err);
 void run_describe(struct run *r);
 
 /* --- run_ask.c */
-td_status run_connect(struct run *r, struct td_err *err);
+td_status run_connect(struct run *r, struct td_err *err);        /* the loop's threads take over the caller's scheduling */
 td_status run_discover(struct run *r, struct td_err *err);       /* model, vocabulary, workers. TD_ERR_PEER: nobody there */
 td_status run_count_tokens(void *run, const char *const *texts, size_t n, int32_t *counts, struct td_err *err);
 const char *run_code_name(int code);                             /* of a gRPC status */

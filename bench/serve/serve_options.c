@@ -221,6 +221,7 @@ td_status bench_serve_config(const struct bench_serve_options *o, struct bench_r
     c.gpus = (uint32_t)o->gpus;
     c.max_sched_lag_ms = o->max_sched_lag_ms;
     c.progress = o->progress;
+    c.realtime = o->realtime;
     c.slo_preset = o->slo_preset;
     td_status s = TD_OK;
     if (o->slo_preset[0]) s = bench_slo_preset(o->slo_preset, &c.slo, &c.target_attainment, err);

@@ -20,7 +20,7 @@ struct bench_serve_options {
         trace_block_tokens, max_input_len, max_output_len;
     double random_range_ratio, arrival_cv, ramp_up_start_rps, ramp_up_end_rps, benchmark_duration, benchmark_grace_period, warmup, cooldown, temperature, top_p,
         time_scale, rate_scale, length_scale, max_sched_lag_ms;
-    bool rescale_arrivals, ignore_eos, save_result, save_detailed, send_slo, spread_groups, shuffle, progress;
+    bool realtime, rescale_arrivals, ignore_eos, save_result, save_detailed, send_slo, spread_groups, shuffle, progress;
 };
 
 #define BENCH_SERVE_OPTIONS(S, M, DATASET)                                                                                                            \
@@ -101,6 +101,8 @@ struct bench_serve_options {
     {"gpus", TD_OPT_U64, "0", 0, 1000000, NULL, offsetof(S, M.gpus), "what goodput is divided by; 0 = the workers"},                                  \
     {"max_sched_lag_ms", TD_OPT_F64, "0", 0, 1e6, NULL, offsetof(S, M.max_sched_lag_ms),                                                              \
      "the run fails when the generator's own p99 lag is above it; 0 = 5 ms, or 1 % of the TTFT objective"},                                           \
+    {"realtime", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.realtime),                                                                            \
+     "run the generator's threads before all others where the system permits, so that a busy machine does not make it late"},                         \
     {"progress", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.progress), "on stderr"}
 
 /* argv with the values of --goodput, --slo-class and --metadata, wherever they stand, joined into one option each. */

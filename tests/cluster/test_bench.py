@@ -63,7 +63,8 @@ def good(line, ttft_ms, tpot_ms):
 def test_run_with_objectives(cluster, tmp_path):
     n, tokens = 50, 16
     # Objectives near the median, so that some are met and some are not; not told to the router, which would turn away what cannot meet them.
-    probe, _, _ = run(cluster, tmp_path, "--num-prompts", 20, "--request-rate", 10, "--isl", 48, "--osl", tokens, "--ignore-eos", "--seed", 99, *ANY_LAG)
+    probe, _, _ = run(cluster, tmp_path, "--num-prompts", 20, "--request-rate", 10, "--isl", 48, "--osl", tokens, "--ignore-eos", "--seed", 99, "--no-realtime",
+                      *ANY_LAG)
     ttft_ms, tpot_ms = probe["median_ttft_ms"] * 1.05, probe["p90_tpot_ms"] * 1.5
     result, lines, out = run(cluster, tmp_path, "--num-prompts", n, "--request-rate", 12, "--input-len", 48, "--output-len", tokens, "--ignore-eos", "--goodput",
                              f"ttft:{ttft_ms}", f"tpot:{tpot_ms}", "--no-send-slo", "--metadata", "team=a", "--seed", 3, *ANY_LAG)
@@ -72,6 +73,7 @@ def test_run_with_objectives(cluster, tmp_path):
     assert result["completed"] == n, pd["rejected"]
     assert result["total_output_tokens"] == n * tokens and result["total_input_tokens"] == n * 48
     assert result["team"] == "a" and pd["valid"] and pd["definitions"]["slo_clock"] and pd["slo"]["ttft_ms"] == pytest.approx(ttft_ms)
+    assert probe["pd"]["generator_realtime"] is False and pd["generator_realtime"] in (True, False)  # as the system permits
     assert pd["topology"]["mode"] == "pd" and pd["topology"]["prefill"] == pd["topology"]["decode"] == 1 and pd["arrival"]["rescaled"]
 
     # vLLM's arrays, and its statistics from them.
