@@ -514,6 +514,7 @@ static json_t *request_json(const struct bench_result *r, size_t index)
         put_u(k, "code", (uint64_t)q->code);
         put_s(k, "type", bench_outcome_names[q->outcome]);
         put_s(k, "message", q->error ? q->error : "");
+        if (q->retry_delay_ms >= 0) put_u(k, "retry_delay_ms", (uint64_t)q->retry_delay_ms);
     }
     put(o, "error", k);
     return o;

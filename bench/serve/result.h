@@ -47,6 +47,7 @@ struct bench_request { /* times in seconds after the start of the run; NAN = did
     enum bench_outcome outcome;
     int code;                           /* gRPC status */
     char *error;                        /* its details; NULL = none. Owned */
+    int64_t retry_delay_ms;             /* what a rejection advises; -1 = nothing */
     double scheduled_s;                 /* when it was to be sent; closed loop: when its turn came */
     double ready_s;                     /* scheduled, or later when --max-concurrency held it back */
     double sent_s, first_s, last_s, end_s; /* first, last: token; end: status */

@@ -138,6 +138,18 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
     if (m->ledger) copy_ledger(q, m->ledger);
 }
 
+/* Of the trailing metadata; -1: none, or no number. */
+static int64_t retry_delay_ms(const struct td_rpc_result *res)
+{
+    for (size_t i = 0; i < res->n_trailing; i++) {
+        if (strcmp(res->trailing[i].key, "retry-delay-ms") != 0) continue;
+        char *end;
+        long long ms = strtoll(res->trailing[i].value, &end, 10);
+        return end != res->trailing[i].value && !*end && ms >= 0 && ms <= INT32_MAX ? ms : -1;
+    }
+    return -1;
+}
+
 static void on_done(struct td_rpc_call *call, const struct td_rpc_result *res, void *user)
 {
     (void)call;
@@ -154,6 +166,7 @@ static void on_done(struct td_rpc_call *call, const struct td_rpc_result *res, v
     else if (res->code == GRPC_STATUS_DEADLINE_EXCEEDED) q->outcome = BENCH_TIMED_OUT;
     else q->outcome = BENCH_FAILED;
     if (q->outcome != BENCH_COMPLETED) q->error = strdup(error);
+    q->retry_delay_ms = retry_delay_ms(res);
     if (f->next) f->next->prev = f->prev;
     *f->prev = f->next;
     run_flight_free(f);

@@ -123,7 +123,7 @@ td_status run_plan(struct run *r, struct td_err *err)
         struct bench_rng rng = bench_rng_at(c->seed, WHAT_TENANT, i);
         res->requests[res->n_requests++] = (struct bench_request){
             .class_index = draw_class(c, i), .tenant = c->n_tenants ? (uint32_t)bench_rng_below(&rng, c->n_tenants) : 0,
-            .scheduled_s = at_s[i], .ready_s = at_s[i], .sent_s = NAN, .first_s = NAN, .last_s = NAN, .end_s = NAN,
+            .scheduled_s = at_s[i], .ready_s = at_s[i], .sent_s = NAN, .first_s = NAN, .last_s = NAN, .end_s = NAN, .retry_delay_ms = -1,
             .input_len = it->input_len, .want_len = it->output_len};
     }
     free(at_s);

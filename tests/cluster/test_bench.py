@@ -1,4 +1,6 @@
 """tandem bench serve and replay against real daemons: what their files say is what happened, recomputed here from single requests."""
+import concurrent.futures
+import contextlib
 import json
 import math
 import os
@@ -7,6 +9,7 @@ import statistics
 import subprocess
 import time
 
+import grpc
 import pytest
 
 from harness import BIN, SLOW, Cluster, pb
@@ -237,6 +240,116 @@ def test_interrupt_reports_and_cancels(cluster, tmp_path):
         result = json.load(f)
     assert 1 <= result["pd"]["offered"] < 1000
     cluster.wait_idle()
+
+
+@contextlib.contextmanager
+def scripted_router(answer):
+    """A server of the same API that keeps the requests and answers Generate with answer(request, context): (port, requests)."""
+    seen = []
+
+    def generate(request, context):
+        seen.append(request)
+        yield from answer(request, context)
+
+    unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+    handlers = {
+        "Models": unary(lambda r, c: pb.ModelsResponse(models=[pb.ModelInfo(id="m", max_model_len=4096, vocab=50)]), pb.ModelsRequest.FromString,
+                        pb.ModelsResponse.SerializeToString),
+        "Status": unary(lambda r, c: pb.StatusResponse(mode="pd", workers=[pb.WorkerStatus(role=role) for role in ("prefill", "decode", "decode")]),
+                        pb.StatusRequest.FromString, pb.StatusResponse.SerializeToString),
+        "Generate": stream(generate, pb.GenerateRequest.FromString, pb.GenerateResponse.SerializeToString),
+    }
+    server = grpc.server(concurrent.futures.ThreadPoolExecutor(16))
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("tandem.v1.Inference", handlers)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield port, seen
+    finally:
+        server.stop(None).wait(10)
+
+
+def tokens(n):
+    return [pb.GenerateResponse(token_ids=[1]) for _ in range(n)]
+
+
+def end(request, **ledger):
+    return pb.GenerateResponse(finish_reason=pb.FINISH_LENGTH, usage=pb.Usage(prompt_tokens=len(request.token_ids.ids), output_tokens=3, cached_tokens=2),
+                               ledger=pb.Ledger(**ledger))
+
+
+class Fake:  # stands for a Cluster in run()
+    def __init__(self, port):
+        self.port = port
+
+
+def test_what_is_sent(tmp_path):
+    def answer(request, context):
+        yield from tokens(3)
+        yield end(request, mode="colocated", predicted_ttft_us=2500, ttft_us=2000, router_queue_us=2000)
+
+    with scripted_router(answer) as (port, seen):
+        result, lines, _ = run(Fake(port), tmp_path, "--num-prompts", 20, "--request-rate", 200, "--isl", 12, "--osl", 3, "--random-range-ratio", 0.5, "--ignore-eos",
+                               "--slo-class", "gold:ttft=450,tpot=40,weight=2", "free", "--goodput", "ttft:9000", "--tenants", 2, "--temperature", 0.5, "--top-p", 0.9,
+                               "--extra-body", '{"top_k": 7, "priority": -3, "presence_penalty": 0.5}', "--seed", 11, "--gpus", 6, *ANY_LAG)
+        by_id = {int(r.request_id.rsplit("-", 1)[1]): r for r in seen}
+        assert sorted(by_id) == list(range(20))
+        for i, line in enumerate(lines):
+            r = by_id[i]
+            assert 6 <= len(r.token_ids.ids) <= 18 and all(0 <= t < 50 for t in r.token_ids.ids) and r.model == "m" and r.return_token_ids
+            assert len(r.token_ids.ids) == result["input_lens"][i] and 1 <= r.stop.max_tokens <= 5 and r.stop.ignore_eos
+            assert r.slo_class == line["metadata"]["class"] and r.tenant == line["metadata"]["tenant"]
+            assert r.objectives.ttft_ms == (450 if r.slo_class == "gold" else 9000)
+            assert r.objectives.tpot_ms == 40 if r.slo_class == "gold" else not r.objectives.HasField("tpot_ms")
+            assert (r.sampling.temperature, r.sampling.top_k, r.priority, r.sampling.presence_penalty) == (0.5, 7, -3, 0.5)
+            assert line["metadata"]["predicted"]["ttft"] == 2.5 and line["metadata"]["mode"] == "local" and line["metadata"]["cached_tokens"] == 2
+        assert {r.slo_class for r in seen} == {"gold", "free"} and len({r.sampling.seed for r in seen}) == 20
+        assert len({tuple(r.token_ids.ids) for r in seen}) == 20 and len({len(r.token_ids.ids) for r in seen}) > 3
+        pd = result["pd"]
+        assert pd["topology"]["prefill"] == 1 and pd["topology"]["decode"] == 2 and pd["steady"]["gpus"] == 6 and pd["deflected"] == 20
+        assert pd["predicted_ttft"] == {"mape": pytest.approx(0.25), "coverage": 1.0} and pd["cached_tokens"] == 40
+
+        del seen[:]
+        run(Fake(port), tmp_path, "--num-prompts", 3, "--goodput", "ttft:9000", "--no-send-slo", *ANY_LAG)
+        assert len(seen) == 3 and not any(r.HasField("objectives") or r.slo_class or r.tenant for r in seen)
+
+
+def test_every_end_has_its_place(tmp_path):
+    """Each way a stream can end, and gaps that are known."""
+
+    def answer(request, context):
+        i = int(request.request_id.rsplit("-", 1)[1])
+        if i == 0:
+            context.set_trailing_metadata((("retry-delay-ms", "250"),))
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "queue is full")
+        if i == 1:
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "too late")
+        yield from tokens(2)
+        if i == 2:
+            context.abort(grpc.StatusCode.INTERNAL, "broke")
+        if i == 3:
+            return  # OK, but nobody said that it was the end
+        if i == 4:
+            stop.result(60 * SLOW)  # until the bench has given up
+            return
+        yield pb.GenerateResponse(text="no token")
+        yield pb.GenerateResponse(token_ids=[4, 5])
+        yield end(request)
+
+    stop = concurrent.futures.Future()
+    with scripted_router(answer) as (port, _):
+        try:
+            result, lines, _ = run(Fake(port), tmp_path, "--num-prompts", 6, "--request-rate", 100, "--isl", 8, "--osl", 4, "--warmup", 0, "--goodput", "ttft:60000",
+                                   "--benchmark-grace-period", 2, *ANY_LAG)
+        finally:
+            stop.set_result(None)
+    pd = result["pd"]
+    assert result["completed"] == 1 and pd["rejected"] == {"429": 1, "deadline": 1, "error": 2, "unfinished": 1}
+    assert [line["metadata"]["outcome"] for line in lines] == ["rejected", "timed_out", "failed", "failed", "unfinished", "completed"]
+    assert lines[0]["error"] == {"code": 8, "type": "rejected", "message": "queue is full", "retry_delay_ms": 250} and lines[5]["error"] is None
+    assert [len(itl) for itl in result["itls"]] == [0, 0, 1, 1, 1, 2]  # a message with text alone is no token; one with two ids is one gap
+    assert result["output_lens"] == [0, 0, 2, 2, 2, 4] and result["total_output_tokens"] == 4
+    assert pd["wasted_prefill_tokens"] == 3 * 8 and pd["attainment"]["joint"] == pytest.approx(1 / 6)
 
 
 def test_nobody_there():

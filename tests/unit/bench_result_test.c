@@ -38,7 +38,7 @@ static struct bench_request *add(struct bench_result *r, double at_s, double lag
 {
     struct bench_request *q = &r->requests[r->n_requests++];
     *q = (struct bench_request){.outcome = outcome, .scheduled_s = at_s, .ready_s = at_s, .sent_s = at_s + lag_ms / 1e3, .first_s = NAN, .last_s = NAN,
-                                .input_len = 32, .output_len = n_tokens, .want_len = 5, .n_messages = (uint32_t)n_tokens};
+                                .input_len = 32, .output_len = n_tokens, .want_len = 5, .n_messages = (uint32_t)n_tokens, .retry_delay_ms = -1};
     q->end_s = q->sent_s + ttft_ms / 1e3;
     if (n_tokens) {
         q->first_s = q->end_s;
