@@ -181,6 +181,7 @@ static void take_hello(struct router *r, struct td_rpc_call *call, const Tandem_
     w->snap_ns = w->rate_ns = td_now_ns();
     tandem__v1__snapshot__init(&w->snap);
     struct td_rpc_channel_config c = {.loop = r->loop, .target = w->address, .tls = r->use_tls ? &r->tls : NULL,
+                                      .keepalive_ms = (uint32_t)r->cfg.worker_timeout_ms / 2 + 1, /* given up after twice this */
                                       .max_message_bytes = (uint32_t)r->cfg.max_message_bytes};
     if (td_rpc_channel_create(&c, &w->channel, &err)) {
         memset(w, 0, sizeof *w);

@@ -208,7 +208,7 @@ td_status td_registry_create(struct td_worker *w, struct td_registry **ret_regis
     const char *path = real ? real : dir, *slash = strrchr(path, '/');
     snprintf(r->model, sizeof r->model, "%s", slash ? slash + 1 : path);
     free(real);
-    struct td_rpc_channel_config c = {.loop = w->loop, .target = w->cfg.router, .tls = w->use_tls ? &w->tls : NULL};
+    struct td_rpc_channel_config c = {.loop = w->loop, .target = w->cfg.router, .keepalive_ms = (uint32_t)w->cfg.peer_timeout_ms / 2 + 1, .tls = w->use_tls ? &w->tls : NULL};
     td_status s = td_rpc_channel_create(&c, &r->channel, err);
     if (s) {
         free(r);
