@@ -240,6 +240,7 @@ static td_status replay_line(struct replay *r, const char *line, uint64_t *n_eve
     td_status s = line[0] == 'e' ? event_over(r, line, err) : TD_OK;
     if (!s) s = td_core_read_line(&r->reader, line, &what, err);
     if (s) return s;
+    if (what == TD_READ_CONFIG && r->core) return td_fail(err, TD_ERR_CORRUPT, "line %llu: a second configuration", (unsigned long long)r->line_no);
     if (what == TD_READ_CONFIG) return td_core_create(&r->reader.config, &r->core, err);
     if (what == TD_READ_EVENT) {
         r->n_actions = td_core_step(r->core, &r->reader.event, r->actions);
