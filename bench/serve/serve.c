@@ -1,7 +1,6 @@
 /* serve.c - tandem bench serve, tandem bench replay: one run, its report, its files.
  *
  * Exit status: 0; 1 the run failed or is not valid (generator too late, nothing completed); 2 bad options; 130 interrupted. */
-#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

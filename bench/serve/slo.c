@@ -7,32 +7,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const struct {
-    const char *name;
-    double ttft_ms, tpot_ms, attainment;
-} presets[] = {
-    {"mlperf-llama2-70b", 2000, 200, 0.99},         {"mlperf-llama2-70b-interactive", 450, 40, 0.99},
-    {"mlperf-llama3.1-8b", 2000, 100, 0.99},        {"mlperf-llama3.1-8b-interactive", 500, 30, 0.99},
-    {"mlperf-mixtral-8x7b", 2000, 200, 0.99},       {"mlperf-llama3.1-405b", 6000, 175, 0.99},
-    {"mlperf-llama3.1-405b-interactive", 4500, 80, 0.99},
-    {"mlperf-deepseek-r1", 2000, 80, 0.99},         {"mlperf-deepseek-r1-interactive", 1500, 15, 0.99},
-    {"distserve-chat-13b", 200, 100, 0.9},          {"distserve-chat-66b", 400, 100, 0.9},
-    {"distserve-chat-175b", 4000, 200, 0.9},
-};
-#define N_PRESETS (sizeof presets / sizeof *presets)
+#include "common/base/slo_presets.h"
 
 td_status bench_slo_preset(const char *name, struct bench_slo *ret_slo, double *ret_attainment, struct td_err *err)
 {
-    for (size_t i = 0; i < N_PRESETS; i++) {
-        if (strcmp(presets[i].name, name) != 0) continue;
-        *ret_slo = (struct bench_slo){.ttft_ms = presets[i].ttft_ms, .tpot_ms = presets[i].tpot_ms};
-        *ret_attainment = presets[i].attainment;
-        return TD_OK;
-    }
-    char known[400];
-    int used = 0;
-    for (size_t i = 0; i < N_PRESETS; i++) used += snprintf(known + used, sizeof known - (size_t)used, "%s%s", i ? " " : "", presets[i].name);
-    return td_fail(err, TD_ERR_INVALID, "--slo-preset is '%.60s', must be one of: %s", name, known);
+    const struct td_slo_preset *p;
+    td_status s = td_slo_preset_find(name, &p, err);
+    if (s) return err ? td_err_prefix(err, "--slo-preset") : s;
+    *ret_slo = (struct bench_slo){.ttft_ms = p->ttft_ms, .tpot_ms = p->tpot_ms};
+    *ret_attainment = p->attainment;
+    return TD_OK;
 }
 
 /* A number of milliseconds (or a weight) that fills the text to its end. */
