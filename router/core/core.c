@@ -20,14 +20,19 @@
 #define NS_PER_MS 1000000ull
 #define NO_DEADLINE_NS (10000 * NS_PER_MS)  /* what the order assumes for a request without a TTFT objective */
 #define MAX_TRIES 16                        /* requests tried in one dispatch: bounds the time of an event while the queue is long */
+#define MAX_PASSED 512                      /* and passed over */
 #define MAX_TOKENS (1ull << 32)             /* of one request or worker: more is a lie */
 #define STEP_REFRESH_TOKENS 32
 #define PRESSURE_STEP 0.01                  /* of the EWMA over decisions */
 #define MAX_RETRY_MS 60000
+#define MAX_OBJECTIVE_MS 1e9
+#define MAX_PREDICTED_S 1e9                 /* what an action may say */
 
 /* gRPC codes, so that the core needs no gRPC header */
 enum { G_OK = 0, G_CANCELLED = 1, G_INVALID = 3, G_DEADLINE = 4, G_NOT_FOUND = 5, G_EXHAUSTED = 8, G_PRECONDITION = 9, G_RANGE = 11, G_UNIMPLEMENTED = 12,
        G_UNAVAILABLE = 14 };
+
+_Static_assert(TD_CORE_MAX_CLASSES <= TD_ORDER_MAX_CLASSES, "the queue has a place for each class");
 
 enum phase { FREE = 0, QUEUED, RESERVING, PREFILLING, DECODING };
 
@@ -85,8 +90,8 @@ static td_status check_classes(const struct td_core_config *g, struct td_err *er
     for (uint32_t i = 0; i < g->n_classes; i++) {
         const struct td_core_class *k = &g->classes[i];
         if (!k->name[0]) return td_fail(err, TD_ERR_INVALID, "slo_class: class %u has no name", i);
-        if (!(k->ttft_ms >= 0 && k->ttft_ms <= 1e9)) return td_fail(err, TD_ERR_INVALID, "slo_class %s: ttft is %g ms, must be 0 (none) or up to 1e9", k->name, k->ttft_ms);
-        if (!(k->tpot_ms >= 0 && k->tpot_ms <= 1e9)) return td_fail(err, TD_ERR_INVALID, "slo_class %s: tpot is %g ms, must be 0 (none) or up to 1e9", k->name, k->tpot_ms);
+        if (!(k->ttft_ms >= 0 && k->ttft_ms <= MAX_OBJECTIVE_MS)) return td_fail(err, TD_ERR_INVALID, "slo_class %s: ttft is %g ms, must be 0 (none) or up to 1e9", k->name, k->ttft_ms);
+        if (!(k->tpot_ms >= 0 && k->tpot_ms <= MAX_OBJECTIVE_MS)) return td_fail(err, TD_ERR_INVALID, "slo_class %s: tpot is %g ms, must be 0 (none) or up to 1e9", k->name, k->tpot_ms);
         if (!(k->weight > 0 && k->weight <= 1e6)) return td_fail(err, TD_ERR_INVALID, "slo_class %s: weight is %g, must be above 0 and up to 1e6", k->name, k->weight);
         for (uint32_t j = 0; j < i; j++)
             if (!strcmp(g->classes[j].name, k->name)) return td_fail(err, TD_ERR_INVALID, "slo_class: %s is given twice", k->name);
@@ -251,7 +256,7 @@ static void fail(struct td_core *c, struct request *r, uint32_t code, const char
     a->code = code;
     a->reason = reason;
     double ms = ceil(retry_s * 1000);
-    a->retry_ms = code != G_EXHAUSTED ? 0 : ms < 1 ? 1 : ms > MAX_RETRY_MS ? MAX_RETRY_MS : (uint32_t)ms;
+    a->retry_ms = code != G_EXHAUSTED ? 0 : !(ms >= 1) ? 1 : ms > MAX_RETRY_MS ? MAX_RETRY_MS : (uint32_t)ms;
     c->stats.failed++;
     if (code == G_EXHAUSTED) c->stats.refused++;
     forget(c, r);
@@ -355,15 +360,18 @@ static struct td_policy_ask ask_of(const struct td_core *c, const struct request
     return a;
 }
 
+static uint64_t us_of(double s) { return (uint64_t)(fmin(s, MAX_PREDICTED_S) * 1e6); }
+
 enum outcome { PLACED, HELD, REJECTED };
 
 /* Asks the policy about r; carries out what it says. The decode side reserves first (DESIGN section 2); the prefill worker hears of it with the ticket. */
-static enum outcome place(struct td_core *c, struct request *r, double queue_s)
+static enum outcome place(struct td_core *c, struct request *r, const struct td_policy_ask *asked, bool *ret_no_room)
 {
     struct td_policy_view v = view_of(c);
-    struct td_policy_ask a = ask_of(c, r, queue_s);
+    struct td_policy_ask a = *asked;
     struct td_choice choice = {.verdict = TD_HOLD, .prefill = TD_NO_WORKER, .decode = TD_NO_WORKER, .reason = ""};
     c->policy(&v, &a, &choice);
+    *ret_no_room = choice.no_room;
     c->decisions++;
     c->decode_pressure += PRESSURE_STEP * ((choice.decode_bound ? 1 : 0) - c->decode_pressure);
     c->refused_share += PRESSURE_STEP * ((choice.verdict == TD_REJECT ? 1 : 0) - c->refused_share);
@@ -397,8 +405,8 @@ static enum outcome place(struct td_core *c, struct request *r, double queue_s)
     act->worker = choice.decode;
     act->local = choice.local;
     act->key = td_order_wire_key(c->order, &key);
-    act->ttft_us = (uint64_t)((choice.ttft_s + (double)(c->now_ns - r->arrived_ns) * 1e-9) * 1e6 * (choice.ttft_s > 0));
-    act->tpot_us = (uint64_t)(choice.tpot_s * 1e6);
+    if (choice.ttft_s > 0) act->ttft_us = us_of(choice.ttft_s + (double)(c->now_ns - r->arrived_ns) * 1e-9);
+    act->tpot_us = us_of(choice.tpot_s);
     return PLACED;
 }
 
@@ -418,21 +426,64 @@ static double fullness(const struct td_core *c)
     return fmin(1, fmax(seqs / max_seqs, kv / max_kv));
 }
 
-/* Walks the queue in its order. One that is held does not stop those behind it, unless it has waited so long that they would starve it. */
+/* What was held in this dispatch: who is no easier to place is not tried, so that many that fit nowhere do not use up the tries of those behind them. */
+struct held {
+    bool any;
+    uint64_t n_tokens;
+    double n_out, tpot_s;
+};
+
+static bool no_easier(const struct held *h, const struct td_policy_ask *a, bool objectives)
+{
+    if (!h->any || a->n_tokens < h->n_tokens) return false;
+    if (!objectives) return (double)a->n_tokens + a->n_out >= (double)h->n_tokens + h->n_out;
+    return a->tpot_s <= h->tpot_s && a->n_out <= h->n_out && !a->best_effort && !a->started && a->ttft_s > 0;
+}
+
+static void note_held(struct held *h, const struct td_policy_ask *a)
+{
+    if (h->any && a->n_tokens >= h->n_tokens) return;
+    *h = (struct held){.any = true, .n_tokens = a->n_tokens, .n_out = a->n_out, .tpot_s = a->tpot_s};
+}
+
+/* r was held for so long that those behind it would starve it: one worker of each role it needs is kept for it during this dispatch, the one that empties
+ * soonest. That is the same one from dispatch to dispatch, since nothing else comes to it. Nothing is kept for a request that fits nowhere even alone. */
+static void keep_room(struct td_core *c, const struct td_policy_ask *a, uint32_t *kept, uint32_t *n_kept)
+{
+    struct td_policy_view v = view_of(c);
+    uint32_t d = td_policy_keep(&v, a, TD_ROLE_DECODE), p = a->force_local ? TD_NO_WORKER : td_policy_keep(&v, a, TD_ROLE_PREFILL);
+    if (d == TD_NO_WORKER || (p == TD_NO_WORKER && !a->force_local)) return;
+    c->workers[kept[(*n_kept)++] = d].kept = true;
+    if (p != TD_NO_WORKER && c->workers[p].assigned >= c->workers[p].max_seqs) c->workers[kept[(*n_kept)++] = p].kept = true;
+}
+
+/* Walks the queue in its order. One that is held does not stop those behind it. */
 static void dispatch(struct td_core *c)
 {
     c->room_changed = false;
     if (td_order_n(c->order) == 0) return;
     td_order_walk(c->order, c->cfg.n_classes > 1 ? fullness(c) : 0, c->now_ns);
-    for (int tries = 0; tries < MAX_TRIES;) {
+    struct held no_room = {.any = false}, tight[TD_CORE_MAX_CLASSES] = {{.any = false}};
+    uint32_t kept[2 * MAX_TRIES], n_kept = 0;
+    for (int tries = 0, passed = 0; tries < MAX_TRIES && passed < MAX_PASSED;) {
         uint32_t slot = td_order_next(c->order);
-        if (slot == TD_ORDER_NONE) return;
+        if (slot == TD_ORDER_NONE) break;
         struct request *r = &c->requests[slot];
-        enum outcome o = place(c, r, 0);
+        struct td_policy_ask a = ask_of(c, r, 0);
+        if (no_easier(&no_room, &a, false) || no_easier(&tight[r->slo_class], &a, true)) {
+            passed++;
+            continue;
+        }
+        bool short_of_room;
+        uint64_t waited_ns = c->now_ns - r->queued_ns;
+        enum outcome o = place(c, r, &a, &short_of_room);
         if (o == REJECTED) continue; /* cheap, and each only once */
         tries++;
-        if (o == HELD && c->now_ns - r->queued_ns > c->cfg.queue_timeout_ms * NS_PER_MS / 4) return;
+        if (o != HELD) continue;
+        note_held(short_of_room ? &no_room : &tight[r->slo_class], &a);
+        if (waited_ns > c->cfg.queue_timeout_ms * NS_PER_MS / 4) keep_room(c, &a, kept, &n_kept);
     }
+    while (n_kept > 0) c->workers[kept[--n_kept]].kept = false;
 }
 
 /* ---- workers ---------------------------------------------------------------------------------------------------------------------------------- */
@@ -531,8 +582,8 @@ static void on_step(struct td_core *c, const struct td_core_event *e)
 
 static double objective_s(uint64_t own_us, double class_ms)
 {
-    if (own_us) return (double)own_us * 1e-6;
-    return class_ms > 0 ? class_ms * 1e-3 : INFINITY;
+    double ms = own_us ? (double)own_us * 1e-3 : class_ms;
+    return ms > 0 ? fmin(ms, MAX_OBJECTIVE_MS) * 1e-3 : INFINITY;
 }
 
 static void count_arrival(struct td_core *c)
@@ -794,9 +845,11 @@ static void on_tick(struct td_core *c, uint64_t busy_permille)
     c->room_changed = true; /* slack has run down: some may have become hopeless */
 }
 
-size_t td_core_step(struct td_core *c, const struct td_core_event *e, struct td_core_action *ret_actions)
+size_t td_core_step(struct td_core *c, const struct td_core_event *event, struct td_core_action *ret_actions)
 {
-    if (e->now_ns > c->now_ns) c->now_ns = e->now_ns; /* (5) */
+    if (event->now_ns > c->now_ns) c->now_ns = event->now_ns;
+    struct td_core_event at = *event, *e = &at;
+    at.now_ns = c->now_ns; /* (5): for everybody who keeps a time */
     c->now_s = (double)c->now_ns * 1e-9;
     c->out = ret_actions;
     c->n_out = 0;
@@ -858,6 +911,18 @@ void td_core_worker_view(const struct td_core *c, uint32_t worker, struct td_cor
     *ret_view = (struct td_core_worker_view){.state = w->state, .role = w->role, .assigned = w->assigned, .assigned_tokens = w->assigned_tokens,
                                              .snapshot_ns = w->snapshot_ns, .backlog_s = fmax(0, w->free_at_s - c->now_s), .step_s = w->step_s,
                                              .correction = w->correction};
+}
+
+void td_core_account(const struct td_core *c, uint32_t worker, struct td_core_account *ret_account)
+{
+    *ret_account = (struct td_core_account){0};
+    if (worker >= TD_CORE_MAX_WORKERS) return;
+    const struct td_core_worker *w = &c->workers[worker];
+    *ret_account = (struct td_core_account){.assigned = w->assigned, .n_pending = w->n_pending, .n_active = w->n_active, .n_min_tpot = w->n_min_tpot,
+                                            .assigned_tokens = w->assigned_tokens, .promised_tokens = w->promised_tokens,
+                                            .pending_tokens = w->pending_tokens, .active_tokens = w->active_tokens,
+                                            .reserved_tokens = w->reserved_tokens, .local_tokens = w->local_tokens, .pending_s = w->pending_s,
+                                            .min_tpot_s = w->min_tpot_s, .kept = w->kept};
 }
 
 void td_core_stats(const struct td_core *c, struct td_core_stats *ret_stats)

@@ -31,6 +31,9 @@
 #define TD_CORE_MAX_CLASSES 16           /* SLO classes */
 #define TD_CORE_MAX_NODE_CLASSES 16
 #define TD_CORE_MAX_HASHES 512           /* of one prompt: a longer one gives every second, third ... block's hash */
+
+_Static_assert(TD_CORE_MAX_NODE_CLASSES <= TD_LAT_MAX_CLASSES && TD_CORE_MAX_WORKERS <= TD_LAT_MAX_NODES && TD_CORE_MAX_CLASSES <= TD_LAT_MAX_SLO_CLASSES,
+               "the latency model has a place for each");
 #define TD_CORE_MAX_ACTIONS_PER_EVENT (8 * TD_CORE_MAX_REQUESTS) /* ret_actions has room for so many: a request emits at most 8 per event */
 
 enum td_core_mode { TD_MODE_PD, TD_MODE_COLOCATED, TD_MODE_HYBRID };
@@ -142,6 +145,14 @@ struct td_core_worker_view {
     double correction;        /* observed / model: above 1 is a slow node */
 };
 void td_core_worker_view(const struct td_core *core, uint32_t worker, struct td_core_worker_view *ret_view);
+/* All of a worker's account, for tests and checkers: with no request there every number is 0 and min_tpot_s INFINITY (policy.h says what each is). */
+struct td_core_account {
+    uint32_t assigned, n_pending, n_active, n_min_tpot;
+    uint64_t assigned_tokens, promised_tokens, pending_tokens, active_tokens, reserved_tokens, local_tokens;
+    double pending_s, min_tpot_s;
+    bool kept;
+};
+void td_core_account(const struct td_core *core, uint32_t worker, struct td_core_account *ret_account);
 struct td_core_stats {
     uint32_t queued, live;
     uint64_t finished, failed, cancelled, failovers;

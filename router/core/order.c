@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #define N_TENANTS (TD_ORDER_MAX_TENANTS + 1)    /* the last is shared by the surplus */
-#define MAX_CLASSES 16                          /* a rank has 4 bits in the wire key */
 #define HALF_LIFE_S 60.0
 #define NO TD_ORDER_NONE
 
@@ -30,11 +29,11 @@ struct tenant {
 struct td_order {
     struct item *items;         /* [max_slots] */
     uint32_t n, n_classes, max_slots;
-    uint32_t rank_of[MAX_CLASSES], class_at[MAX_CLASSES];
-    double work_s[MAX_CLASSES];
+    uint32_t rank_of[TD_ORDER_MAX_CLASSES], class_at[TD_ORDER_MAX_CLASSES];
+    double work_s[TD_ORDER_MAX_CLASSES];
     struct list (*lists)[N_TENANTS];        /* [n_classes] */
     uint16_t (*busy)[N_TENANTS];            /* [n_classes]: tenants with a list that is not empty */
-    uint32_t n_busy[MAX_CLASSES];
+    uint32_t n_busy[TD_ORDER_MAX_CLASSES];
     struct tenant tenants[N_TENANTS];
     uint32_t n_tenants;
     /* the walk */
@@ -45,7 +44,7 @@ struct td_order {
 
 td_status td_order_create(uint32_t max_slots, uint32_t n_classes, const uint32_t *ranks, struct td_order **ret_order, struct td_err *err)
 {
-    TD_ASSERT(n_classes >= 1 && n_classes <= MAX_CLASSES);
+    TD_ASSERT(n_classes >= 1 && n_classes <= TD_ORDER_MAX_CLASSES);
     struct td_order *o = calloc(1, sizeof *o);
     if (o) {
         o->items = calloc(max_slots, sizeof *o->items);

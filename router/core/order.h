@@ -16,6 +16,8 @@
 #define TD_ORDER_NONE UINT32_MAX
 #define TD_ORDER_MAX_TENANTS 1024           /* told apart; more share one account */
 
+#define TD_ORDER_MAX_CLASSES 16             /* a rank has 4 bits in the wire key */
+
 struct td_order;
 struct td_order_key {
     uint32_t slo_class;

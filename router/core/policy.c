@@ -19,7 +19,20 @@
 
 bool td_worker_can_take(const struct td_core_worker *w, uint64_t n_tokens)
 {
-    return w->state == TD_WORKER_READY && !w->shunned && w->assigned < w->max_seqs && n_tokens <= w->kv_tokens;
+    return w->state == TD_WORKER_READY && !w->shunned && !w->kept && w->assigned < w->max_seqs && n_tokens <= w->kv_tokens;
+}
+
+uint32_t td_policy_keep(const struct td_policy_view *v, const struct td_policy_ask *a, enum td_core_role role)
+{
+    uint32_t best = TD_NO_WORKER;
+    for (uint32_t i = 0; i < v->n_by_role[role]; i++) {
+        uint32_t at = v->by_role[role][i];
+        const struct td_core_worker *w = &v->workers[at], *b = best == TD_NO_WORKER ? w : &v->workers[best];
+        if (w->state != TD_WORKER_READY || w->kept || a->n_tokens + 1 > w->kv_tokens) continue;
+        if (role == TD_ROLE_DECODE && a->tpot_s < INFINITY && td_latency_step(v->latency, at, 1, (double)a->n_tokens, 0, 0) > a->tpot_s) continue;
+        if (best == TD_NO_WORKER || w->promised_tokens < b->promised_tokens || (w->promised_tokens == b->promised_tokens && w->assigned < b->assigned)) best = at;
+    }
+    return best;
 }
 
 uint32_t td_policy_prefill_again(const struct td_policy_view *v, uint64_t n_tokens)
@@ -224,6 +237,7 @@ static void place_by(const struct td_policy_view *v, const struct td_policy_ask 
         td_policy_predict(v, a, c);
     } else {
         c->verdict = TD_HOLD;
+        c->no_room = true;
         v->cursor[0] = cursor[0]; /* nobody's turn is used up */
         v->cursor[1] = cursor[1];
     }

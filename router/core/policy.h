@@ -18,6 +18,7 @@ struct td_core_worker {
     enum td_worker_state state;
     enum td_core_role role;
     bool draining;              /* it said so: stays true while the worker is suspect */
+    bool kept;                  /* during a dispatch: its room is for one that has waited long, see core.c */
     bool shunned;               /* a call to it just failed or it was full: nothing more until its next snapshot shows that it lives */
     uint32_t assigned;          /* requests with a leg here */
     uint32_t max_seqs;
@@ -67,6 +68,7 @@ struct td_choice {
     enum td_verdict verdict;
     uint32_t prefill, decode;   /* prefill == TD_NO_WORKER: local */
     bool local, explore;
+    bool no_room;               /* HOLD: no pair of workers has the room, whatever the objectives */
     bool decode_bound;          /* not placed, and the TTFT objective was not the reason */
     uint64_t hit_tokens;        /* expected in the prefix cache of the worker that prefills */
     double prefill_s, ttft_s, gap_s, tpot_s;  /* predicted from now on; gap: prefill's first token -> decode's first step */
@@ -92,8 +94,11 @@ struct td_policy_view {
 
 typedef void (*td_policy_fn)(const struct td_policy_view *view, const struct td_policy_ask *ask, struct td_choice *ret_choice);
 
-/* Ready, not shunned, below max_seqs, and big enough ever to hold n_tokens. */
+/* Ready, not shunned, not kept, below max_seqs, and big enough ever to hold n_tokens. */
 bool td_worker_can_take(const struct td_core_worker *worker, uint64_t n_tokens);
+/* The worker of a role that would soonest have room for the request once nothing more is given to it; TD_NO_WORKER when none ever has, or when even alone there
+ * it would miss its TPOT objective. */
+uint32_t td_policy_keep(const struct td_policy_view *view, const struct td_policy_ask *ask, enum td_core_role role);
 /* Any other prefill worker for a pair that was chosen before: the least backlog. TD_NO_WORKER when none can. */
 uint32_t td_policy_prefill_again(const struct td_policy_view *view, uint64_t n_tokens);
 

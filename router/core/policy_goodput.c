@@ -6,7 +6,7 @@
  *     at its end, and the decode worker's step with it keeps the tightest objective among those who are there. q are learned margins (latency.h).
  *  3. Among feasible pairs: least TTFT + gap; within 5 % of that the least TPOT; within 5 % of both, at random: equal nodes share, nobody is herded. Prefix hits
  *     act through the uncomputed work alone: they need no weight.
- *  4. None: hold while there is slack; reject when even now TTFT * q_T with the queue ahead is over what is left, before any prefill is spent. One request in 128 that would be held or
+ *  4. None: reject when no worker could keep the TPOT objective even alone; else hold while there is slack; reject when even now TTFT * q_T with the queue ahead is over what is left, before any prefill is spent. One request in 128 that would be held or
  *     rejected is placed all the same where there is room, else the margins would only learn from those that were expected to be good.
  *
  * A local prefill on a decode worker (deflection) may use what its step budget leaves: rows c such that a step with them keeps the tightest objective there, at most
@@ -25,6 +25,7 @@
 #define C_MIN 64
 #define MIX_SHARE 0.20
 #define EXPLORE 128
+#define NEVER_S 60.0        /* wait of what no worker of this fleet can do */
 #define PRICE_FROM 0.5      /* utilisation from which, and up to which, margins come into force */
 #define PRICE_TO 0.9
 #define FULL_PRESSURE 0.1
@@ -115,6 +116,7 @@ static void consider(const struct td_policy_view *v, const struct td_policy_ask 
     if (q_t > 1) q_t = 1 + (q_t - 1) * price;
     double q_d = td_latency_margin(v->latency, TD_LAT_TPOT, a->slo_class, c->decode_bucket);
     const struct td_core_worker *d = &v->workers[c->decode];
+    if (d->assigned == 0 && q_d > 1) q_d = 1; /* waiting would not make it better, and nobody else is there to suffer */
     double need = (a->queue_s + c->ttft_s) * q_t, cost = c->ttft_s + c->gap_s + price * c->prefill_s;
     if (need < f->least_ttft_need) f->least_ttft_need = need;
     if (fits && (!f->room || cost < f->fastest_cost)) {
@@ -171,6 +173,20 @@ static void consider_local(const struct td_policy_view *v, const struct td_polic
     }
 }
 
+/* Could any worker keep the TPOT objective if it had nothing else to do? While none is ready, perhaps. */
+static bool tpot_possible(const struct td_policy_view *v, const struct td_policy_ask *a)
+{
+    bool ready = false;
+    if (a->tpot_s >= INFINITY || a->n_out <= 1) return true;
+    for (uint32_t i = 0; i < v->n_by_role[TD_ROLE_DECODE]; i++) {
+        uint32_t at = v->by_role[TD_ROLE_DECODE][i];
+        if (v->workers[at].state != TD_WORKER_READY || a->n_tokens + 1 > v->workers[at].kv_tokens) continue;
+        if (td_latency_step(v->latency, at, 1, (double)a->n_tokens, 0, 0) <= a->tpot_s) return true;
+        ready = true;
+    }
+    return !ready;
+}
+
 /* One in EXPLORE, by the request's number: the same in a replay, and spread over classes. */
 static bool explores(const struct td_policy_ask *a) { return (a->id * 0x9e3779b97f4a7c15ull >> 32) % EXPLORE == 0; }
 
@@ -203,10 +219,16 @@ void td_policy_goodput(const struct td_policy_view *v, const struct td_policy_as
     } else if (f.room && explores(a)) {
         *c = f.fastest;
         c->explore = true;
-    } else if (bound && !a->best_effort && f.least_ttft_need > a->ttft_s && f.least_ttft_need < INFINITY) {
-        c->verdict = TD_REJECT;
+    } else if (bound && !a->best_effort && (f.least_ttft_need < INFINITY ? f.least_ttft_need > a->ttft_s : a->ttft_s <= 0)) {
+        c->verdict = TD_REJECT; /* with no candidate at all there is slack until the deadline itself */
         c->reason = "the TTFT objective cannot be met now";
-        c->wait_s = f.least_ttft_need - a->ttft_s;
+        c->wait_s = (f.least_ttft_need < INFINITY ? f.least_ttft_need : 0) - a->ttft_s;
     }
+    if (c->verdict == TD_HOLD && bound && !a->best_effort && f.room && !tpot_possible(v, a)) {
+        c->verdict = TD_REJECT; /* waiting would not help */
+        c->reason = "the TPOT objective is below what any worker can do";
+        c->wait_s = NEVER_S;
+    }
+    c->no_room = c->verdict == TD_HOLD && !f.room;
     c->decode_bound = c->verdict != TD_PLACE && f.least_ttft_need <= a->ttft_s;
 }

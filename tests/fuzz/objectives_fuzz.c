@@ -44,7 +44,7 @@ static void read_log(char *text)
     static uint64_t hashes[TD_CORE_MAX_HASHES];
     struct td_core_reader reader = {.hashes = hashes};
     struct td_core *core = NULL;
-    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+    for (char *rest = text, *line; (line = strsep(&rest, "\n"));) {
         struct td_err err = {0};
         enum td_core_read what;
         td_status s = td_core_read_line(&reader, line, &what, &err);
