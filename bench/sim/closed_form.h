@@ -1,5 +1,6 @@
 /* closed_form.h - what can be said of a fleet without simulating it: the planner's pre-filter, and the laws that the simulator is held to.
- * Sources: Pollaczek-Khinchine for M/D/1 (as DistServe uses it, section 3.1); rate matching as in AIConfigurator; decode capacity as in Dynamo's planner. */
+ * Sources: Pollaczek-Khinchine for M/D/1 (as DistServe uses it, section 3.1); rate matching as in AIConfigurator; decode capacity as in Dynamo's
+ * planner. */
 #ifndef TD_SIM_CLOSED_FORM_H
 #define TD_SIM_CLOSED_FORM_H
 

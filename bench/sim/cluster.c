@@ -1,8 +1,8 @@
 /* cluster.c - see cluster.h.
  *
- * Invariants (checked at the end of a run with `check`): (1) a request ends once; (2) blocks held on a worker are those of its legs, none after the last;
- * (3) no action names a worker of which the router was told that it is gone; (4) tokens reach the client in order, without gap; (5) the core's ledger is
- * empty when nothing is live.
+ * Invariants (checked at the end of a run with `check`): (1) a request ends once; (2) blocks held on a worker are those of its legs, none after the
+ * last; (3) no action names a worker of which the router was told that it is gone; (4) tokens reach the client in order, without gap; (5) the core's
+ * ledger is empty when nothing is live.
  *
  * A leg is one call of the router to a worker:
  *   decode    WAITING -> IMPORT (ticket sent) -> RUNNING -> over;  local or preempted: WAITING -> RUNNING
@@ -24,7 +24,19 @@
 
 enum { CODE_OK = 0, CODE_CANCELLED = 1, CODE_INVALID = 3, CODE_EXHAUSTED = 8, CODE_UNAVAILABLE = 14 };
 
-enum event_kind { EV_ARRIVAL, EV_TO_WORKER, EV_TO_ROUTER, EV_STEP_END, EV_FLOW, EV_SNAPSHOT, EV_TICK, EV_FAULT, EV_FAULT_END, EV_CLIENT_LEAVES };
+enum event_kind {
+    EV_ARRIVAL,
+    EV_TO_WORKER,
+    EV_TO_ROUTER,
+    EV_STEP_END,
+    EV_FLOW,
+    EV_SNAPSHOT,
+    EV_LATE,
+    EV_TICK,
+    EV_FAULT,
+    EV_FAULT_END,
+    EV_CLIENT_LEAVES
+};
 
 enum msg_kind { M_START_DECODE, M_START_PREFILL, M_CANCEL, M_SLOT_READY, M_OP_DONE,                    /* to a worker */
                 M_TICKET, M_FIRST_TOKEN, M_TOKEN, M_PREFILL_END, M_DECODE_END, M_GONE, M_JOIN, M_DRAIN }; /* to the router */
@@ -128,7 +140,7 @@ static void violate(struct cluster *c, const char *what, uint64_t id)
 
 static uint64_t ns_of(double s) { return (uint64_t)llround(s * 1e9); }
 
-/* ---- pools --------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- pools --------------------------------------------------------------------------------------------------------------------------- */
 
 static uint32_t msg_new(struct cluster *c)
 {
@@ -137,7 +149,8 @@ static uint32_t msg_new(struct cluster *c)
         m = c->free_msg_1 - 1;
         c->free_msg_1 = c->msgs[m].next;
     } else {
-        if (c->n_msgs == c->msgs_capacity) c->msgs = td_sim_grow(c->msgs, c->msgs_capacity = c->msgs_capacity ? c->msgs_capacity * 2 : 256, sizeof *c->msgs);
+        if (c->n_msgs == c->msgs_capacity)
+            c->msgs = td_sim_grow(c->msgs, c->msgs_capacity = c->msgs_capacity ? c->msgs_capacity * 2 : 256, sizeof *c->msgs);
         m = c->n_msgs++;
     }
     c->msgs[m] = (struct msg){.next = NONE, .leg = NONE};
@@ -157,11 +170,13 @@ static uint32_t leg_new(struct cluster *c)
         l = c->free_leg_1 - 1;
         c->free_leg_1 = c->legs[l].next;
     } else {
-        if (c->n_legs == c->legs_capacity) c->legs = td_sim_grow(c->legs, c->legs_capacity = c->legs_capacity ? c->legs_capacity * 2 : 256, sizeof *c->legs);
+        if (c->n_legs == c->legs_capacity)
+            c->legs = td_sim_grow(c->legs, c->legs_capacity = c->legs_capacity ? c->legs_capacity * 2 : 256, sizeof *c->legs);
         l = c->n_legs++;
         c->legs[l].gen = 0;
     }
-    c->legs[l] = (struct leg){.gen = c->legs[l].gen + 1, .prev = NONE, .next = NONE, .slot_next = NONE, .dest_leg = NONE, .flow_event_ns = UINT64_MAX};
+    c->legs[l] =
+        (struct leg){.gen = c->legs[l].gen + 1, .prev = NONE, .next = NONE, .slot_next = NONE, .dest_leg = NONE, .flow_event_ns = UINT64_MAX};
     return l;
 }
 
@@ -177,7 +192,7 @@ static void leg_forget(struct cluster *c, uint32_t l)
     c->free_leg_1 = l + 1;
 }
 
-/* ---- messages ------------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- messages ------------------------------------------------------------------------------------------------------------------------ */
 
 static bool unlucky(struct cluster *c, double share) { return share > 0 && td_sim_rng_uniform(&c->faults) < share; }
 
@@ -232,7 +247,7 @@ static bool send_of_leg(struct cluster *c, uint32_t l, uint32_t m)
     return true;
 }
 
-/* ---- KV blocks ------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- KV blocks ----------------------------------------------------------------------------------------------------------------------- */
 
 static int32_t available(const struct worker *w) { return w->n_blocks - w->n_anon - w->n_ref; }
 
@@ -307,12 +322,13 @@ static void publish(struct cluster *c, struct worker *w, struct leg *g)
 static void release_blocks(struct cluster *c, struct worker *w, struct leg *g)
 {
     w->n_anon -= g->n_blocks - g->n_shared;
-    for (int32_t i = g->n_shared; i-- > 0;) let_go(w, td_sim_cache_find(&w->cache, block_hash(c, g->req, i))); /* the leaf first: it is evicted first */
+    for (int32_t i = g->n_shared; i-- > 0;)
+        let_go(w, td_sim_cache_find(&w->cache, block_hash(c, g->req, i))); /* the leaf first: it is evicted first */
     g->n_blocks = g->n_shared = g->n_computed = 0;
     w->changed = true;
 }
 
-/* ---- links ----------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- links --------------------------------------------------------------------------------------------------------------------------- */
 
 static void flow_settle(struct cluster *c, struct leg *g)
 {
@@ -431,7 +447,7 @@ static void on_flow(struct cluster *c, uint32_t l, uint64_t version)
     if (g->flow_final) flow_done(c, l);
 }
 
-/* ---- legs on a worker -------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- legs on a worker ---------------------------------------------------------------------------------------------------------------- */
 
 static bool leg_before(const struct leg *a, const struct leg *b) { return td_schedule_before(a->key, a->id, b->key, b->id); }
 
@@ -554,7 +570,8 @@ static void accept(struct cluster *c, struct worker *w, const struct msg *m)
 static td_status admit(struct cluster *c, struct worker *w, uint32_t l)
 {
     struct leg *g = &c->legs[l];
-    int32_t bs = c->cfg->block_size, need = td_schedule_blocks(g->n_tokens, bs), limit = td_schedule_max_hit(g->n_tokens, bs), hashed = n_hashed(c, g->req), hit = 0;
+    int32_t bs = c->cfg->block_size, need = td_schedule_blocks(g->n_tokens, bs), limit = td_schedule_max_hit(g->n_tokens, bs),
+            hashed = n_hashed(c, g->req), hit = 0;
     struct td_schedule_room room = {.n_blocks = w->n_blocks, .n_held = w->n_anon + w->n_ref};
     for (uint32_t e; hit < limit && hit < hashed && (e = td_sim_cache_find(&w->cache, block_hash(c, g->req, hit))) != NONE; hit++) hold(w, e);
     room.n_available = available(w);
@@ -599,7 +616,7 @@ static void admit_waiting(struct cluster *c, struct worker *w)
     }
 }
 
-/* ---- steps ----------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- steps --------------------------------------------------------------------------------------------------------------------------- */
 
 struct grow_ctx { struct cluster *c; struct worker *w; };
 
@@ -662,8 +679,11 @@ static void start_step(struct cluster *c, struct worker *w)
     uint64_t ns = ns_of(s);
     w->busy = true;
     w->step_start_ns = c->now;
-    w->now_report = (struct td_port_step){.prefill_rows = (uint32_t)b.prefill_rows, .decode_rows = (uint32_t)b.decode_rows, .wall_us = (uint32_t)(ns / 1000),
-                                          .attention_work = (uint64_t)b.attention_work, .context_tokens = (uint64_t)b.context_tokens};
+    w->now_report = (struct td_port_step){.prefill_rows = (uint32_t)b.prefill_rows,
+                                          .decode_rows = (uint32_t)b.decode_rows,
+                                          .wall_us = (uint32_t)(ns / 1000),
+                                          .attention_work = (uint64_t)b.attention_work,
+                                          .context_tokens = (uint64_t)b.context_tokens};
     c->out->steps++;
     c->out->prefill_tokens += (uint64_t)b.prefill_rows;
     c->out->decode_tokens += (uint64_t)b.decode_rows;
@@ -720,7 +740,8 @@ static void on_step_end(struct cluster *c, struct worker *w, uint64_t epoch)
     if (!w->up || w->epoch != epoch) return;
     w->busy = false;
     w->changed = true;
-    w->busy_ns += (c->now < c->last_arrival_ns ? c->now : c->last_arrival_ns) - (w->step_start_ns < c->last_arrival_ns ? w->step_start_ns : c->last_arrival_ns);
+    w->busy_ns +=
+        (c->now < c->last_arrival_ns ? c->now : c->last_arrival_ns) - (w->step_start_ns < c->last_arrival_ns ? w->step_start_ns : c->last_arrival_ns);
     if (w->n_reports < MAX_STEP_REPORTS) w->reports[w->n_reports++] = w->now_report;
     uint32_t head = NONE, tail = NONE;
     for (int32_t i = 0; i < w->n_items; i++) {
@@ -791,7 +812,8 @@ static void on_to_worker(struct cluster *c, uint32_t m)
         return;
     }
     if (w->busy && !(c->cfg->admit_at_once && x->kind == M_START_DECODE)) {
-        if (w->n_mail == w->mail_capacity) w->mail = td_sim_grow(w->mail, w->mail_capacity = w->mail_capacity ? w->mail_capacity * 2 : 16, sizeof *w->mail);
+        if (w->n_mail == w->mail_capacity)
+            w->mail = td_sim_grow(w->mail, w->mail_capacity = w->mail_capacity ? w->mail_capacity * 2 : 16, sizeof *w->mail);
         w->mail[w->n_mail++] = m;
         return;
     }
@@ -800,7 +822,7 @@ static void on_to_worker(struct cluster *c, uint32_t m)
     else worker_loop(c, w);
 }
 
-/* ---- the router's side ------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- the router's side --------------------------------------------------------------------------------------------------------------- */
 
 static void finish(struct cluster *c, uint32_t slot, enum td_sim_status status, uint32_t code, const char *reason)
 {
@@ -857,9 +879,17 @@ static void on_action(void *ctx, const struct td_core_action *a)
         if (w->told_gone) violate(c, "placed on a worker that is gone", a->id);
         if (w->decode != decode) violate(c, "placed on a worker of the other role", a->id);
         uint32_t m = msg_new(c);
-        c->msgs[m] = (struct msg){.kind = decode ? M_START_DECODE : M_START_PREFILL, .slot = a->slot, .attempt = a->attempt, .worker = a->worker, .id = a->id,
-                                  .key = td_port_key(a, o->at_ns), .a = (uint64_t)s->n_tokens, .b = decode ? 0 : s->attempt_cached, .flag = a->local,
-                                  .leg = s->req, .next = NONE};
+        c->msgs[m] = (struct msg){.kind = decode ? M_START_DECODE : M_START_PREFILL,
+                                  .slot = a->slot,
+                                  .attempt = a->attempt,
+                                  .worker = a->worker,
+                                  .id = a->id,
+                                  .key = td_port_key(a, o->at_ns),
+                                  .a = (uint64_t)s->n_tokens,
+                                  .b = decode ? 0 : s->attempt_cached,
+                                  .flag = a->local,
+                                  .leg = s->req,
+                                  .next = NONE};
         s->call_worker[decode] = a->worker;
         s->call_attempt[decode] = a->attempt;
         if (decode) o->decode = a->worker;
@@ -871,8 +901,13 @@ static void on_action(void *ctx, const struct td_core_action *a)
     case TD_ACT_CANCEL_DECODE:
     case TD_ACT_CANCEL_PREFILL: {
         uint32_t m = msg_new(c);
-        c->msgs[m] = (struct msg){.kind = M_CANCEL, .slot = a->slot, .attempt = s->call_attempt[decode], .worker = s->call_worker[decode], .id = a->id,
-                                  .flag = decode, .next = NONE};
+        c->msgs[m] = (struct msg){.kind = M_CANCEL,
+                                  .slot = a->slot,
+                                  .attempt = s->call_attempt[decode],
+                                  .worker = s->call_worker[decode],
+                                  .id = a->id,
+                                  .flag = decode,
+                                  .next = NONE};
         send_to_worker(c, m);
         break;
     }
@@ -914,7 +949,8 @@ static void router_take(struct cluster *c, uint32_t m)
         break;
     case M_TOKEN:
         if (mine) {
-            if (x.a == (uint64_t)c->out->outcomes[s->req].n_prompt + 1 && !c->out->outcomes[s->req].first_ns) c->out->outcomes[s->req].cached_tokens = (int32_t)x.c;
+            if (x.a == (uint64_t)c->out->outcomes[s->req].n_prompt + 1 && !c->out->outcomes[s->req].first_ns)
+                c->out->outcomes[s->req].cached_tokens = (int32_t)x.c;
             deliver(c, s, (int32_t)x.a);
         }
         td_port_token(c->port, c->now, &leg, x.a, x.b);
@@ -944,15 +980,21 @@ static void on_arrival(struct cluster *c, uint32_t req)
     struct td_sim_outcome *o = &c->out->outcomes[req];
     if (++c->next_arrival < c->trace->n) td_sim_heap_push(&c->heap, c->trace->requests[c->next_arrival].at_ns, EV_ARRIVAL, c->next_arrival, 0);
     if (c->n_free_slots == 0) {
-        *o = (struct td_sim_outcome){.status = TD_SIM_REJECTED, .at_ns = o->at_ns, .decided_ns = c->now, .code = CODE_EXHAUSTED, .n_prompt = o->n_prompt,
-                                     .n_output = o->n_output, .reason = "max_requests are live"};
+        *o = (struct td_sim_outcome){.status = TD_SIM_REJECTED,
+                                     .at_ns = o->at_ns,
+                                     .decided_ns = c->now,
+                                     .code = CODE_EXHAUSTED,
+                                     .n_prompt = o->n_prompt,
+                                     .n_output = o->n_output,
+                                     .reason = "max_requests are live"};
         c->n_done++;
         return;
     }
     uint32_t slot = c->free_slots[--c->n_free_slots];
     uint32_t legs = c->slots[slot].legs; /* of earlier requests: their last words are still on the way */
     c->slots[slot] = (struct slot){.live = true, .id = ++c->next_id, .req = req, .legs = legs, .n_tokens = r->n_prompt};
-    struct td_port_request q = {.slot = slot, .slo_class = r->slo_class, .id = c->next_id, .n_prompt = (uint64_t)r->n_prompt, .max_output = (uint64_t)r->n_output};
+    struct td_port_request q = {
+        .slot = slot, .slo_class = r->slo_class, .id = c->next_id, .n_prompt = (uint64_t)r->n_prompt, .max_output = (uint64_t)r->n_output};
     int32_t n = c->wants_blocks ? n_hashed(c, req) : 0, every = (n + 511) / 512;
     for (int32_t i = every; i > 0 && i <= n; i += every) c->hashes[q.n_hashes++] = block_hash(c, req, i - 1);
     q.hashes = c->hashes;
@@ -970,6 +1012,33 @@ static void on_client_leaves(struct cluster *c, uint32_t slot, uint64_t id)
     finish(c, slot, TD_SIM_CANCELLED, CODE_CANCELLED, "the client left");
 }
 
+/* A snapshot on its slow way, with its lists. Later ones may overtake it: the core goes by their numbers. */
+struct late {
+    struct td_port_snapshot s;
+    struct td_port_step steps[MAX_STEP_REPORTS];
+    uint64_t hashes[]; /* added, then evicted */
+};
+
+static void send_late(struct cluster *c, const struct worker *w, const struct td_port_snapshot *s)
+{
+    struct late *l = td_sim_grow(NULL, 1, sizeof *l + (s->n_added + s->n_evicted) * sizeof *l->hashes);
+    l->s = *s;
+    if (s->n_steps) memcpy(l->steps, s->steps, s->n_steps * sizeof *l->steps);
+    if (s->n_added) memcpy(l->hashes, s->added, s->n_added * sizeof *l->hashes);
+    if (s->n_evicted) memcpy(l->hashes + s->n_added, s->evicted, s->n_evicted * sizeof *l->hashes);
+    l->s.steps = l->steps;
+    l->s.added = l->hashes;
+    l->s.evicted = l->hashes + s->n_added;
+    td_sim_heap_push(&c->heap, c->now + ns_of(w->late_s * td_sim_rng_exponential(&c->faults)), EV_LATE, w->index, (uint64_t)(uintptr_t)l);
+}
+
+static void on_late(struct cluster *c, const struct td_sim_event *e)
+{
+    struct late *l = (struct late *)(uintptr_t)e->b;
+    if (!c->workers[e->a].told_gone) td_port_snapshot(c->port, c->now, &l->s);
+    free(l);
+}
+
 static void on_snapshot(struct cluster *c, struct worker *w)
 {
     if (c->cfg->snapshot_ns) td_sim_heap_push(&c->heap, c->now + c->cfg->snapshot_ns, EV_SNAPSHOT, w->index, 0);
@@ -981,19 +1050,27 @@ static void on_snapshot(struct cluster *c, struct worker *w)
         const struct leg *g = &c->legs[w->running[i]];
         if (!g->decoding) queued += (uint64_t)(g->n_tokens - g->n_computed);
     }
-    struct td_port_snapshot s = {.worker = w->index, .seq = ++w->snap_seq, .held_tokens = (uint64_t)(w->n_anon + w->n_ref) * (uint64_t)c->cfg->block_size,
-                                 .queued_tokens = queued, .busy = (uint64_t)(w->n_running + w->n_waiting), .calls_taken = w->calls_taken,
-                                 .steps = w->reports, .n_steps = w->n_reports, .added = w->added, .n_added = w->n_added, .evicted = w->evicted,
+    struct td_port_snapshot s = {.worker = w->index,
+                                 .seq = ++w->snap_seq,
+                                 .held_tokens = (uint64_t)(w->n_anon + w->n_ref) * (uint64_t)c->cfg->block_size,
+                                 .queued_tokens = queued,
+                                 .busy = (uint64_t)(w->n_running + w->n_waiting),
+                                 .calls_taken = w->calls_taken,
+                                 .steps = w->reports,
+                                 .n_steps = w->n_reports,
+                                 .added = w->added,
+                                 .n_added = w->n_added,
+                                 .evicted = w->evicted,
                                  .n_evicted = w->n_evicted};
-    if (!unlucky(c, c->cfg->lose) && !(w->late_s > 0 && td_sim_rng_uniform(&c->faults) < 0.5)) td_port_snapshot(c->port, c->now, &s);
-    /* A late snapshot is one that the next overtakes: it would be dropped by its number, so it is not sent at all. Blocks and steps wait with it. */
-    else return;
+    if (unlucky(c, c->cfg->lose)) return; /* what it told waits for the next */
+    if (w->late_s > 0) send_late(c, w, &s);
+    else td_port_snapshot(c->port, c->now, &s);
     w->snap_sent_ns = c->now;
     w->n_reports = w->n_added = w->n_evicted = 0;
     w->changed = false;
 }
 
-/* ---- faults ------------------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- faults -------------------------------------------------------------------------------------------------------------------------- */
 
 static void tell_router(struct cluster *c, enum msg_kind kind, const struct worker *w, uint64_t delay_ns)
 {
@@ -1075,7 +1152,7 @@ static void on_fault(struct cluster *c, uint32_t i, bool over)
     }
 }
 
-/* ---- the run ----------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- the run ------------------------------------------------------------------------------------------------------------------------- */
 
 static void handle(struct cluster *c, const struct td_sim_event *e)
 {
@@ -1091,6 +1168,7 @@ static void handle(struct cluster *c, const struct td_sim_event *e)
     case EV_STEP_END: on_step_end(c, &c->workers[e->a], e->b); break;
     case EV_FLOW: on_flow(c, e->a, e->b); break;
     case EV_SNAPSHOT: on_snapshot(c, &c->workers[e->a]); break;
+    case EV_LATE: on_late(c, e); break;
     case EV_TICK:
         td_port_tick(c->port, c->now);
         td_sim_heap_push(&c->heap, c->now + c->cfg->tick_ns, EV_TICK, 0, 0);
@@ -1108,7 +1186,8 @@ static void check_quiet(struct cluster *c)
         const struct leg *g = &c->legs[l];
         if (g->state == LEG_FREE) continue;
         char what[128];
-        snprintf(what, sizeof what, "a leg is left on worker %u: %s of attempt %u, %s", g->worker, g->decode ? "decode" : "prefill", g->attempt, states[g->state]);
+        snprintf(what, sizeof what, "a leg is left on worker %u: %s of attempt %u, %s", g->worker, g->decode ? "decode" : "prefill", g->attempt,
+                 states[g->state]);
         violate(c, what, g->id);
     }
     for (uint32_t i = 0; i < c->n_workers; i++) {
@@ -1134,7 +1213,8 @@ static td_status cluster_open(struct cluster *c, struct td_err *err)
         const struct td_sim_group *g = &f->groups[i];
         if (g->max_batch < 1 || g->max_step_tokens < 1 || g->max_seqs < 1)
             return td_fail(err, TD_ERR_INVALID, "max_batch, max_step_tokens and max_seqs of a worker must be at least 1");
-        if (!g->kv_tokens && !g->perf.kv_tokens) return td_fail(err, TD_ERR_INVALID, "latency %s does not say how many KV tokens a worker holds: give kv_tokens", g->perf.name);
+        if (!g->kv_tokens && !g->perf.kv_tokens)
+            return td_fail(err, TD_ERR_INVALID, "latency %s does not say how many KV tokens a worker holds: give kv_tokens", g->perf.name);
         c->n_workers += g->count;
         c->out->gpus += g->count * (g->perf.gpus ? g->perf.gpus : 1);
         if (g->max_seqs > most_seqs) most_seqs = g->max_seqs;
@@ -1205,6 +1285,8 @@ static void cluster_close(struct cluster *c)
     free(c->remaining);
     free(c->n_new);
     free(c->is_decode);
+    for (uint32_t i = 0; i < c->heap.n; i++)
+        if (c->heap.events[i].kind == EV_LATE) free((void *)(uintptr_t)c->heap.events[i].b);
     td_sim_heap_free(&c->heap);
 }
 
@@ -1233,7 +1315,8 @@ td_status td_sim_run(const struct td_sim_config *config, const struct td_sim_tra
                      struct td_sim_result *ret_result, struct td_err *err)
 {
     *ret_result = (struct td_sim_result){0};
-    struct cluster c = {.cfg = config, .trace = trace, .out = ret_result, .noise = td_sim_rng_stream(config->seed, 2), .faults = td_sim_rng_stream(config->seed, 3)};
+    struct cluster c = {
+        .cfg = config, .trace = trace, .out = ret_result, .noise = td_sim_rng_stream(config->seed, 2), .faults = td_sim_rng_stream(config->seed, 3)};
     ret_result->outcomes = calloc(trace->n, sizeof *ret_result->outcomes);
     if (!ret_result->outcomes) return td_fail(err, TD_ERR_NOMEM, "out of memory");
     ret_result->n = trace->n;
@@ -1276,9 +1359,24 @@ void td_sim_result_free(struct td_sim_result *r)
 
 void td_sim_config_init(struct td_sim_config *c)
 {
-    *c = (struct td_sim_config){
-        .router = {.mode = "pd", .policy = "round_robin", .max_requests = 4096, .max_queued = 4096, .hybrid_local_tokens = 64, .worker_timeout_ms = 2000,
-                   .queue_timeout_ms = 30000, .stall_ms = 120000, .max_failovers = 8, .attainment = 0.9, .prefix_index = true},
-        .block_size = 16, .prefix_cache = true, .overlap = true, .rpc_ns = 200000, .link_tau_ns = 20000, .snapshot_ns = 20000000, .tick_ns = 50000000,
-        .grace_s = 120, .seed = 1};
+    *c = (struct td_sim_config){.router = {.mode = "pd",
+                                           .policy = "round_robin",
+                                           .max_requests = 4096,
+                                           .max_queued = 4096,
+                                           .hybrid_local_tokens = 64,
+                                           .worker_timeout_ms = 2000,
+                                           .queue_timeout_ms = 30000,
+                                           .stall_ms = 120000,
+                                           .max_failovers = 8,
+                                           .attainment = 0.9,
+                                           .prefix_index = true},
+                                .block_size = 16,
+                                .prefix_cache = true,
+                                .overlap = true,
+                                .rpc_ns = 200000,
+                                .link_tau_ns = 20000,
+                                .snapshot_ns = 20000000,
+                                .tick_ns = 50000000,
+                                .grace_s = 120,
+                                .seed = 1};
 }

@@ -1,15 +1,16 @@
-/* cluster.h - a whole fleet under a virtual clock: the router's core (through router_port.h) against simulated workers that decide with the daemons' own
- * policy (common/worker/schedule.h). What is simulated is what the daemons do not decide: how long a step takes (perf.h), how links share, what breaks.
+/* cluster.h - a whole fleet under a virtual clock: the router's core (through router_port.h) against simulated workers that decide with the daemons'
+ * own policy (common/worker/schedule.h). What is simulated is what the daemons do not decide: how long a step takes (perf.h), how links share, what
+ * breaks.
  *
- * A worker, like worker.c: its mail is taken between steps; the head of its queue (by key) is admitted when its blocks fit, prefix hits first; a step holds
- * every decode row and prefill chunks within the budget; who lacks a block for its next token preempts from the back. Prefix cache: chain hashes of full
- * prompt blocks, held by reference, evicted from the oldest end (blocks of outputs are not cached: traces do not say what they were).
+ * A worker, like worker.c: its mail is taken between steps; the head of its queue (by key) is admitted when its blocks fit, prefix hits first; a step
+ * holds every decode row and prefill chunks within the budget; who lacks a block for its next token preempts from the back. Prefix cache: chain
+ * hashes of full prompt blocks, held by reference, evicted from the oldest end (blocks of outputs are not cached: traces do not say what they were).
  *
- * Links: each worker has one NIC; a transfer from p to d moves at min(p's rate / transfers leaving p, d's rate / transfers reaching d). A chunk's full blocks
- * leave when its step ends, so a transfer hides behind the next chunk; with overlap off all leaves at the end.
+ * Links: each worker has one NIC; a transfer from p to d moves at min(p's rate / transfers leaving p, d's rate / transfers reaching d). A chunk's
+ * full blocks leave when its step ends, so a transfer hides behind the next chunk; with overlap off all leaves at the end.
  *
- * Control messages take rpc_ns each way and may be lost, doubled or late (faults). A lost message of a stream breaks that stream, as with gRPC; what a worker
- * says may come twice, the second time later; a call is made once.
+ * Control messages take rpc_ns each way and may be lost, doubled or late (faults). A lost message of a stream breaks that stream, as with gRPC; what
+ * a worker says may come twice, the second time later; a call is made once.
  *
  * One thread per run; runs do not share anything. */
 #ifndef TD_SIM_CLUSTER_H
@@ -35,7 +36,7 @@ struct td_sim_fault {
     enum td_sim_fault_kind kind;
     uint32_t worker;
     double at_s, until_s;           /* until: the worker is back, or as fast as before; 0 = never */
-    double factor;                  /* SLOW: on step times; LATE: mean delay of its snapshots in s; LINK: on its NIC's rate */
+    double factor;                  /* SLOW: on step times; LATE: mean delay of its snapshots in s (exponential); LINK: on its NIC's rate */
 };
 
 struct td_sim_config {

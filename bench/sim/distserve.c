@@ -1,4 +1,5 @@
-/* distserve.c - see distserve.h. Times are doubles in ms beside the heap's ns, so that no sum is rounded: an event carries its exact time in times[]. */
+/* distserve.c - see distserve.h. Times are doubles in ms beside the heap's ns, so that no sum is rounded: an event carries its exact time in times[].
+ */
 #include "bench/sim/distserve.h"
 
 #include <math.h>
@@ -157,7 +158,12 @@ void td_distserve_init(struct td_distserve *d, const struct td_perf *prefill, co
 
 void td_distserve_run(const struct td_distserve *d, const struct td_sim_trace *t, double *ret_ttft_ms, double *ret_tpot_ms)
 {
-    struct run r = {.d = d, .t = t, .ttft = ret_ttft_ms, .tpot = ret_tpot_ms, .n_prefill = d->pp_prefill, .n_decode = d->colocated ? d->pp_prefill : d->pp_decode,
+    struct run r = {.d = d,
+                    .t = t,
+                    .ttft = ret_ttft_ms,
+                    .tpot = ret_tpot_ms,
+                    .n_prefill = d->pp_prefill,
+                    .n_decode = d->colocated ? d->pp_prefill : d->pp_decode,
                     .decode_at = d->colocated ? 0 : d->pp_prefill};
     TD_ASSERT(d->pp_prefill >= 1 && d->pp_prefill <= MAX_STAGES && d->pp_decode >= 1 && d->pp_decode <= MAX_STAGES);
     r.first = td_sim_grow(NULL, t->n, sizeof *r.first);

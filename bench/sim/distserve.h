@@ -1,10 +1,11 @@
-/* distserve.h - the scheduler that DistServe's own simulator assumes (simdistserve), on our event heap: a reference whose published and re-derived numbers
- * must come out to the digit. It is not how tandem schedules; it is how we know that heap, generator and latency tables are right.
+/* distserve.h - the scheduler that DistServe's own simulator assumes (simdistserve), on our event heap: a reference whose published and re-derived
+ * numbers must come out to the digit. It is not how tandem schedules; it is how we know that heap, generator and latency tables are right.
  *
- * Its rules: a prefill worker takes its whole queue as one batch up to max_tokens; each request then joins the decode worker's queue at once (a transfer
- * costs nothing); a decode worker takes its whole queue up to decode_cap context tokens, one token each. A step of either kind costs base_ms + per_token_ms
- * * context tokens more, and a prefill pp_ms for each pipeline stage; with pp stages a step's time is divided by pp and batches go from stage to stage.
- * Colocated: one worker, prefill first. TPOT there is (end - first token) / output steps. */
+ * Its rules: a prefill worker takes its whole queue as one batch up to max_tokens; each request then joins the decode worker's queue at once (a
+ * transfer costs nothing); a decode worker takes its whole queue up to decode_cap context tokens, one token each. A step of either kind costs base_ms
+ * + per_token_ms
+ * * context tokens more, and a prefill pp_ms for each pipeline stage; with pp stages a step's time is divided by pp and batches go from stage to
+ * stage. Colocated: one worker, prefill first. TPOT there is (end - first token) / output steps. */
 #ifndef TD_SIM_DISTSERVE_H
 #define TD_SIM_DISTSERVE_H
 

@@ -9,8 +9,8 @@
 #include "bench/sim/heap.h"
 #include "common/base/mem.h"
 
-/* OPT on A100-80G: DistServe's fits (LLMServe/DistServe, simdistserve/estimators/profile_data, Apache-2.0), in ms: prefill a + b*sum(n) + c*sum(n^2); decode
- * a + b*context + c*batch, one set below and one from 95 rows on. KV capacities: its max_num_tokens.csv. KV bytes: 2 * layers * hidden * 2.
+/* OPT on A100-80G: DistServe's fits (LLMServe/DistServe, simdistserve/estimators/profile_data, Apache-2.0), in ms: prefill a + b*sum(n) + c*sum(n^2);
+ * decode a + b*context + c*batch, one set below and one from 95 rows on. KV capacities: its max_num_tokens.csv. KV bytes: 2 * layers * hidden * 2.
  *
  * llama-8b on H200: a roofline from measured kernels (ai-dynamo/aiconfigurator, vLLM 0.24, bf16). 7.50e9 weights that are multiplied, read at
  * 3.1 TB/s (GEMM at m = 1): 4.84 ms a step; 831 TFLOP/s (GEMM at m = 4,096): 18.05 us a prefill row; a decode row adds 298 GEMMs' worth of
@@ -24,13 +24,62 @@ static const struct {
     double kv_bytes;
     uint32_t gpus;
 } tables[] = {
-    {"opt-13b", {18.10254647, 0.1019122573, 7.122264314e-06}, {19.93470262, 0.0006269356524, 0.03850697741}, {7.166188947, 0.0005798000403, 0.1583109619}, 95, 66144, 819200, 1},
-    {"opt-13b:tp2", {14.7429737, 0.0685772074, 2.44957274e-06}, {13.29479635, 0.000341092197, 0.06296393225}, {10.63874191, 0.0003118336964, 0.08562913604}, 95, 163008, 819200, 2},
-    {"opt-13b:tp4", {12.06229703, 0.03808140083, 5.226249732e-07}, {10.25623168, 0.0001878670232, 0.03269273629}, {10.48351494, 0.0001712088856, 0.04566648526}, 95, 356736, 819200, 4},
-    {"opt-13b-vllm", {22.05220479, 0.1405092387, 8.076584823e-06}, {23.47504101, 0.0005929344661, 0.06072686126}, {20.20635617, 0.0004907727036, 0.1200031386}, 95, 66144, 819200, 1},
-    {"opt-66b:tp2", {43.05881348, 0.274229287, 2.247804247e-05}, {48.28801549, 0.0009424343536, 0.1275502009}, {28.72769399, 0.0004744847546, 0.2961779236}, 95, 11600, 2359296, 2},
-    {"opt-66b:tp4", {29.44163604, 0.1513521806, 8.317450766e-06}, {30.76028462, 0.0004519476038, 0.06328419575}, {27.47082137, 0.0004046845542, 0.1248066774}, 95, 78496, 2359296, 4},
-    {"opt-66b:tp8", {25.49066238, 0.1065917766, 3.391050252e-06}, {23.15511135, 0.000226914885, 0.04800638397}, {21.71772782, 0.0003758089656, 0.08978614176}, 95, 212304, 2359296, 8},
+    {"opt-13b",
+     {18.10254647, 0.1019122573, 7.122264314e-06},
+     {19.93470262, 0.0006269356524, 0.03850697741},
+     {7.166188947, 0.0005798000403, 0.1583109619},
+     95,
+     66144,
+     819200,
+     1},
+    {"opt-13b:tp2",
+     {14.7429737, 0.0685772074, 2.44957274e-06},
+     {13.29479635, 0.000341092197, 0.06296393225},
+     {10.63874191, 0.0003118336964, 0.08562913604},
+     95,
+     163008,
+     819200,
+     2},
+    {"opt-13b:tp4",
+     {12.06229703, 0.03808140083, 5.226249732e-07},
+     {10.25623168, 0.0001878670232, 0.03269273629},
+     {10.48351494, 0.0001712088856, 0.04566648526},
+     95,
+     356736,
+     819200,
+     4},
+    {"opt-13b-vllm",
+     {22.05220479, 0.1405092387, 8.076584823e-06},
+     {23.47504101, 0.0005929344661, 0.06072686126},
+     {20.20635617, 0.0004907727036, 0.1200031386},
+     95,
+     66144,
+     819200,
+     1},
+    {"opt-66b:tp2",
+     {43.05881348, 0.274229287, 2.247804247e-05},
+     {48.28801549, 0.0009424343536, 0.1275502009},
+     {28.72769399, 0.0004744847546, 0.2961779236},
+     95,
+     11600,
+     2359296,
+     2},
+    {"opt-66b:tp4",
+     {29.44163604, 0.1513521806, 8.317450766e-06},
+     {30.76028462, 0.0004519476038, 0.06328419575},
+     {27.47082137, 0.0004046845542, 0.1248066774},
+     95,
+     78496,
+     2359296,
+     4},
+    {"opt-66b:tp8",
+     {25.49066238, 0.1065917766, 3.391050252e-06},
+     {23.15511135, 0.000226914885, 0.04800638397},
+     {21.71772782, 0.0003758089656, 0.08978614176},
+     95,
+     212304,
+     2359296,
+     8},
     {"llama-8b-h200", {4.84, 0.01805, 0.525e-6}, {4.84, 3.31e-5, 0.0076}, {0, 0, 0}, 0, 846000, 131072, 1},
 };
 #define N_TABLES (sizeof tables / sizeof *tables)
@@ -71,7 +120,7 @@ double td_perf_prefill_s(const struct td_perf *p, int64_t u, int64_t h, int64_t 
     return t;
 }
 
-/* ---- our own format ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- our own format ------------------------------------------------------------------------------------------------------------------ */
 
 #define N_KEYS 14
 static void keys_of(struct td_perf *p, const char **names, double **values)
@@ -148,7 +197,7 @@ static td_status load_file(const char *path, struct td_perf *p, struct td_err *e
     return s;
 }
 
-/* ---- splitwise-sim's measurements ------------------------------------------------------------------------------------------------------------ */
+/* ---- splitwise-sim's measurements ---------------------------------------------------------------------------------------------------- */
 
 struct sample { double x, prefill, decode; };
 
@@ -193,7 +242,8 @@ static td_status load_splitwise(const char *spec, struct td_perf *p, struct td_e
         samples[n_samples++] = (struct sample){v[0] * v[1], v[2] / 1e3, v[3] / 1e3};
     }
     td_csv_close(&csv);
-    if (!s && n_samples == 0) s = td_fail(err, TD_ERR_NOT_FOUND, "%s has no row of %s on %s with tensor parallel %s", part[1], part[2], part[3], part[4]);
+    if (!s && n_samples == 0)
+        s = td_fail(err, TD_ERR_NOT_FOUND, "%s has no row of %s on %s with tensor parallel %s", part[1], part[2], part[3], part[4]);
     if (!s) qsort(samples, n_samples, sizeof *samples, by_x);
     for (uint32_t i = 0, k; i < n_samples && !s; i = k) {
         double pre[256], dec[256];
@@ -248,7 +298,8 @@ td_status td_perf_load(const char *spec, struct td_perf *ret_perf, struct td_err
     else if (strchr(spec, '/') || strchr(spec, '.')) s = load_file(spec, &p, err);
     else {
         char names[256] = "";
-        for (size_t i = 0, n = 0; i < N_TABLES && n < sizeof names; i++) n += (size_t)snprintf(names + n, sizeof names - n, "%s%s", i ? ", " : "", tables[i].name);
+        for (size_t i = 0, n = 0; i < N_TABLES && n < sizeof names; i++)
+            n += (size_t)snprintf(names + n, sizeof names - n, "%s%s", i ? ", " : "", tables[i].name);
         s = td_fail(err, TD_ERR_INVALID, "latency \"%s\" is no table (%s), no splitwise:FILE:MODEL:HARDWARE:TP and no file", spec, names);
     }
     if (!s) *ret_perf = p;

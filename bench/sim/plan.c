@@ -28,7 +28,7 @@ td_status td_plan_tables(char *text, struct td_plan_query *q, struct td_err *err
     return q->n_tables ? TD_OK : td_fail(err, TD_ERR_INVALID, "model is empty");
 }
 
-/* ---- closed form -------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- closed form --------------------------------------------------------------------------------------------------------------------- */
 
 struct search {
     const struct td_plan_query *q;
@@ -93,7 +93,13 @@ static void list_layouts(struct search *s)
             if (q->colocated && p->gpus <= gpus && (q->target_rate <= 0 || gpus % p->gpus == 0)) {
                 uint32_t n = gpus / p->gpus;
                 double rate = colocated_rate(s, p) * n;
-                if (rate > 0) add_row(s, (struct td_plan_row){.colocated = true, .decode = q->tables[i], .prefill = q->tables[i], .n_decode = n, .gpus = n * p->gpus, .estimate = rate});
+                if (rate > 0)
+                    add_row(s, (struct td_plan_row){.colocated = true,
+                                                    .decode = q->tables[i],
+                                                    .prefill = q->tables[i],
+                                                    .n_decode = n,
+                                                    .gpus = n * p->gpus,
+                                                    .estimate = rate});
             }
             double pre = prefill_rate(s, p);
             for (uint32_t k = 0; k < q->n_tables && q->pd && pre > 0; k++) {
@@ -105,8 +111,14 @@ static void list_layouts(struct search *s)
                     double pe = fmin(pre, link_rate(s, p)) * n, de = fmin(dec * 0.92, link_rate(s, d)) * m;
                     uint32_t used = n * p->gpus + m * d->gpus;
                     if (q->target_rate > 0 && used != gpus) continue; /* it stands under its own size */
-                    add_row(s, (struct td_plan_row){.prefill = q->tables[i], .decode = q->tables[k], .n_prefill = n, .n_decode = m, .gpus = used, .estimate = fmin(pe, de),
-                                                    .prefill_estimate = pe, .decode_estimate = de});
+                    add_row(s, (struct td_plan_row){.prefill = q->tables[i],
+                                                    .decode = q->tables[k],
+                                                    .n_prefill = n,
+                                                    .n_decode = m,
+                                                    .gpus = used,
+                                                    .estimate = fmin(pe, de),
+                                                    .prefill_estimate = pe,
+                                                    .decode_estimate = de});
                 }
             }
         }
@@ -134,7 +146,7 @@ static int by_goodput(const void *a, const void *b)
     return u > v ? -1 : u < v;
 }
 
-/* ---- simulation ------------------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- simulation ---------------------------------------------------------------------------------------------------------------------- */
 
 static void config_of(const struct search *s, const struct td_plan_row *row, struct td_sim_config *c)
 {
@@ -145,8 +157,13 @@ static void config_of(const struct search *s, const struct td_plan_row *row, str
             uint32_t n = decode ? row->n_decode : row->n_prefill;
             if (n == 0 || q->tables[i] != (decode ? row->decode : row->prefill)) continue;
             c->router.priors[c->router.n_priors++] = &s->perfs[i];
-            c->groups[c->n_groups++] = (struct td_sim_group){.decode = decode, .count = n, .perf = s->perfs[i], .max_batch = q->max_batch,
-                                                             .max_step_tokens = q->max_step_tokens, .max_seqs = 1024, .nic_bytes_per_s = q->nic_bytes_per_s};
+            c->groups[c->n_groups++] = (struct td_sim_group){.decode = decode,
+                                                             .count = n,
+                                                             .perf = s->perfs[i],
+                                                             .max_batch = q->max_batch,
+                                                             .max_step_tokens = q->max_step_tokens,
+                                                             .max_seqs = 1024,
+                                                             .nic_bytes_per_s = q->nic_bytes_per_s};
         }
     c->router.mode = row->colocated ? "colocated" : "pd";
     c->router.policy = q->policy;
@@ -269,11 +286,13 @@ static td_status find_size(struct search *s, void (*progress)(void *ctx, uint64_
         s->rows[0] = last;
     }
     s->n_rows = kept;
-    return kept && found ? TD_OK : td_fail(err, TD_ERR_NOT_FOUND, "no layout of up to %u GPUs reaches %g requests/s within the objectives", s->q->gpus, s->q->target_rate);
+    return kept && found ? TD_OK
+                         : td_fail(err, TD_ERR_NOT_FOUND, "no layout of up to %u GPUs reaches %g requests/s within the objectives", s->q->gpus,
+                                   s->q->target_rate);
 }
 
-td_status td_plan_search(const struct td_plan_query *q, void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx, struct td_plan_row **ret_rows,
-                         uint32_t *ret_n, struct td_err *err)
+td_status td_plan_search(const struct td_plan_query *q, void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx,
+                         struct td_plan_row **ret_rows, uint32_t *ret_n, struct td_err *err)
 {
     struct search s = {.q = q, .isl = mean_length(&q->isl), .osl = mean_length(&q->osl)};
     if (q->seeds < 1 || q->seeds > 16) return td_fail(err, TD_ERR_INVALID, "seeds is %u, must be 1..16", q->seeds);
@@ -282,11 +301,13 @@ td_status td_plan_search(const struct td_plan_query *q, void (*progress)(void *c
     td_status st = TD_OK;
     for (uint32_t i = 0; i < q->n_tables && !st; i++) {
         st = td_perf_load(q->tables[i], &s.perfs[i], err);
-        if (!st && !s.perfs[i].kv_tokens) st = td_fail(err, TD_ERR_INVALID, "latency %s does not say how many KV tokens a worker holds", s.perfs[i].name);
+        if (!st && !s.perfs[i].kv_tokens)
+            st = td_fail(err, TD_ERR_INVALID, "latency %s does not say how many KV tokens a worker holds", s.perfs[i].name);
     }
     if (!st) list_layouts(&s);
     if (!st && s.n_rows == 0)
-        st = td_fail(err, TD_ERR_NOT_FOUND, "no layout of %u GPUs meets TTFT %g ms and TPOT %g ms even without load", q->gpus, q->ttft_ms, q->tpot_ms);
+        st =
+            td_fail(err, TD_ERR_NOT_FOUND, "no layout of %u GPUs meets TTFT %g ms and TPOT %g ms even without load", q->gpus, q->ttft_ms, q->tpot_ms);
     if (!st && q->target_rate > 0 && !q->closed_form_only) {
         st = find_size(&s, progress, ctx, err);
     } else if (!st) {

@@ -17,7 +17,8 @@ struct plan_options {
 
 #define OFF(f) offsetof(struct plan_options, f)
 static const struct td_option plan_table[] = {
-    {"model", TD_OPT_STR, "opt-13b", 0, 0, NULL, OFF(model), "a model with built-in latency tables, or a list of tables: names and files, one for each parallelism"},
+    {"model", TD_OPT_STR, "opt-13b", 0, 0, NULL, OFF(model),
+     "a model with built-in latency tables, or a list of tables: names and files, one for each parallelism"},
     {"isl", TD_OPT_STR, "512", 0, 0, NULL, OFF(isl), "prompt tokens: N, lognormal:MEAN,CV, uniform:LOW,HIGH"},
     {"osl", TD_OPT_STR, "128", 0, 0, NULL, OFF(osl), "output tokens, likewise"},
     {"prefix", TD_OPT_F64, "0", 0, 1e8, NULL, OFF(prefix), "leading prompt tokens that all requests share"},
@@ -60,17 +61,21 @@ static void layout_name(const struct td_plan_row *r, char *text, size_t bytes)
 
 static void print_rows(const struct td_plan_row *rows, uint32_t n, const struct td_plan_query *q)
 {
-    printf("  %-44s %4s %9s %8s %7s %-15s %8s %8s %8s  %s\n", "layout", "gpus", "req/s", "per gpu", "attain", "95% interval", "ttft p90", "tpot p90", "estimate", "bound");
+    printf("  %-44s %4s %9s %8s %7s %-15s %8s %8s %8s  %s\n", "layout", "gpus", "req/s", "per gpu", "attain", "95% interval", "ttft p90", "tpot p90",
+           "estimate", "bound");
     for (uint32_t i = 0; i < n; i++) {
         const struct td_plan_row *r = &rows[i];
         char name[160];
         layout_name(r, name, sizeof name);
         if (!r->simulated && i >= q->top) break;
-        if (!r->simulated) printf("  %-44s %4u %9s %8.3f %7s %-15s %8s %8s %8.2f\n", name, r->gpus, "", r->estimate / r->gpus, "", "", "", "", r->estimate);
-        else if (r->at.rate <= 0) printf("  %-44s %4u %9s %8s %7s %-15s %8s %8s %8.2f  %s\n", name, r->gpus, "none", "", "", "", "", "", r->estimate, r->bound);
+        if (!r->simulated)
+            printf("  %-44s %4u %9s %8.3f %7s %-15s %8s %8s %8.2f\n", name, r->gpus, "", r->estimate / r->gpus, "", "", "", "", r->estimate);
+        else if (r->at.rate <= 0)
+            printf("  %-44s %4u %9s %8s %7s %-15s %8s %8s %8.2f  %s\n", name, r->gpus, "none", "", "", "", "", "", r->estimate, r->bound);
         else
-            printf("%c %-44s %4u %9.2f %8.3f %6.1f%% [%5.1f%%,%6.1f%%] %8.1f %8.2f %8.2f  %s\n", r->pareto ? '*' : ' ', name, r->gpus, r->at.rate, r->at.rate / r->gpus,
-                   r->at.attainment * 100, r->at.ci_low * 100, r->at.ci_high * 100, r->at.ttft_ms.p90, r->at.tpot_ms.p90, r->estimate, r->bound);
+            printf("%c %-44s %4u %9.2f %8.3f %6.1f%% [%5.1f%%,%6.1f%%] %8.1f %8.2f %8.2f  %s\n", r->pareto ? '*' : ' ', name, r->gpus, r->at.rate,
+                   r->at.rate / r->gpus, r->at.attainment * 100, r->at.ci_low * 100, r->at.ci_high * 100, r->at.ttft_ms.p90, r->at.tpot_ms.p90,
+                   r->estimate, r->bound);
     }
     printf("* = no other layout is better in goodput per GPU, TTFT and TPOT at once\n");
 }
@@ -81,22 +86,28 @@ static td_status write_rows(const struct plan_options *o, const struct td_plan_r
     td_status s = TD_OK;
     if (o->csv[0] && !csv) s = td_fail(err, TD_ERR_IO, "%s: %s", o->csv, strerror(errno));
     if (o->json[0] && !json) s = td_fail(err, TD_ERR_IO, "%s: %s", o->json, strerror(errno));
-    if (!s && csv) fprintf(csv, "mode,prefill,decode,n_prefill,n_decode,gpus,simulated,pareto,request_rate,per_gpu,attainment,ci_low,ci_high,ttft_p90,tpot_p90,estimate,bound\n");
+    if (!s && csv)
+        fprintf(csv, "mode,prefill,decode,n_prefill,n_decode,gpus,simulated,pareto,request_rate,per_gpu,attainment,ci_low,ci_high,ttft_p90,tpot_p90,"
+                     "estimate,bound\n");
     if (!s && json)
         fprintf(json, "{\"tandem_plan\":1,\"slo\":{\"ttft_ms\":%g,\"tpot_ms\":%g,\"attainment\":%g},\"rows\":[", o->ttft, o->tpot, o->attainment);
     for (uint32_t i = 0; i < n && !s; i++) {
         const struct td_plan_row *r = &rows[i];
         const char *mode = r->colocated ? "colocated" : "pd";
         if (csv)
-            fprintf(csv, "%s,%s,%s,%u,%u,%u,%d,%d,%.4f,%.4f,%.5f,%.5f,%.5f,%.3f,%.3f,%.4f,%s\n", mode, r->prefill, r->decode, r->n_prefill, r->n_decode, r->gpus,
-                    r->simulated, r->pareto, r->at.rate, r->at.rate / r->gpus, r->at.attainment, r->at.ci_low, r->at.ci_high, r->at.ttft_ms.p90, r->at.tpot_ms.p90,
-                    r->estimate, r->bound);
+            fprintf(csv, "%s,%s,%s,%u,%u,%u,%d,%d,%.4f,%.4f,%.5f,%.5f,%.5f,%.3f,%.3f,%.4f,%s\n", mode, r->prefill, r->decode, r->n_prefill,
+                    r->n_decode, r->gpus, r->simulated, r->pareto, r->at.rate, r->at.rate / r->gpus, r->at.attainment, r->at.ci_low, r->at.ci_high,
+                    r->at.ttft_ms.p90, r->at.tpot_ms.p90, r->estimate, r->bound);
         if (json)
-            fprintf(json, "%s\n  {\"mode\":\"%s\",\"prefill\":\"%s\",\"decode\":\"%s\",\"n_prefill\":%u,\"n_decode\":%u,\"gpus\":%u,\"simulated\":%s,\"pareto\":%s,"
-                          "\"request_rate\":%.4f,\"per_gpu_goodput\":%.4f,\"attainment\":%.5f,\"ci95\":[%.5f,%.5f],\"p90_ttft_ms\":%.3f,\"p90_tpot_ms\":%.3f,"
-                          "\"estimate\":%.4f,\"bound\":\"%s\"}",
-                    i ? "," : "", mode, r->prefill, r->decode, r->n_prefill, r->n_decode, r->gpus, r->simulated ? "true" : "false", r->pareto ? "true" : "false",
-                    r->at.rate, r->at.rate / r->gpus, r->at.attainment, r->at.ci_low, r->at.ci_high, r->at.ttft_ms.p90, r->at.tpot_ms.p90, r->estimate, r->bound);
+            fprintf(
+                json,
+                "%s\n  "
+                "{\"mode\":\"%s\",\"prefill\":\"%s\",\"decode\":\"%s\",\"n_prefill\":%u,\"n_decode\":%u,\"gpus\":%u,\"simulated\":%s,\"pareto\":%s,"
+                "\"request_rate\":%.4f,\"per_gpu_goodput\":%.4f,\"attainment\":%.5f,\"ci95\":[%.5f,%.5f],\"p90_ttft_ms\":%.3f,\"p90_tpot_ms\":%.3f,"
+                "\"estimate\":%.4f,\"bound\":\"%s\"}",
+                i ? "," : "", mode, r->prefill, r->decode, r->n_prefill, r->n_decode, r->gpus, r->simulated ? "true" : "false",
+                r->pareto ? "true" : "false", r->at.rate, r->at.rate / r->gpus, r->at.attainment, r->at.ci_low, r->at.ci_high, r->at.ttft_ms.p90,
+                r->at.tpot_ms.p90, r->estimate, r->bound);
     }
     if (json && !s) fputs("\n]}\n", json);
     if (csv) fclose(csv);
@@ -108,13 +119,27 @@ int td_plan_main(int argc, char **argv)
 {
     struct plan_options o = {0};
     struct td_err err = {0};
-    td_status s = td_options_load(plan_table, &o, "tandem plan", "Split GPUs between prefill and decode: closed forms rank the layouts, the simulator judges the best.",
-                                  argc, argv, NULL, 0, NULL, &err);
+    td_status s = td_options_load(plan_table, &o, "tandem plan",
+                                  "Split GPUs between prefill and decode: closed forms rank the layouts, the simulator judges the best.", argc, argv,
+                                  NULL, 0, NULL, &err);
     if (s) return td_die("tandem plan", &err);
-    struct td_plan_query q = {.prefix = o.prefix, .ttft_ms = o.ttft, .tpot_ms = o.tpot, .attainment = o.attainment, .gpus = (uint32_t)o.gpus, .target_rate = o.target,
-                              .policy = o.policy, .nic_bytes_per_s = o.nic_gbs * 1e9, .max_batch = (int32_t)o.max_batch, .max_step_tokens = (int32_t)o.max_step_tokens,
-                              .top = (uint32_t)o.top, .seeds = (uint32_t)o.seeds, .cv = o.cv, .tolerance = o.tolerance, .closed_form_only = o.closed_form,
-                              .pd = strstr(o.modes, "pd"), .colocated = strstr(o.modes, "colocated")};
+    struct td_plan_query q = {.prefix = o.prefix,
+                              .ttft_ms = o.ttft,
+                              .tpot_ms = o.tpot,
+                              .attainment = o.attainment,
+                              .gpus = (uint32_t)o.gpus,
+                              .target_rate = o.target,
+                              .policy = o.policy,
+                              .nic_bytes_per_s = o.nic_gbs * 1e9,
+                              .max_batch = (int32_t)o.max_batch,
+                              .max_step_tokens = (int32_t)o.max_step_tokens,
+                              .top = (uint32_t)o.top,
+                              .seeds = (uint32_t)o.seeds,
+                              .cv = o.cv,
+                              .tolerance = o.tolerance,
+                              .closed_form_only = o.closed_form,
+                              .pd = strstr(o.modes, "pd"),
+                              .colocated = strstr(o.modes, "colocated")};
     char *model = strdup(o.model);
     struct td_plan_row *rows = NULL;
     uint32_t n = 0;

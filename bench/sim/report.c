@@ -19,20 +19,30 @@ static void fleet_name(const struct td_sim_config *c, char *text, size_t bytes)
 {
     size_t n = 0;
     for (uint32_t i = 0; i < c->n_groups && n < bytes; i++)
-        n += (size_t)snprintf(text + n, bytes - n, "%s%u%c %s", i ? " + " : "", c->groups[i].count, c->groups[i].decode ? 'D' : 'P', c->groups[i].perf.name);
+        n += (size_t)snprintf(text + n, bytes - n, "%s%u%c %s", i ? " + " : "", c->groups[i].count, c->groups[i].decode ? 'D' : 'P',
+                              c->groups[i].perf.name);
     for (char *t = text; *t; t++) /* it stands in CSV and JSON */
         if (*t == '"' || *t == ',' || *t == '\\' || (unsigned char)*t < ' ') *t = '_';
 }
 
 void td_sim_summarise(const struct td_sim_config *c, const struct td_sim_result *r, struct td_sim_summary *ret)
 {
-    struct td_sim_summary s = {.seed = c->seed, .gpus = r->gpus, .prefill_busy = r->prefill_busy, .decode_busy = r->decode_busy, .preemptions = r->preemptions,
-                               .failovers = r->failovers, .deflected = r->deflected, .steps = r->steps, .core_steps = r->core_steps, .n_events = r->n_events,
+    struct td_sim_summary s = {.seed = c->seed,
+                               .gpus = r->gpus,
+                               .prefill_busy = r->prefill_busy,
+                               .decode_busy = r->decode_busy,
+                               .preemptions = r->preemptions,
+                               .failovers = r->failovers,
+                               .deflected = r->deflected,
+                               .steps = r->steps,
+                               .core_steps = r->core_steps,
+                               .n_events = r->n_events,
                                .transfer_gb = (double)r->transfer_bytes / 1e9};
     snprintf(s.policy, sizeof s.policy, "%s", c->router.policy);
     snprintf(s.mode, sizeof s.mode, "%s", c->router.mode);
     fleet_name(c, s.fleet, sizeof s.fleet);
-    double *ttft = td_sim_grow(NULL, r->n, sizeof(double)), *tpot = td_sim_grow(NULL, r->n, sizeof(double)), *e2e = td_sim_grow(NULL, r->n, sizeof(double));
+    double *ttft = td_sim_grow(NULL, r->n, sizeof(double)), *tpot = td_sim_grow(NULL, r->n, sizeof(double)),
+           *e2e = td_sim_grow(NULL, r->n, sizeof(double));
     double first = (double)r->outcomes[0].at_ns / 1e9, last = (double)r->outcomes[r->n - 1].at_ns / 1e9;
     double from = first + c->warmup_s, to = last - c->cooldown_s, prompt = 0, cached = 0;
     for (uint32_t i = 0; i < r->n; i++) {
@@ -138,51 +148,59 @@ void td_sim_pool(const struct td_sim_summary *runs, uint32_t n, struct td_sim_su
 
 void td_sim_table_head(FILE *out)
 {
-    fprintf(out, "%-13s %-9s %8s %6s %8s %7s %-15s %8s %8s %8s %7s %7s %6s %5s %5s %5s\n", "policy", "mode", "rate", "n", "goodput", "attain", "95% interval",
-            "ttft p50", "ttft p90", "ttft p99", "tpot50", "tpot90", "reject", "pbusy", "dbusy", "hit");
+    fprintf(out, "%-13s %-9s %8s %6s %8s %7s %-15s %8s %8s %8s %7s %7s %6s %5s %5s %5s\n", "policy", "mode", "rate", "n", "goodput", "attain",
+            "95% interval", "ttft p50", "ttft p90", "ttft p99", "tpot50", "tpot90", "reject", "pbusy", "dbusy", "hit");
 }
 
 void td_sim_table_row(const struct td_sim_summary *s, FILE *out)
 {
-    fprintf(out, "%-13s %-9s %8.2f %6u %8.2f %6.1f%% [%5.1f%%,%6.1f%%] %8.1f %8.1f %8.1f %7.2f %7.2f %6u %4.0f%% %4.0f%% %4.0f%%%s\n", s->policy, s->mode, s->offered,
-            s->n, s->goodput, s->attainment * 100, s->ci_low * 100, s->ci_high * 100, s->ttft_ms.p50, s->ttft_ms.p90, s->ttft_ms.p99, s->tpot_ms.p50,
-            s->tpot_ms.p90, s->n_rejected, s->prefill_busy * 100, s->decode_busy * 100, s->hit_share * 100, s->n_failed || s->n_unfinished ? " !" : "");
+    fprintf(out, "%-13s %-9s %8.2f %6u %8.2f %6.1f%% [%5.1f%%,%6.1f%%] %8.1f %8.1f %8.1f %7.2f %7.2f %6u %4.0f%% %4.0f%% %4.0f%%%s\n", s->policy,
+            s->mode, s->offered, s->n, s->goodput, s->attainment * 100, s->ci_low * 100, s->ci_high * 100, s->ttft_ms.p50, s->ttft_ms.p90,
+            s->ttft_ms.p99, s->tpot_ms.p50, s->tpot_ms.p90, s->n_rejected, s->prefill_busy * 100, s->decode_busy * 100, s->hit_share * 100,
+            s->n_failed || s->n_unfinished ? " !" : "");
 }
 
 void td_sim_csv_head(FILE *out)
 {
-    fprintf(out, "policy,mode,fleet,gpus,rate,cv,seed,offered,n,ok,good,goodput,per_gpu_goodput,attainment,ci_low,ci_high,ttft_ok,tpot_ok,rejected,failed,unfinished,"
-                 "ttft_mean,ttft_p50,ttft_p90,ttft_p99,tpot_mean,tpot_p50,tpot_p90,tpot_p99,e2e_mean,e2e_p50,e2e_p90,e2e_p99,prefill_busy,decode_busy,hit_share,"
+    fprintf(out, "policy,mode,fleet,gpus,rate,cv,seed,offered,n,ok,good,goodput,per_gpu_goodput,attainment,ci_low,ci_high,ttft_ok,tpot_ok,rejected,"
+                 "failed,unfinished,"
+                 "ttft_mean,ttft_p50,ttft_p90,ttft_p99,tpot_mean,tpot_p50,tpot_p90,tpot_p99,e2e_mean,e2e_p50,e2e_p90,e2e_p99,prefill_busy,decode_"
+                 "busy,hit_share,"
                  "preemptions,failovers,deflected,transfer_gb,steps,events,core_steps,window_s,wall_s\n");
 }
 
 void td_sim_csv_row(const struct td_sim_summary *s, FILE *out)
 {
-    fprintf(out, "%s,%s,%s,%u,%g,%g,%llu,%.4f,%u,%u,%u,%.4f,%.4f,%.5f,%.5f,%.5f,%u,%u,%u,%u,%u,", s->policy, s->mode, s->fleet, s->gpus, s->rate, s->cv,
-            (unsigned long long)s->seed, s->offered, s->n, s->n_ok, s->n_good, s->goodput, s->goodput / (s->gpus ? s->gpus : 1), s->attainment, s->ci_low,
-            s->ci_high, s->n_ttft_ok, s->n_tpot_ok, s->n_rejected, s->n_failed, s->n_unfinished);
+    fprintf(out, "%s,%s,%s,%u,%g,%g,%llu,%.4f,%u,%u,%u,%.4f,%.4f,%.5f,%.5f,%.5f,%u,%u,%u,%u,%u,", s->policy, s->mode, s->fleet, s->gpus, s->rate,
+            s->cv, (unsigned long long)s->seed, s->offered, s->n, s->n_ok, s->n_good, s->goodput, s->goodput / (s->gpus ? s->gpus : 1), s->attainment,
+            s->ci_low, s->ci_high, s->n_ttft_ok, s->n_tpot_ok, s->n_rejected, s->n_failed, s->n_unfinished);
     const struct td_sim_percentiles *p[3] = {&s->ttft_ms, &s->tpot_ms, &s->e2e_ms};
     for (int i = 0; i < 3; i++) fprintf(out, "%.3f,%.3f,%.3f,%.3f,", p[i]->mean, p[i]->p50, p[i]->p90, p[i]->p99);
-    fprintf(out, "%.4f,%.4f,%.4f,%llu,%llu,%llu,%.3f,%llu,%llu,%llu,%.3f,%.3f\n", s->prefill_busy, s->decode_busy, s->hit_share, (unsigned long long)s->preemptions,
-            (unsigned long long)s->failovers, (unsigned long long)s->deflected, s->transfer_gb, (unsigned long long)s->steps, (unsigned long long)s->n_events,
-            (unsigned long long)s->core_steps, s->window_s, s->wall_s);
+    fprintf(out, "%.4f,%.4f,%.4f,%llu,%llu,%llu,%.3f,%llu,%llu,%llu,%.3f,%.3f\n", s->prefill_busy, s->decode_busy, s->hit_share,
+            (unsigned long long)s->preemptions, (unsigned long long)s->failovers, (unsigned long long)s->deflected, s->transfer_gb,
+            (unsigned long long)s->steps, (unsigned long long)s->n_events, (unsigned long long)s->core_steps, s->window_s, s->wall_s);
 }
 
 void td_sim_json_row(const struct td_sim_summary *s, FILE *out)
 {
-    fprintf(out, "{\"policy\":\"%s\",\"mode\":\"%s\",\"fleet\":\"%s\",\"gpus\":%u,\"request_rate\":%g,\"cv\":%g,\"seed\":%llu,\"offered\":%.4f,\"n\":%u,\"completed\":%u,"
-                 "\"good\":%u,\"request_goodput\":%.4f,\"per_gpu_goodput\":%.4f,\"attainment\":{\"joint\":%.5f,\"ci95\":[%.5f,%.5f],\"ttft\":%.5f,\"tpot\":%.5f},"
-                 "\"rejected\":%u,\"failed\":%u,\"unfinished\":%u,",
+    fprintf(out,
+            "{\"policy\":\"%s\",\"mode\":\"%s\",\"fleet\":\"%s\",\"gpus\":%u,\"request_rate\":%g,\"cv\":%g,\"seed\":%llu,\"offered\":%.4f,\"n\":%u,"
+            "\"completed\":%u,"
+            "\"good\":%u,\"request_goodput\":%.4f,\"per_gpu_goodput\":%.4f,\"attainment\":{\"joint\":%.5f,\"ci95\":[%.5f,%.5f],\"ttft\":%.5f,"
+            "\"tpot\":%.5f},"
+            "\"rejected\":%u,\"failed\":%u,\"unfinished\":%u,",
             s->policy, s->mode, s->fleet, s->gpus, s->rate, s->cv, (unsigned long long)s->seed, s->offered, s->n, s->n_ok, s->n_good, s->goodput,
-            s->goodput / (s->gpus ? s->gpus : 1), s->attainment, s->ci_low, s->ci_high, s->n ? (double)s->n_ttft_ok / s->n : 0, s->n ? (double)s->n_tpot_ok / s->n : 0,
-            s->n_rejected, s->n_failed, s->n_unfinished);
+            s->goodput / (s->gpus ? s->gpus : 1), s->attainment, s->ci_low, s->ci_high, s->n ? (double)s->n_ttft_ok / s->n : 0,
+            s->n ? (double)s->n_tpot_ok / s->n : 0, s->n_rejected, s->n_failed, s->n_unfinished);
     static const char *const names[3] = {"ttft", "tpot", "e2el"};
     const struct td_sim_percentiles *p[3] = {&s->ttft_ms, &s->tpot_ms, &s->e2e_ms};
     for (int i = 0; i < 3; i++)
-        fprintf(out, "\"mean_%s_ms\":%.3f,\"p50_%s_ms\":%.3f,\"p90_%s_ms\":%.3f,\"p99_%s_ms\":%.3f,", names[i], p[i]->mean, names[i], p[i]->p50, names[i], p[i]->p90,
-                names[i], p[i]->p99);
-    fprintf(out, "\"prefill_busy\":%.4f,\"decode_busy\":%.4f,\"hit_share\":%.4f,\"preemptions\":%llu,\"failovers\":%llu,\"deflected\":%llu,\"transfer_gb\":%.3f,"
-                 "\"window_s\":%.3f,\"wall_s\":%.3f}",
-            s->prefill_busy, s->decode_busy, s->hit_share, (unsigned long long)s->preemptions, (unsigned long long)s->failovers, (unsigned long long)s->deflected,
-            s->transfer_gb, s->window_s, s->wall_s);
+        fprintf(out, "\"mean_%s_ms\":%.3f,\"p50_%s_ms\":%.3f,\"p90_%s_ms\":%.3f,\"p99_%s_ms\":%.3f,", names[i], p[i]->mean, names[i], p[i]->p50,
+                names[i], p[i]->p90, names[i], p[i]->p99);
+    fprintf(out,
+            "\"prefill_busy\":%.4f,\"decode_busy\":%.4f,\"hit_share\":%.4f,\"preemptions\":%llu,\"failovers\":%llu,\"deflected\":%llu,\"transfer_"
+            "gb\":%.3f,"
+            "\"window_s\":%.3f,\"wall_s\":%.3f}",
+            s->prefill_busy, s->decode_busy, s->hit_share, (unsigned long long)s->preemptions, (unsigned long long)s->failovers,
+            (unsigned long long)s->deflected, s->transfer_gb, s->window_s, s->wall_s);
 }

@@ -1,8 +1,8 @@
 /* report.h - what a run comes to: attainment with its interval, goodput, latency percentiles; as a table, JSON and CSV.
  *
- * Definitions (printed into the JSON too). TTFT: arrival at the router to the first token sent; TPOT: (end - first token) / (output tokens - 1), 0 for one
- * token. Good: ended OK with both within the objectives. Attainment: good / all that arrived in the window; refused, failed and unfinished ones are
- * misses. Goodput: good / window. The window is by arrival: from the end of warm-up to the beginning of cool-down. */
+ * Definitions (printed into the JSON too). TTFT: arrival at the router to the first token sent; TPOT: (end - first token) / (output tokens - 1), 0
+ * for one token. Good: ended OK with both within the objectives. Attainment: good / all that arrived in the window; refused, failed and unfinished
+ * ones are misses. Goodput: good / window. The window is by arrival: from the end of warm-up to the beginning of cool-down. */
 #ifndef TD_SIM_REPORT_H
 #define TD_SIM_REPORT_H
 

@@ -1,7 +1,6 @@
-/* rng.h - the simulator's random numbers: a portable 64-bit linear congruential generator (Knuth's MMIX constants) and the distributions drawn from it.
- * The same seed gives the same numbers on every machine, and the recipe is short enough to be repeated in any language:
- *     s <- 6364136223846793005 s + 1442695040888963407 mod 2^64,  u = ((s >> 11) + 0.5) / 2^53.
- * Not for secrets, not for tokens (those are Philox, counter-based). */
+/* rng.h - the simulator's random numbers: a portable 64-bit linear congruential generator (Knuth's MMIX constants) and the distributions drawn from
+ * it. The same seed gives the same numbers on every machine, and the recipe is short enough to be repeated in any language: s <- 6364136223846793005
+ * s + 1442695040888963407 mod 2^64,  u = ((s >> 11) + 0.5) / 2^53. Not for secrets, not for tokens (those are Philox, counter-based). */
 #ifndef TD_SIM_RNG_H
 #define TD_SIM_RNG_H
 

@@ -23,8 +23,11 @@ struct td_port {
 static struct td_lat_theta theta_of(const struct td_perf *p, double link_tau_s, double link_bytes_per_s)
 {
     if (!p || p->n_prefill_points) return (struct td_lat_theta){.known = false};
-    return (struct td_lat_theta){.prefill = {p->a[0], p->a[1], p->a[2]}, .decode = {p->b[0], p->b[1], p->b[2], p->a[1], p->a[2]}, .link_tau = link_tau_s,
-                                 .link_bytes_per_s = link_bytes_per_s, .known = true};
+    return (struct td_lat_theta){.prefill = {p->a[0], p->a[1], p->a[2]},
+                                 .decode = {p->b[0], p->b[1], p->b[2], p->a[1], p->a[2]},
+                                 .link_tau = link_tau_s,
+                                 .link_bytes_per_s = link_bytes_per_s,
+                                 .known = true};
 }
 
 static td_status mode_of(const char *name, enum td_core_mode *ret_mode, struct td_err *err)
@@ -110,8 +113,15 @@ void td_port_tick(struct td_port *p, uint64_t now) { step(p, (struct td_core_eve
 
 void td_port_join(struct td_port *p, uint64_t now, const struct td_port_worker *w)
 {
-    step(p, (struct td_core_event){.kind = TD_EV_WORKER_JOIN, .now_ns = now, .worker = w->index, .role = w->decode ? TD_ROLE_DECODE : TD_ROLE_PREFILL,
-                                   .a = w->kv_tokens, .b = w->max_seqs, .c = w->node_class, .d = w->max_step_tokens, .e = (uint64_t)w->kv_bytes_per_token});
+    step(p, (struct td_core_event){.kind = TD_EV_WORKER_JOIN,
+                                   .now_ns = now,
+                                   .worker = w->index,
+                                   .role = w->decode ? TD_ROLE_DECODE : TD_ROLE_PREFILL,
+                                   .a = w->kv_tokens,
+                                   .b = w->max_seqs,
+                                   .c = w->node_class,
+                                   .d = w->max_step_tokens,
+                                   .e = (uint64_t)w->kv_bytes_per_token});
 }
 
 void td_port_drain(struct td_port *p, uint64_t now, uint32_t worker)
@@ -131,16 +141,36 @@ void td_port_snapshot(struct td_port *p, uint64_t now, const struct td_port_snap
     for (uint32_t i = 0; p->prefix_index && i < s->n_added; i++)
         step(p, (struct td_core_event){.kind = TD_EV_BLOCK_ADD, .now_ns = now, .worker = s->worker, .a = s->added[i]});
     for (uint32_t i = 0; i < s->n_steps; i++)
-        step(p, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .now_ns = now, .worker = s->worker, .a = s->steps[i].prefill_rows, .b = s->steps[i].attention_work,
-                                       .c = s->steps[i].decode_rows, .d = s->steps[i].context_tokens, .e = s->steps[i].wall_us});
-    step(p, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = now, .worker = s->worker, .a = s->seq, .b = s->held_tokens, .c = s->queued_tokens,
-                                   .d = s->busy, .e = s->calls_taken});
+        step(p, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
+                                       .now_ns = now,
+                                       .worker = s->worker,
+                                       .a = s->steps[i].prefill_rows,
+                                       .b = s->steps[i].attention_work,
+                                       .c = s->steps[i].decode_rows,
+                                       .d = s->steps[i].context_tokens,
+                                       .e = s->steps[i].wall_us});
+    step(p, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                   .now_ns = now,
+                                   .worker = s->worker,
+                                   .a = s->seq,
+                                   .b = s->held_tokens,
+                                   .c = s->queued_tokens,
+                                   .d = s->busy,
+                                   .e = s->calls_taken});
 }
 
 void td_port_arrive(struct td_port *p, uint64_t now, const struct td_port_request *r)
 {
-    step(p, (struct td_core_event){.kind = TD_EV_REQUEST, .now_ns = now, .slot = r->slot, .id = r->id, .a = r->n_prompt, .b = r->max_output, .c = r->slo_class,
-                                   .hashes = r->hashes, .n_hashes = r->n_hashes, .hash_tokens = r->hash_tokens});
+    step(p, (struct td_core_event){.kind = TD_EV_REQUEST,
+                                   .now_ns = now,
+                                   .slot = r->slot,
+                                   .id = r->id,
+                                   .a = r->n_prompt,
+                                   .b = r->max_output,
+                                   .c = r->slo_class,
+                                   .hashes = r->hashes,
+                                   .n_hashes = r->n_hashes,
+                                   .hash_tokens = r->hash_tokens});
 }
 
 static struct td_core_event of_leg(enum td_core_event_kind kind, uint64_t now, const struct td_port_leg *l)
@@ -206,7 +236,7 @@ void td_port_residue(const struct td_port *p, uint32_t n_workers, struct td_port
     }
 }
 
-/* ---- replay ----------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- replay -------------------------------------------------------------------------------------------------------------------------- */
 
 struct replay {
     struct td_core *core;

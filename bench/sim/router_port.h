@@ -1,5 +1,6 @@
-/* router_port.h - the router core as the simulator sees it: the one file that knows the core's events. What the daemon (router/) says to the core and what it
- * carries out is said and carried out here in the same order, so a simulated run and a live one differ in their clocks and workers only. One thread. */
+/* router_port.h - the router core as the simulator sees it: the one file that knows the core's events. What the daemon (router/) says to the core and
+ * what it carries out is said and carried out here in the same order, so a simulated run and a live one differ in their clocks and workers only. One
+ * thread. */
 #ifndef TD_SIM_ROUTER_PORT_H
 #define TD_SIM_ROUTER_PORT_H
 
@@ -64,7 +65,8 @@ struct td_port_residue { uint32_t live, queued, assigned; uint64_t assigned_toke
 void td_port_residue(const struct td_port *port, uint32_t n_workers, struct td_port_residue *ret_residue);
 
 /* Runs the events of a decision log through a new core and compares each action with the log's. Calls on_difference for the first line that differs
- * (line number, the log's text, ours). *ret_n_events, *ret_n_actions: compared. TD_OK: all the same; TD_ERR_CORRUPT: they differ, or the log is no log. */
+ * (line number, the log's text, ours). *ret_n_events, *ret_n_actions: compared. TD_OK: all the same; TD_ERR_CORRUPT: they differ, or the log is no
+ * log. */
 td_status td_port_replay(const char *path, void (*on_difference)(void *ctx, uint64_t line, const char *logged, const char *ours), void *ctx,
                          uint64_t *ret_n_events, uint64_t *ret_n_actions, struct td_err *err);
 

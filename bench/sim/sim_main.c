@@ -12,7 +12,7 @@
 
 #define MAX_LIST 64
 
-/* ---- small languages ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- small languages ----------------------------------------------------------------------------------------------------------------- */
 
 td_status td_sim_list_parse(const char *text, const char *what, double *ret, uint32_t max, uint32_t *ret_n, struct td_err *err)
 {
@@ -25,7 +25,8 @@ td_status td_sim_list_parse(const char *text, const char *what, double *ret, uin
         for (const char *at = text; n < max; at++) {
             char *end;
             ret[n++] = strtod(at, &end);
-            if (end == at || (*end && *end != ',')) return td_fail(err, TD_ERR_INVALID, "%s is \"%s\", must be numbers \"1,2,4\" or \"FROM:TO:STEP\"", what, text);
+            if (end == at || (*end && *end != ','))
+                return td_fail(err, TD_ERR_INVALID, "%s is \"%s\", must be numbers \"1,2,4\" or \"FROM:TO:STEP\"", what, text);
             at = end;
             if (!*at) break;
         }
@@ -115,7 +116,8 @@ td_status td_sim_faults_parse(const char *text, struct td_sim_fault **ret_faults
         if (!ok || *rest || k == 6) {
             free(*ret_faults);
             *ret_faults = NULL;
-            return td_fail(err, TD_ERR_INVALID, "faults: \"%s\" must be KIND:WORKER@FROM[-UNTIL][*FACTOR], KIND crash, silent, slow, drain, late or link", buf);
+            return td_fail(err, TD_ERR_INVALID,
+                           "faults: \"%s\" must be KIND:WORKER@FROM[-UNTIL][*FACTOR], KIND crash, silent, slow, drain, late or link", buf);
         }
         f.kind = (enum td_sim_fault_kind)k;
         *ret_faults = td_sim_grow(*ret_faults, *ret_n + 1, sizeof **ret_faults);
@@ -124,14 +126,16 @@ td_status td_sim_faults_parse(const char *text, struct td_sim_fault **ret_faults
     return TD_OK;
 }
 
-/* ---- options -------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- options ------------------------------------------------------------------------------------------------------------------------- */
 
 struct sim_options {
     const char *mode, *policy, *fleet, *latency, *arrival, *rate, *isl, *osl, *trace, *faults, *json, *csv, *decision_log;
-    int64_t prefill, decode, requests, seeds, seed, block_size, max_batch, max_step_tokens, max_seqs, max_prompt, max_output, max_requests, max_queued;
+    int64_t prefill, decode, requests, seeds, seed, block_size, max_batch, max_step_tokens, max_seqs, max_prompt, max_output, max_requests,
+        max_queued;
     uint64_t kv_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, hybrid_local_tokens;
-    double cv, ramp_to, duration, warmup, cooldown, grace, ttft, tpot, attainment, nic_gbs, kv_bytes, rpc_us, tau_us, snapshot_ms, noise, lose, duplicate, time_scale;
-    bool prefix_cache, overlap, spread, check, per_seed, quiet, tell_priors;
+    double cv, ramp_to, duration, warmup, cooldown, grace, ttft, tpot, attainment, nic_gbs, kv_bytes, rpc_us, tau_us, snapshot_ms, noise, lose,
+        duplicate, time_scale;
+    bool prefix_cache, overlap, admit_at_once, spread, check, per_seed, quiet, tell_priors;
 };
 
 #define OFF(f) offsetof(struct sim_options, f)
@@ -151,6 +155,7 @@ static const struct td_option sim_table[] = {
     {"max_seqs", TD_OPT_I64, "1024", 1, 65536, NULL, OFF(max_seqs), "requests held by one worker, waiting ones included"},
     {"prefix_cache", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(prefix_cache), "workers keep prompt blocks (traces with block hashes)"},
     {"overlap", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(overlap), "a chunk's blocks leave while the next is computed"},
+    {"admit_at_once", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(admit_at_once), "decode workers reserve during a step too (tandem's do between steps)"},
     {"trace", TD_OPT_STR, "", 0, 0, NULL, OFF(trace), "requests of a file: Azure CSV, Mooncake JSONL, lengths CSV"},
     {"spread", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(spread), "Mooncake: groups of one time stamp are spread until the next"},
     {"time_scale", TD_OPT_F64, "1", 1e-6, 1e6, NULL, OFF(time_scale), "of the trace's arrivals; 0.5 = twice the load"},
@@ -177,17 +182,20 @@ static const struct td_option sim_table[] = {
     {"link_tau_us", TD_OPT_F64, "20", 0, 1e9, NULL, OFF(tau_us), "latency of a transfer, on top of its bytes"},
     {"snapshot_ms", TD_OPT_F64, "20", 1, 1e6, NULL, OFF(snapshot_ms), "how often workers tell their state"},
     {"step_noise", TD_OPT_F64, "0", 0, 3, NULL, OFF(noise), "sigma of a lognormal factor on each step"},
-    {"faults", TD_OPT_STR, "", 0, 0, NULL, OFF(faults), "\"KIND:WORKER@FROM[-UNTIL][*FACTOR], ...\"; kinds crash, silent, slow, drain, late, link; seconds"},
+    {"faults", TD_OPT_STR, "", 0, 0, NULL, OFF(faults),
+     "\"KIND:WORKER@FROM[-UNTIL][*FACTOR], ...\"; kinds crash, silent, slow, drain, late, link; seconds"},
     {"lose", TD_OPT_F64, "0", 0, 1, NULL, OFF(lose), "share of control messages lost"},
     {"duplicate", TD_OPT_F64, "0", 0, 1, NULL, OFF(duplicate), "share of control messages doubled"},
     {"check", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(check), "run on to quiescence and look for leaks; a violation fails the command"},
     {"max_requests", TD_OPT_I64, "4096", 1, TD_CORE_MAX_REQUESTS, NULL, OFF(max_requests), "router: live requests"},
     {"max_queued", TD_OPT_I64, "4096", 0, TD_CORE_MAX_REQUESTS, NULL, OFF(max_queued), "router: requests waiting for a worker"},
-    {"hybrid_local_tokens", TD_OPT_U64, "64", 0, 1 << 30, NULL, OFF(hybrid_local_tokens), "router, hybrid: shorter prompts are prefilled on the decode worker"},
+    {"hybrid_local_tokens", TD_OPT_U64, "64", 0, 1 << 30, NULL, OFF(hybrid_local_tokens),
+     "router, hybrid: shorter prompts are prefilled on the decode worker"},
     {"worker_timeout_ms", TD_OPT_U64, "2000", 1, 3600000, NULL, OFF(worker_timeout_ms), "router: a worker silent for so long loses its requests"},
     {"queue_timeout_ms", TD_OPT_U64, "30000", 1, 3600000, NULL, OFF(queue_timeout_ms), "router: longest wait for a worker"},
     {"stall_ms", TD_OPT_U64, "120000", 1, 3600000, NULL, OFF(stall_ms), "router: a request in which nothing moves for so long fails over"},
-    {"tell_priors", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(tell_priors), "the router starts with the fleet's true latency coefficients; false = it learns them"},
+    {"tell_priors", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(tell_priors),
+     "the router starts with the fleet's true latency coefficients; false = it learns them"},
     {"json", TD_OPT_STR, "", 0, 0, NULL, OFF(json), "write results to this file as JSON"},
     {"csv", TD_OPT_STR, "", 0, 0, NULL, OFF(csv), "write results to this file as CSV"},
     {"decision_log", TD_OPT_STR, "", 0, 0, NULL, OFF(decision_log), "write the core's events and decisions (of the last run) to this file"},
@@ -231,6 +239,7 @@ static td_status config_of(const struct sim_options *o, struct td_sim_config *c,
     c->block_size = (int32_t)o->block_size;
     c->prefix_cache = o->prefix_cache;
     c->overlap = o->overlap;
+    c->admit_at_once = o->admit_at_once;
     c->rpc_ns = (uint64_t)(o->rpc_us * 1e3);
     c->link_tau_ns = (uint64_t)(o->tau_us * 1e3);
     c->snapshot_ns = (uint64_t)(o->snapshot_ms * 1e6);
@@ -299,7 +308,8 @@ static td_status run_point(struct sweep *w, double rate, struct td_err *err)
             runs[k].cv = w->load.arrival == TD_ARRIVAL_GAMMA ? w->load.cv : 1;
             if (result.n_violations) {
                 w->violated = true;
-                fprintf(stderr, "tandem sim: seed %llu: %u violations, the first %s\n", (unsigned long long)w->load.seed, result.n_violations, result.violation);
+                fprintf(stderr, "tandem sim: seed %llu: %u violations, the first %s\n", (unsigned long long)w->load.seed, result.n_violations,
+                        result.violation);
             }
             td_sim_result_free(&result);
         }
@@ -345,10 +355,17 @@ static td_status sweep_open(struct sweep *w, struct td_err *err)
     split_names(o->mode, w->modes, 3, &w->n_modes);
     td_status s = config_of(o, &w->config, err);
     if (!s) s = td_sim_list_parse(o->rate, "rate", w->rates, MAX_LIST, &w->n_rates, err);
-    w->load = (struct td_sim_load){.cv = o->cv, .ramp_to = o->ramp_to, .duration_s = o->duration, .n_requests = (uint32_t)o->requests, .time_scale = o->time_scale,
-                                   .max_prompt = (int32_t)o->max_prompt, .max_output = (int32_t)o->max_output,
-                                   .arrival = o->arrival[0] == 'p' ? TD_ARRIVAL_POISSON : o->arrival[0] == 'g' ? TD_ARRIVAL_GAMMA :
-                                              o->arrival[0] == 'c' ? TD_ARRIVAL_CONSTANT : TD_ARRIVAL_TRACE};
+    w->load = (struct td_sim_load){.cv = o->cv,
+                                   .ramp_to = o->ramp_to,
+                                   .duration_s = o->duration,
+                                   .n_requests = (uint32_t)o->requests,
+                                   .time_scale = o->time_scale,
+                                   .max_prompt = (int32_t)o->max_prompt,
+                                   .max_output = (int32_t)o->max_output,
+                                   .arrival = o->arrival[0] == 'p'   ? TD_ARRIVAL_POISSON
+                                              : o->arrival[0] == 'g' ? TD_ARRIVAL_GAMMA
+                                              : o->arrival[0] == 'c' ? TD_ARRIVAL_CONSTANT
+                                                                     : TD_ARRIVAL_TRACE};
     if (o->requests) w->load.duration_s = 0;
     if (!s) s = td_sim_length_parse(o->isl, "isl", &w->load.isl, err);
     if (!s) s = td_sim_length_parse(o->osl, "osl", &w->load.osl, err);
@@ -378,9 +395,12 @@ static td_status sweep_run(struct sweep *w, struct td_err *err)
     td_status s = TD_OK;
     if (w->csv) td_sim_csv_head(w->csv);
     if (w->json)
-        fprintf(w->json, "{\"tandem_sim\":1,\"definitions\":{\"ttft\":\"arrival at the router to first token sent\",\"tpot\":\"(end - first token) / (output tokens - 1)\","
-                         "\"good\":\"completed with both objectives met\",\"window\":\"by arrival, warm-up and cool-down left out\"},"
-                         "\"slo\":{\"ttft_ms\":%g,\"tpot_ms\":%g,\"attainment\":%g},\"runs\":[", o->ttft, o->tpot, o->attainment);
+        fprintf(w->json,
+                "{\"tandem_sim\":1,\"definitions\":{\"ttft\":\"arrival at the router to first token sent\",\"tpot\":\"(end - first token) / (output "
+                "tokens - 1)\","
+                "\"good\":\"completed with both objectives met\",\"window\":\"by arrival, warm-up and cool-down left out\"},"
+                "\"slo\":{\"ttft_ms\":%g,\"tpot_ms\":%g,\"attainment\":%g},\"runs\":[",
+                o->ttft, o->tpot, o->attainment);
     w->meter.on = !o->quiet;
     if (w->meter.on) {
         double span = o->duration > 0 && !o->requests ? o->duration : o->requests ? (double)o->requests / w->rates[0] : 0;
@@ -404,7 +424,7 @@ static td_status sweep_run(struct sweep *w, struct td_err *err)
     return s;
 }
 
-/* ---- replay ---------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- replay -------------------------------------------------------------------------------------------------------------------------- */
 
 static void say_difference(void *ctx, uint64_t line, const char *logged, const char *ours)
 {
@@ -416,8 +436,9 @@ static int replay(int argc, char **argv)
 {
     struct td_err err = {0};
     if (argc != 2 || !strcmp(argv[1], "--help")) {
-        fprintf(argc == 2 ? stdout : stderr, "usage: tandem sim replay FILE\n\nRuns the events of a router's decision log (--decision-log) through the core and compares every\n"
-                                             "action. Exit status 0: all the same; 1: they differ, or FILE is no decision log.\n");
+        fprintf(argc == 2 ? stdout : stderr,
+                "usage: tandem sim replay FILE\n\nRuns the events of a router's decision log (--decision-log) through the core and compares every\n"
+                "action. Exit status 0: all the same; 1: they differ, or FILE is no decision log.\n");
         return argc == 2 ? 0 : 2;
     }
     uint64_t n_events, n_actions;
@@ -432,8 +453,10 @@ int td_sim_main(int argc, char **argv)
     if (argc > 1 && !strcmp(argv[1], "replay")) return replay(argc - 1, argv + 1);
     struct sim_options o = {0};
     struct td_err err = {0};
-    td_status s = td_options_load(sim_table, &o, "tandem sim", "Simulate a fleet with the router's own core: policies, loads, faults. `tandem sim replay FILE` checks a decision log.",
-                                  argc, argv, NULL, 0, NULL, &err);
+    td_status s =
+        td_options_load(sim_table, &o, "tandem sim",
+                        "Simulate a fleet with the router's own core: policies, loads, faults. `tandem sim replay FILE` checks a decision log.", argc,
+                        argv, NULL, 0, NULL, &err);
     struct sweep w = {.o = &o};
     if (!s) s = sweep_open(&w, &err);
     if (!s) s = sweep_run(&w, &err);

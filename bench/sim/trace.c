@@ -48,7 +48,7 @@ static struct td_sim_request *append(struct td_sim_trace *t, uint32_t *capacity)
     return &t->requests[t->n++];
 }
 
-/* ---- files ----------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- files --------------------------------------------------------------------------------------------------------------------------- */
 
 /* "2023-11-16 18:17:03.9799600" in ns since the epoch's day 0, proleptic. */
 static bool parse_time(const char *text, uint64_t *ret_ns)
@@ -100,7 +100,8 @@ static td_status read_csv(const char *path, struct td_sim_trace *t, struct td_er
     return s;
 }
 
-static td_status mooncake_line(const char *path, int line_no, char *line, struct td_sim_trace *t, uint32_t *capacity, uint32_t *hash_capacity, struct td_err *err)
+static td_status mooncake_line(const char *path, int line_no, char *line, struct td_sim_trace *t, uint32_t *capacity, uint32_t *hash_capacity,
+                               struct td_err *err)
 {
     char what[300];
     json_t *o = NULL;
@@ -114,8 +115,13 @@ static td_status mooncake_line(const char *path, int line_no, char *line, struct
     if (!s) s = td_json_i64(o, what, "output_length", 0, MAX_TOKENS, &out, &have_out, err);
     const json_t *ids = s ? NULL : json_object_get(o, "hash_ids");
     if (!s && (!have_at || !have_in || !have_out || !json_is_array(ids)))
-        s = td_fail(err, TD_ERR_INVALID, "%s: %s is missing", what, !have_at ? "timestamp" : !have_in ? "input_length" : !have_out ? "output_length" : "hash_ids");
-    if (!s && t->n && (uint64_t)at * 1000000 < t->requests[t->n - 1].at_ns) s = td_fail(err, TD_ERR_INVALID, "%s: timestamp %lld goes backwards", what, (long long)at);
+        s = td_fail(err, TD_ERR_INVALID, "%s: %s is missing", what,
+                    !have_at    ? "timestamp"
+                    : !have_in  ? "input_length"
+                    : !have_out ? "output_length"
+                                : "hash_ids");
+    if (!s && t->n && (uint64_t)at * 1000000 < t->requests[t->n - 1].at_ns)
+        s = td_fail(err, TD_ERR_INVALID, "%s: timestamp %lld goes backwards", what, (long long)at);
     size_t n_ids = s ? 0 : json_array_size(ids);
     if (!s) {
         struct td_sim_request *r = append(t, capacity);
@@ -184,15 +190,17 @@ td_status td_sim_trace_read(const char *path, bool spread, struct td_sim_trace *
     return TD_OK;
 }
 
-/* ---- a run's requests ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- a run's requests ---------------------------------------------------------------------------------------------------------------- */
 
 td_status td_sim_trace_make(const struct td_sim_load *l, const struct td_sim_trace *file, struct td_sim_trace *ret, struct td_err *err)
 {
     if (l->arrival == TD_ARRIVAL_TRACE && !file) return td_fail(err, TD_ERR_INVALID, "arrival is trace, and there is no trace file");
     if (l->arrival != TD_ARRIVAL_TRACE && !(l->rate > 0)) return td_fail(err, TD_ERR_INVALID, "rate is %g, must be > 0", l->rate);
     if (l->arrival == TD_ARRIVAL_GAMMA && !(l->cv > 0)) return td_fail(err, TD_ERR_INVALID, "cv is %g, must be > 0", l->cv);
-    if (l->arrival != TD_ARRIVAL_TRACE && l->n_requests == 0 && !(l->duration_s > 0)) return td_fail(err, TD_ERR_INVALID, "give a duration or a number of requests");
-    /* Arrivals are the portable generator from the seed itself (s = seed), so that published check values can be repeated; lengths are a stream beside it. */
+    if (l->arrival != TD_ARRIVAL_TRACE && l->n_requests == 0 && !(l->duration_s > 0))
+        return td_fail(err, TD_ERR_INVALID, "give a duration or a number of requests");
+    /* Arrivals are the portable generator from the seed itself (s = seed), so that published check values can be repeated; lengths are a stream
+     * beside it. */
     struct td_sim_rng arrivals = {l->seed}, lengths = td_sim_rng_stream(l->seed, 1);
     struct td_sim_trace t = {.hash_tokens = file ? file->hash_tokens : 0};
     uint32_t capacity = 0, at_row = 0;

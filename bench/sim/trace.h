@@ -1,8 +1,8 @@
 /* trace.h - what arrives when: requests with their arrival times, lengths and prefix blocks, read from public trace files or drawn from a seed.
  *
- * Files: Azure 2023 (TIMESTAMP,ContextTokens,GeneratedTokens), Mooncake JSONL (timestamp ms, input_length, output_length, hash_ids of 512-token blocks), and
- * CSV with num_prefill_tokens,num_decode_tokens (lengths without arrivals). Arrivals of a file may be kept, scaled in time, or replaced by a process.
- * Mooncake's time stamps stand in groups about 3 s apart; `spread` distributes each group evenly until the next. */
+ * Files: Azure 2023 (TIMESTAMP,ContextTokens,GeneratedTokens), Mooncake JSONL (timestamp ms, input_length, output_length, hash_ids of 512-token
+ * blocks), and CSV with num_prefill_tokens,num_decode_tokens (lengths without arrivals). Arrivals of a file may be kept, scaled in time, or replaced
+ * by a process. Mooncake's time stamps stand in groups about 3 s apart; `spread` distributes each group evenly until the next. */
 #ifndef TD_SIM_TRACE_H
 #define TD_SIM_TRACE_H
 
@@ -49,8 +49,9 @@ td_status td_sim_trace_read(const char *path, bool spread, struct td_sim_trace *
 td_status td_sim_trace_make(const struct td_sim_load *load, const struct td_sim_trace *file, struct td_sim_trace *ret_trace, struct td_err *err);
 void td_sim_trace_free(struct td_sim_trace *trace);
 
-/* Leading blocks of each request that one global cache has already seen, of `capacity` blocks (0 = unlimited), requests in order. Each block is looked
- * up, then inserted or moved to the fresh end, then the oldest is dropped when over capacity; a block is a hit when all before it in the request were. */
+/* Leading blocks of each request that one global cache has already seen, of `capacity` blocks (0 = unlimited), requests in order. Each block is
+ * looked up, then inserted or moved to the fresh end, then the oldest is dropped when over capacity; a block is a hit when all before it in the
+ * request were. */
 uint64_t td_sim_prefix_hits(const struct td_sim_trace *trace, uint64_t capacity, uint64_t *ret_hit_tokens);
 
 #endif

@@ -49,7 +49,8 @@ struct td_schedule_ops {
     bool (*grow)(void *ctx, int32_t i);     /* gives i one block; false when the pool is empty */
     void (*preempt)(void *ctx, int32_t i);  /* takes all blocks of i back */
 };
-/* Sees to it that each decode step has its block, preempting from the back. Returns how many of the n stay: [ret, n) were preempted, the last first. */
+/* Sees to it that each decode step has its block, preempting from the back. Returns how many of the n stay: [ret, n) were preempted, the last first.
+ */
 int32_t td_schedule_grow(const struct td_schedule_ops *ops, void *ctx, int32_t n);
 
 #endif

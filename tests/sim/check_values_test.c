@@ -29,7 +29,8 @@ static struct td_perf perf_of(const char *spec)
 
 static struct td_sim_trace load_of(enum td_sim_arrival arrival, double rate, uint32_t n, int32_t isl, int32_t osl, uint64_t seed)
 {
-    struct td_sim_load l = {.arrival = arrival, .rate = rate, .cv = 1, .n_requests = n, .isl = {TD_LENGTH_FIXED, isl, 0}, .osl = {TD_LENGTH_FIXED, osl, 0}, .seed = seed};
+    struct td_sim_load l = {
+        .arrival = arrival, .rate = rate, .cv = 1, .n_requests = n, .isl = {TD_LENGTH_FIXED, isl, 0}, .osl = {TD_LENGTH_FIXED, osl, 0}, .seed = seed};
     struct td_sim_trace t;
     struct td_err err = {0};
     assert_int_equal(td_sim_trace_make(&l, NULL, &t, &err), TD_OK);
@@ -52,7 +53,7 @@ static double quantile(double *v, uint32_t n, double p)
     return bench_percentile(v, n, p);
 }
 
-/* ---- DistServe's simulator --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- DistServe's simulator ----------------------------------------------------------------------------------------------------------- */
 
 static void test_distserve_constant(void **state)
 {
@@ -137,8 +138,10 @@ static void test_distserve_goodput(void **state)
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < 3; i++) {
             double at = distserve_attainment(layouts[i].prefill, layouts[i].decode, layouts[i].colocated, layouts[i].rate[k], slo[k][0], slo[k][1]);
-            double above = distserve_attainment(layouts[i].prefill, layouts[i].decode, layouts[i].colocated, layouts[i].rate[k] * 1.02, slo[k][0], slo[k][1]);
-            if (at < 0.9 || above >= 0.9) print_message("%s %g/%g: %.4f at %.2f, %.4f 2%% above\n", layouts[i].prefill, slo[k][0], slo[k][1], at, layouts[i].rate[k], above);
+            double above =
+                distserve_attainment(layouts[i].prefill, layouts[i].decode, layouts[i].colocated, layouts[i].rate[k] * 1.02, slo[k][0], slo[k][1]);
+            if (at < 0.9 || above >= 0.9)
+                print_message("%s %g/%g: %.4f at %.2f, %.4f 2%% above\n", layouts[i].prefill, slo[k][0], slo[k][1], at, layouts[i].rate[k], above);
             assert_true(at >= 0.9);
             assert_true(above < 0.9);
             if (layouts[i].rate[k] / layouts[i].gpus > layouts[best[k]].rate[k] / layouts[best[k]].gpus) best[k] = i;
@@ -147,13 +150,14 @@ static void test_distserve_goodput(void **state)
     assert_int_equal(best[1], 2);
 }
 
-/* ---- laws, on tandem's own cluster -------------------------------------------------------------------------------------------------------------------- */
+/* ---- laws, on tandem's own cluster --------------------------------------------------------------------------------------------------- */
 
 /* One prefill and one decode worker, messages that take no time, one prompt in a step. */
 static void plain_config(struct td_sim_config *c, const char *spec)
 {
     td_sim_config_init(c);
-    struct td_sim_group g = {.count = 1, .perf = perf_of(spec), .kv_tokens = 1u << 30, .max_batch = 4096, .max_step_tokens = 1 << 20, .max_seqs = 4096};
+    struct td_sim_group g = {
+        .count = 1, .perf = perf_of(spec), .kv_tokens = 1u << 30, .max_batch = 4096, .max_step_tokens = 1 << 20, .max_seqs = 4096};
     c->groups[0] = c->groups[1] = g;
     c->groups[0].max_batch = 1;
     c->groups[1].decode = true;
@@ -196,7 +200,8 @@ static void test_md1(void **state)
             times[k] = (double)(r.outcomes[k].first_ns - r.outcomes[k].at_ns) / 1e9;
             sum += times[k] - service;
             if (k > 0) lindley = fmax(0, lindley + service - (double)(r.outcomes[k].at_ns - r.outcomes[k - 1].at_ns) / 1e9);
-            if (fabs(times[k] - service - lindley) > 1e-4) print_message("load %g, request %u: waited %.9f, Lindley says %.9f\n", loads[i], k, times[k] - service, lindley);
+            if (fabs(times[k] - service - lindley) > 1e-4)
+                print_message("load %g, request %u: waited %.9f, Lindley says %.9f\n", loads[i], k, times[k] - service, lindley);
             assert_true(fabs(times[k] - service - lindley) < 1e-4); /* exact on these arrivals, up to nanoseconds that add up in a busy period */
         }
         double mean = sum / r.n, want = td_md1_wait_s(rate, service), p99 = quantile(times, r.n, 99), want99 = td_md1_quantile_s(rate, service, 0.99);
@@ -211,8 +216,8 @@ static void test_md1(void **state)
     }
 }
 
-/* Little: the mean number in decode = arrival rate * mean time in decode. The left side is the integral of the batch over steps, the right side comes from the
- * clients' clocks; they differ by the wait for the step that runs when a sequence becomes ready, which is bounded by one step each. */
+/* Little: the mean number in decode = arrival rate * mean time in decode. The left side is the integral of the batch over steps, the right side comes
+ * from the clients' clocks; they differ by the wait for the step that runs when a sequence becomes ready, which is bounded by one step each. */
 static void test_little(void **state)
 {
     (void)state;
@@ -275,9 +280,11 @@ static void test_monotone(void **state)
     struct td_sim_summary fast = summary_of(&c, 10, 512);
     c.groups[1].nic_bytes_per_s = 3e9;
     struct td_sim_summary thin = summary_of(&c, 10, 512);
-    if (!(thin.tpot_ms.mean > fast.tpot_ms.mean * 1.1)) print_message("tpot %.3f with a thin link, %.3f with a fast one\n", thin.tpot_ms.mean, fast.tpot_ms.mean);
+    if (!(thin.tpot_ms.mean > fast.tpot_ms.mean * 1.1))
+        print_message("tpot %.3f with a thin link, %.3f with a fast one\n", thin.tpot_ms.mean, fast.tpot_ms.mean);
     assert_true(thin.tpot_ms.mean > fast.tpot_ms.mean * 1.1); /* 0.42 GB each: the hand-over shows in TPOT ... */
-    if (fabs(thin.ttft_ms.mean - fast.ttft_ms.mean) > 3) print_message("ttft %.3f with a thin link, %.3f with a fast one\n", thin.ttft_ms.mean, fast.ttft_ms.mean);
+    if (fabs(thin.ttft_ms.mean - fast.ttft_ms.mean) > 3)
+        print_message("ttft %.3f with a thin link, %.3f with a fast one\n", thin.ttft_ms.mean, fast.ttft_ms.mean);
     assert_true(fabs(thin.ttft_ms.mean - fast.ttft_ms.mean) <= 3); /* ms: ... and not in TTFT, but for the step that a reservation waits for */
     c.groups[1].nic_bytes_per_s = 12.5e9;
     c.groups[1].slow = 2;
@@ -315,9 +322,10 @@ static void test_links_share(void **state)
     td_sim_result_free(&apart);
 }
 
-/* ---- planners ------------------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- planners ------------------------------------------------------------------------------------------------------------------------ */
 
-/* AIConfigurator's README example: 2 prefill workers of 2 GPUs and 1 decode worker of 4 give 684.79 tokens/s/GPU at TTFT 295.71 ms, 500 output tokens. */
+/* AIConfigurator's README example: 2 prefill workers of 2 GPUs and 1 decode worker of 4 give 684.79 tokens/s/GPU at TTFT 295.71 ms, 500 output
+ * tokens. */
 static void test_aiconfigurator(void **state)
 {
     (void)state;
@@ -342,13 +350,14 @@ static void test_closed_forms(void **state)
     assert_true(td_md1_rate(0.1, 0.1) == 0 && td_md1_rate(0.1, 0.05) == 0);
     struct td_perf p = perf_of("opt-13b");
     int64_t b = td_decode_batch(&p, 512, 64, 0.04, 4096);
-    struct td_perf_batch at = {.decode_rows = b, .context_tokens = (double)b * 544}, above = {.decode_rows = b + 1, .context_tokens = (double)(b + 1) * 544};
+    struct td_perf_batch at = {.decode_rows = b, .context_tokens = (double)b * 544},
+                         above = {.decode_rows = b + 1, .context_tokens = (double)(b + 1) * 544};
     assert_true(b > 0 && td_perf_step_s(&p, &at) <= 0.04 && td_perf_step_s(&p, &above) > 0.04);
     assert_int_equal(td_decode_batch(&p, 512, 64, 10, 4096), 66144 / 576); /* memory decides */
     assert_int_equal(td_decode_batch(&p, 512, 64, 0.001, 4096), 0);
 }
 
-/* ---- public data ----------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- public data --------------------------------------------------------------------------------------------------------------------- */
 
 static bool data_path(const char *name, char *path, size_t bytes)
 {
@@ -359,7 +368,8 @@ static bool data_path(const char *name, char *path, size_t bytes)
     return false;
 }
 
-/* One global LRU over the Mooncake conversation trace: the counts of an independent implementation in Python's OrderedDict, and the table of shares. */
+/* One global LRU over the Mooncake conversation trace: the counts of an independent implementation in Python's OrderedDict, and the table of shares.
+ */
 static void test_prefix_table(void **state)
 {
     (void)state;
@@ -370,24 +380,29 @@ static void test_prefix_table(void **state)
     assert_int_equal(td_sim_trace_read(path, false, &t, &err), TD_OK);
     assert_int_equal(t.n, 12031);
     assert_int_equal(t.n_hashes, 288500);
-    static const struct { uint64_t capacity, hits; double share; } rows[] = {{0, 105710, 36.6}, {100000, 104924, 36.4}, {50000, 102290, 35.5}, {20000, 82939, 28.8},
-                                                                             {10000, 60921, 21.1}, {5000, 31840, 11.0}, {1000, 12831, 4.5}};
+    static const struct {
+        uint64_t capacity, hits;
+        double share;
+    } rows[] = {{0, 105710, 36.6},    {100000, 104924, 36.4}, {50000, 102290, 35.5}, {20000, 82939, 28.8},
+                {10000, 60921, 21.1}, {5000, 31840, 11.0},    {1000, 12831, 4.5}};
     uint64_t tokens, prompt = 0;
     for (uint32_t i = 0; i < t.n; i++) prompt += (uint64_t)t.requests[i].n_prompt;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         uint64_t hits = td_sim_prefix_hits(&t, rows[i].capacity, &tokens);
-        if (hits != rows[i].hits) print_message("capacity %llu: %llu hits, want %llu\n", (unsigned long long)rows[i].capacity, (unsigned long long)hits, (unsigned long long)rows[i].hits);
+        if (hits != rows[i].hits)
+            print_message("capacity %llu: %llu hits, want %llu\n", (unsigned long long)rows[i].capacity, (unsigned long long)hits,
+                          (unsigned long long)rows[i].hits);
         assert_int_equal(hits, rows[i].hits);
-        check_digits("blocks hit %", round(100 * 100.0 * (double)hits / 288500) / 100 + 1e-9, rows[i].share, 1); /* the table was rounded to 2 digits, then to 1 */
+        check_digits("blocks hit %", round(100 * 100.0 * (double)hits / 288500) / 100 + 1e-9, rows[i].share,
+                     1); /* the table was rounded to 2 digits, then to 1 */
         if (rows[i].capacity == 0) check_digits("tokens hit %", 100.0 * (double)tokens / (double)prompt, 37.4, 1);
     }
     td_sim_trace_free(&t);
 }
 
-/* splitwise-sim's test trace (requests at 1, 3 and 4 s; 4096/32, 2048/8, 2048/16 tokens), Bloom-176B on 8 GPUs: one H100 server that does both, then an H100
- * server that prefills and an A100 server that decodes, 200 GiB/s between them. Its rules, in our cluster: no chunks, no overlap, no message times, reservations that
- * do not wait for a step; its
- * decode steps depend on the number of sequences only, which is what its table says. */
+/* splitwise-sim's test trace (requests at 1, 3 and 4 s; 4096/32, 2048/8, 2048/16 tokens), Bloom-176B on 8 GPUs: one H100 server that does both, then
+ * an H100 server that prefills and an A100 server that decodes, 200 GiB/s between them. Its rules, in our cluster: no chunks, no overlap, no message
+ * times, reservations that do not wait for a step; its decode steps depend on the number of sequences only, which is what its table says. */
 static void test_splitwise(void **state)
 {
     (void)state;

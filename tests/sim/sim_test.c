@@ -1,7 +1,8 @@
-/* The simulator itself: the same seed gives the same run, its decision log replays, faults leave nothing behind, checkers catch what is planted, bad input is
- * named, loads are what they say.
+/* The simulator itself: the same seed gives the same run, its decision log replays, faults leave nothing behind, checkers catch what is planted, bad
+ * input is named, loads are what they say.
  *
- * The fault schedules are seeded; TANDEM_SIM_SEEDS says how many (default 150, 40 in the short form), TANDEM_SIM_SEED which one to begin with. A failing seed is printed. */
+ * The fault schedules are seeded; TANDEM_SIM_SEEDS says how many (default 150, 40 in the short form), TANDEM_SIM_SEED which one to begin with. A
+ * failing seed is printed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -29,7 +30,12 @@ static struct td_perf perf_of(const char *spec)
 static void fleet_of(struct td_sim_config *c, uint32_t n_prefill, uint32_t n_decode, uint64_t kv_tokens)
 {
     td_sim_config_init(c);
-    struct td_sim_group g = {.count = n_prefill, .perf = perf_of("opt-13b"), .kv_tokens = kv_tokens, .max_batch = 64, .max_step_tokens = 512, .max_seqs = 64,
+    struct td_sim_group g = {.count = n_prefill,
+                             .perf = perf_of("opt-13b"),
+                             .kv_tokens = kv_tokens,
+                             .max_batch = 64,
+                             .max_step_tokens = 512,
+                             .max_seqs = 64,
                              .nic_bytes_per_s = 12.5e9};
     if (n_prefill) c->groups[c->n_groups++] = g;
     g.count = n_decode;
@@ -41,7 +47,11 @@ static void fleet_of(struct td_sim_config *c, uint32_t n_prefill, uint32_t n_dec
 
 static struct td_sim_trace load_of(double rate, uint32_t n, uint64_t seed)
 {
-    struct td_sim_load l = {.arrival = TD_ARRIVAL_POISSON, .rate = rate, .n_requests = n, .isl = {TD_LENGTH_LOGNORMAL, 300, 0.8}, .osl = {TD_LENGTH_LOGNORMAL, 40, 0.7},
+    struct td_sim_load l = {.arrival = TD_ARRIVAL_POISSON,
+                            .rate = rate,
+                            .n_requests = n,
+                            .isl = {TD_LENGTH_LOGNORMAL, 300, 0.8},
+                            .osl = {TD_LENGTH_LOGNORMAL, 40, 0.7},
                             .seed = seed};
     struct td_sim_trace t;
     struct td_err err = {0};
@@ -67,7 +77,7 @@ static void temp_file(const char *text, char *path, size_t bytes, const char *su
     close(fd);
 }
 
-/* ---- determinism, replay ----------------------------------------------------------------------------------------------------------------------------- */
+/* ---- determinism, replay ------------------------------------------------------------------------------------------------------------- */
 
 static void test_same_seed_same_run(void **state)
 {
@@ -142,7 +152,7 @@ static void test_replay(void **state)
     unlink(spoilt);
 }
 
-/* ---- faults -------------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- faults -------------------------------------------------------------------------------------------------------------------------- */
 
 /* One random schedule; what it does is a function of the seed. */
 static void schedule(uint64_t seed, struct td_sim_config *c, struct td_sim_fault *faults)
@@ -177,8 +187,10 @@ static void schedule(uint64_t seed, struct td_sim_config *c, struct td_sim_fault
     c->check = true;
     c->n_faults = (uint32_t)td_sim_rng_below(&r, 5);
     for (uint32_t i = 0; i < c->n_faults; i++) {
-        faults[i] = (struct td_sim_fault){.kind = (enum td_sim_fault_kind)td_sim_rng_below(&r, 6), .worker = (uint32_t)td_sim_rng_below(&r, n_prefill + n_decode),
-                                          .at_s = 8 * td_sim_rng_uniform(&r), .factor = 0.2 + 3 * td_sim_rng_uniform(&r)};
+        faults[i] = (struct td_sim_fault){.kind = (enum td_sim_fault_kind)td_sim_rng_below(&r, 6),
+                                          .worker = (uint32_t)td_sim_rng_below(&r, n_prefill + n_decode),
+                                          .at_s = 8 * td_sim_rng_uniform(&r),
+                                          .factor = 0.2 + 3 * td_sim_rng_uniform(&r)};
         faults[i].until_s = faults[i].at_s + 0.2 + 3 * td_sim_rng_uniform(&r); /* all come back: every request can end */
     }
     c->faults = faults;
@@ -200,12 +212,14 @@ static void test_schedules(void **state)
             if (t.requests[i].n_output > 200) t.requests[i].n_output = 200;
         }
         struct td_sim_result r = run(&c, &t);
-        if (r.n_violations) print_message("TANDEM_SIM_SEED=%llu (%s, %s): %u violations, the first %s\n", (unsigned long long)seed, c.router.mode, c.router.policy,
-                                          r.n_violations, r.violation);
+        if (r.n_violations)
+            print_message("TANDEM_SIM_SEED=%llu (%s, %s): %u violations, the first %s\n", (unsigned long long)seed, c.router.mode, c.router.policy,
+                          r.n_violations, r.violation);
         assert_int_equal(r.n_violations, 0);
         for (uint32_t i = 0; i < r.n; i++) {
-            if (r.outcomes[i].status == TD_SIM_FAILED) print_message("TANDEM_SIM_SEED=%llu: request %u failed: code %u, %s\n", (unsigned long long)seed, i, r.outcomes[i].code,
-                                                                     r.outcomes[i].reason);
+            if (r.outcomes[i].status == TD_SIM_FAILED)
+                print_message("TANDEM_SIM_SEED=%llu: request %u failed: code %u, %s\n", (unsigned long long)seed, i, r.outcomes[i].code,
+                              r.outcomes[i].reason);
             assert_int_not_equal(r.outcomes[i].status, TD_SIM_FAILED);
             n_ok += r.outcomes[i].status == TD_SIM_OK;
             n_cancelled += r.outcomes[i].status == TD_SIM_CANCELLED;
@@ -267,7 +281,7 @@ static void test_crash(void **state)
     td_sim_trace_free(&t);
 }
 
-/* ---- KV blocks ------------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- KV blocks ----------------------------------------------------------------------------------------------------------------------- */
 
 /* A pool too small for all preempts, and all still end with every token. */
 static void test_preemption(void **state)
@@ -277,7 +291,8 @@ static void test_preemption(void **state)
     fleet_of(&c, 0, 1, 2048);
     c.router.mode = "colocated";
     c.check = true;
-    struct td_sim_load l = {.arrival = TD_ARRIVAL_CONSTANT, .rate = 100, .n_requests = 12, .isl = {TD_LENGTH_FIXED, 100, 0}, .osl = {TD_LENGTH_FIXED, 300, 0}, .seed = 1};
+    struct td_sim_load l = {
+        .arrival = TD_ARRIVAL_CONSTANT, .rate = 100, .n_requests = 12, .isl = {TD_LENGTH_FIXED, 100, 0}, .osl = {TD_LENGTH_FIXED, 300, 0}, .seed = 1};
     struct td_sim_trace t;
     struct td_err err = {0};
     assert_int_equal(td_sim_trace_make(&l, NULL, &t, &err), TD_OK);
@@ -331,15 +346,23 @@ static void test_prefix_cache(void **state)
     td_sim_result_free(&r);
 }
 
-/* ---- loads --------------------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- loads --------------------------------------------------------------------------------------------------------------------------- */
 
 static void test_arrivals(void **state)
 {
     (void)state;
     struct td_err err = {0};
-    static const struct { enum td_sim_arrival kind; double cv; } cases[] = {{TD_ARRIVAL_POISSON, 1}, {TD_ARRIVAL_GAMMA, 2}, {TD_ARRIVAL_GAMMA, 0.5}, {TD_ARRIVAL_CONSTANT, 0}};
+    static const struct {
+        enum td_sim_arrival kind;
+        double cv;
+    } cases[] = {{TD_ARRIVAL_POISSON, 1}, {TD_ARRIVAL_GAMMA, 2}, {TD_ARRIVAL_GAMMA, 0.5}, {TD_ARRIVAL_CONSTANT, 0}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct td_sim_load l = {.arrival = cases[i].kind, .rate = 20, .cv = cases[i].cv, .n_requests = 50000, .isl = {TD_LENGTH_LOGNORMAL, 400, 1.5}, .osl = {TD_LENGTH_UNIFORM, 10, 30},
+        struct td_sim_load l = {.arrival = cases[i].kind,
+                                .rate = 20,
+                                .cv = cases[i].cv,
+                                .n_requests = 50000,
+                                .isl = {TD_LENGTH_LOGNORMAL, 400, 1.5},
+                                .osl = {TD_LENGTH_UNIFORM, 10, 30},
                                 .seed = 3};
         struct td_sim_trace t;
         assert_int_equal(td_sim_trace_make(&l, NULL, &t, &err), TD_OK);
@@ -353,14 +376,21 @@ static void test_arrivals(void **state)
             assert_in_range(t.requests[k].n_output, 10, 30);
         }
         double mean = sum / (t.n - 1), cv = sqrt(fmax(0, square / (t.n - 1) - mean * mean)) / mean;
-        if (fabs(mean * 20 - 1) > 0.03 || fabs(cv - cases[i].cv) > 0.05 * (cases[i].cv + 0.1)) print_message("kind %d: mean gap %.6f, cv %.4f\n", cases[i].kind, mean, cv);
+        if (fabs(mean * 20 - 1) > 0.03 || fabs(cv - cases[i].cv) > 0.05 * (cases[i].cv + 0.1))
+            print_message("kind %d: mean gap %.6f, cv %.4f\n", cases[i].kind, mean, cv);
         assert_true(fabs(mean * 20 - 1) < 0.03);
         assert_true(fabs(cv - cases[i].cv) < 0.05 * (cases[i].cv + 0.1));
         assert_true(fabs(in / t.n / 400 - 1) < 0.05);
         td_sim_trace_free(&t);
     }
     /* A ramp from 10 to 30/s over 100 s: 2,000 requests, three quarters of the rate's mean in each half as it should be. */
-    struct td_sim_load l = {.arrival = TD_ARRIVAL_CONSTANT, .rate = 10, .ramp_to = 30, .duration_s = 100, .isl = {TD_LENGTH_FIXED, 8, 0}, .osl = {TD_LENGTH_FIXED, 8, 0}, .seed = 1};
+    struct td_sim_load l = {.arrival = TD_ARRIVAL_CONSTANT,
+                            .rate = 10,
+                            .ramp_to = 30,
+                            .duration_s = 100,
+                            .isl = {TD_LENGTH_FIXED, 8, 0},
+                            .osl = {TD_LENGTH_FIXED, 8, 0},
+                            .seed = 1};
     struct td_sim_trace t;
     assert_int_equal(td_sim_trace_make(&l, NULL, &t, &err), TD_OK);
     uint32_t half = 0;
@@ -373,7 +403,8 @@ static void test_arrivals(void **state)
 static void test_trace_files(void **state)
 {
     (void)state;
-    static const struct { const char *suffix, *text, *want; } cases[] = {
+    static const struct { const char *suffix, *text, *want;
+    } cases[] = {
         {".csv", "", "empty"},
         {".csv", "a,b\n1,2\n", "no column \"ContextTokens\""},
         {".csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.5,10\n", "line 2 has 2 fields"},
@@ -387,7 +418,9 @@ static void test_trace_files(void **state)
         {".jsonl", "{\"timestamp\": -1, \"input_length\": 5, \"output_length\": 2, \"hash_ids\": [1]}\n", "timestamp is -1"},
         {".jsonl", "{\"timestamp\": 0, \"input_length\": \"5\", \"output_length\": 2, \"hash_ids\": [1]}\n", "line 1: input_length"},
         {".jsonl", "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 2, \"hash_ids\": [1, -7]}\n", "hash_ids[1]"},
-        {".jsonl", "{\"timestamp\": 9, \"input_length\": 5, \"output_length\": 2, \"hash_ids\": []}\n{\"timestamp\": 3, \"input_length\": 5, \"output_length\": 2, \"hash_ids\": []}\n",
+        {".jsonl",
+         "{\"timestamp\": 9, \"input_length\": 5, \"output_length\": 2, \"hash_ids\": []}\n{\"timestamp\": 3, \"input_length\": 5, "
+         "\"output_length\": 2, \"hash_ids\": []}\n",
          "line 2: timestamp 3 goes backwards"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -402,8 +435,10 @@ static void test_trace_files(void **state)
         assert_non_null(strstr(err.msg, cases[i].want));
     }
     char path[64];
-    temp_file("{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 2, \"hash_ids\": [1]}\n{\"timestamp\": 0, \"input_length\": 6, \"output_length\": 2, \"hash_ids\": [1, 2]}\n"
-              "{\"timestamp\": 3000, \"input_length\": 7, \"output_length\": 0, \"hash_ids\": []}\n", path, sizeof path, ".jsonl");
+    temp_file("{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 2, \"hash_ids\": [1]}\n{\"timestamp\": 0, \"input_length\": 6, "
+              "\"output_length\": 2, \"hash_ids\": [1, 2]}\n"
+              "{\"timestamp\": 3000, \"input_length\": 7, \"output_length\": 0, \"hash_ids\": []}\n",
+              path, sizeof path, ".jsonl");
     struct td_sim_trace t;
     struct td_err err = {0};
     assert_int_equal(td_sim_trace_read(path, true, &t, &err), TD_OK);
@@ -470,7 +505,8 @@ static void test_small_languages(void **state)
     assert_int_equal(c.n_groups, 2);
     assert_int_equal(c.groups[0].perf.gpus, 2);
     assert_true(c.groups[1].decode && c.groups[1].slow == 2 && c.groups[1].kv_tokens == 9000);
-    static const char *const bad_fleets[] = {"", "prefil:2:opt-13b", "decode:0:opt-13b", "decode:2", "decode:2:gpt-9", "decode:2:opt-13b:slow=-1", "decode:2:opt-13b:fast=2"};
+    static const char *const bad_fleets[] = {
+        "", "prefil:2:opt-13b", "decode:0:opt-13b", "decode:2", "decode:2:gpt-9", "decode:2:opt-13b:slow=-1", "decode:2:opt-13b:fast=2"};
     for (size_t i = 0; i < sizeof bad_fleets / sizeof *bad_fleets; i++) {
         if (td_sim_fleet_parse(bad_fleets[i], &d, &c, &err) == TD_OK) print_message("\"%s\" was taken\n", bad_fleets[i]);
         assert_int_not_equal(td_sim_fleet_parse(bad_fleets[i], &d, &c, &err), TD_OK);
@@ -483,7 +519,8 @@ static void test_small_languages(void **state)
     for (size_t i = 0; i < sizeof bad_faults / sizeof *bad_faults; i++) assert_int_not_equal(td_sim_faults_parse(bad_faults[i], &f, &n, &err), TD_OK);
     struct td_sim_length l;
     static const char *const bad_lengths[] = {"", "0", "-5", "nan", "lognormal:5", "uniform:9,3", "1e12"};
-    for (size_t i = 0; i < sizeof bad_lengths / sizeof *bad_lengths; i++) assert_int_not_equal(td_sim_length_parse(bad_lengths[i], "isl", &l, &err), TD_OK);
+    for (size_t i = 0; i < sizeof bad_lengths / sizeof *bad_lengths; i++)
+        assert_int_not_equal(td_sim_length_parse(bad_lengths[i], "isl", &l, &err), TD_OK);
     assert_non_null(strstr(err.msg, "isl is \"1e12\""));
 }
 
@@ -513,26 +550,105 @@ static void test_bad_configs(void **state)
     td_sim_trace_free(&t);
 }
 
-/* ---- the planner ----------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- policies ------------------------------------------------------------------------------------------------------------------------ */
+
+static struct td_sim_summary policy_point(const char *policy, double rate, double cv)
+{
+    struct td_sim_config c;
+    td_sim_config_init(&c);
+    struct td_sim_group g = {
+        .count = 2, .perf = perf_of("opt-13b"), .max_batch = 256, .max_step_tokens = 2048, .max_seqs = 1024, .nic_bytes_per_s = 12.5e9};
+    c.groups[0] = c.groups[1] = g;
+    c.groups[1].count = 4;
+    c.groups[1].decode = true;
+    c.n_groups = 2;
+    c.router.policy = policy;
+    c.router.classes[0] = (struct td_port_class){400, 50, 1};
+    c.router.n_classes = 1;
+    c.router.priors[0] = c.router.priors[1] = &g.perf;
+    c.router.n_priors = 2;
+    c.router.link_bytes_per_s = 12.5e9;
+    c.router.link_tau_s = 2e-5;
+    c.ttft_s = 0.4;
+    c.tpot_s = 0.05;
+    c.warmup_s = 20;
+    c.grace_s = 20;
+    struct td_sim_summary runs[3], s;
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        struct td_sim_load l = {.arrival = TD_ARRIVAL_GAMMA, .rate = rate, .cv = cv, .duration_s = 70, .isl = {TD_LENGTH_LOGNORMAL, 750, 0.7},
+                                .osl = {TD_LENGTH_LOGNORMAL, 210, 0.8}, .seed = seed};
+        struct td_sim_trace t;
+        struct td_err err = {0};
+        assert_int_equal(td_sim_trace_make(&l, NULL, &t, &err), TD_OK);
+        c.seed = c.router.seed = seed;
+        struct td_sim_result r = run(&c, &t);
+        td_sim_summarise(&c, &r, &runs[seed - 1]);
+        td_sim_result_free(&r);
+        td_sim_trace_free(&t);
+    }
+    td_sim_pool(runs, 3, &s);
+    return s;
+}
+
+/* What the router is for: at a load that the fleet carries, in bursts, and at 1.6 times the first load, no policy gives more goodput than the default one
+ * (but for what the same seeds leave to chance); under overload four of five requests are still good, where policies that refuse nobody lose most. */
+static void test_policies(void **state)
+{
+    (void)state;
+    static const struct { double rate, cv, least, slack; } loads[] = {{12, 1, 0.95, 0.02}, {10, 2, 0.85, 0.03}, {20, 1, 0.80, 0.02}};
+    bool brief = getenv("TANDEM_TEST_SHORT");
+    for (size_t i = brief ? 2 : 0; i < sizeof loads / sizeof *loads; i++) {
+        struct td_sim_summary ours = policy_point("goodput", loads[i].rate, loads[i].cv);
+        if (!(ours.attainment >= loads[i].least)) print_message("goodput at %g/s, CV %g: %.4f\n", loads[i].rate, loads[i].cv, ours.attainment);
+        assert_true(ours.attainment >= loads[i].least);
+        char names[256], *save = NULL;
+        snprintf(names, sizeof names, "%s", td_port_policies());
+        for (char *name = strtok_r(names, "|", &save); name; name = strtok_r(NULL, "|", &save)) {
+            if (!strcmp(name, "goodput") || (brief && strcmp(name, "least_token") && strcmp(name, "conductor"))) continue;
+            struct td_sim_summary other = policy_point(name, loads[i].rate, loads[i].cv);
+            if (!(ours.goodput >= other.goodput * (1 - loads[i].slack)))
+                print_message("at %g/s, CV %g: goodput %.3f, %s %.3f requests/s\n", loads[i].rate, loads[i].cv, ours.goodput, name, other.goodput);
+            assert_true(ours.goodput >= other.goodput * (1 - loads[i].slack));
+            if (loads[i].rate > 15 && strcmp(name, "conductor")) assert_true(other.attainment < ours.attainment - 0.2);
+        }
+    }
+}
+
+/* ---- the planner --------------------------------------------------------------------------------------------------------------------- */
 
 static struct td_plan_query flip_query(double ttft, double tpot)
 {
-    return (struct td_plan_query){.tables = {"opt-13b", "opt-13b:tp2"}, .n_tables = 2, .isl = {TD_LENGTH_FIXED, 512, 0}, .osl = {TD_LENGTH_FIXED, 65, 0}, .ttft_ms = ttft,
-                                  .tpot_ms = tpot, .attainment = 0.9, .gpus = 3, .policy = "least_token", .max_batch = 256, .max_step_tokens = 2048, .top = 16, .seeds = 3,
-                                  .cv = 1, .tolerance = 0.03, .pd = true, .colocated = true};
+    return (struct td_plan_query){.tables = {"opt-13b", "opt-13b:tp2"},
+                                  .n_tables = 2,
+                                  .isl = {TD_LENGTH_FIXED, 512, 0},
+                                  .osl = {TD_LENGTH_FIXED, 65, 0},
+                                  .ttft_ms = ttft,
+                                  .tpot_ms = tpot,
+                                  .attainment = 0.9,
+                                  .gpus = 3,
+                                  .policy = "least_token",
+                                  .max_batch = 256,
+                                  .max_step_tokens = 2048,
+                                  .top = 16,
+                                  .seeds = 3,
+                                  .cv = 1,
+                                  .tolerance = 0.03,
+                                  .pd = true,
+                                  .colocated = true};
 }
 
 static double per_gpu(const struct td_plan_row *rows, uint32_t n, const char *prefill, const char *decode, uint32_t n_prefill, uint32_t n_decode)
 {
     for (uint32_t i = 0; i < n; i++)
-        if (!strcmp(rows[i].prefill, prefill) && !strcmp(rows[i].decode, decode) && rows[i].n_prefill == n_prefill && rows[i].n_decode == n_decode && rows[i].simulated)
+        if (!strcmp(rows[i].prefill, prefill) && !strcmp(rows[i].decode, decode) && rows[i].n_prefill == n_prefill && rows[i].n_decode == n_decode &&
+            rows[i].simulated)
             return rows[i].at.rate / rows[i].gpus;
     fail_msg("%uP %s + %uD %s was not simulated", n_prefill, prefill, n_decode, decode);
     return 0;
 }
 
-/* The two pairs of objectives for which DistServe's model turns the best layout round: relaxed TTFT and tight TPOT want one GPU each, tight TTFT and relaxed
- * TPOT want two for prefill. Disaggregation is ahead of the same GPUs colocated under both. */
+/* The two pairs of objectives for which DistServe's model turns the best layout round: relaxed TTFT and tight TPOT want one GPU each, tight TTFT and
+ * relaxed TPOT want two for prefill. Disaggregation is ahead of the same GPUs colocated under both. */
 static void test_plan_flip(void **state)
 {
     (void)state;
@@ -555,7 +671,8 @@ static void test_plan_flip(void **state)
         one[i] = per_gpu(rows, n, "opt-13b", "opt-13b", 1, 1);
         free(rows);
     }
-    if (!(one[0] > two[0] && two[1] > one[1])) print_message("400/40: %.3f and %.3f; 200/100: %.3f and %.3f per GPU\n", one[0], two[0], one[1], two[1]);
+    if (!(one[0] > two[0] && two[1] > one[1]))
+        print_message("400/40: %.3f and %.3f; 200/100: %.3f and %.3f per GPU\n", one[0], two[0], one[1], two[1]);
     assert_true(one[0] > two[0]);
     assert_true(two[1] > one[1]);
     for (int i = 0; i < 2; i++) {
@@ -592,10 +709,11 @@ static void test_plan_target(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_seed_same_run), cmocka_unit_test(test_replay), cmocka_unit_test(test_schedules), cmocka_unit_test(test_planted_leak),
-        cmocka_unit_test(test_crash), cmocka_unit_test(test_preemption), cmocka_unit_test(test_prefix_cache), cmocka_unit_test(test_arrivals),
-        cmocka_unit_test(test_trace_files), cmocka_unit_test(test_latency_files), cmocka_unit_test(test_small_languages), cmocka_unit_test(test_bad_configs),
-        cmocka_unit_test(test_plan_flip), cmocka_unit_test(test_plan_target),
+        cmocka_unit_test(test_same_seed_same_run), cmocka_unit_test(test_replay),          cmocka_unit_test(test_schedules),
+        cmocka_unit_test(test_planted_leak),       cmocka_unit_test(test_crash),           cmocka_unit_test(test_preemption),
+        cmocka_unit_test(test_prefix_cache),       cmocka_unit_test(test_arrivals),        cmocka_unit_test(test_trace_files),
+        cmocka_unit_test(test_latency_files),      cmocka_unit_test(test_small_languages), cmocka_unit_test(test_bad_configs),
+        cmocka_unit_test(test_policies), cmocka_unit_test(test_plan_flip),          cmocka_unit_test(test_plan_target),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -93,13 +93,13 @@ static void test_grow(void **state)
         int32_t n, want_left, want_free;
         int32_t want_held[8];
     } cases[] = {
-        {{.held = {2, 2}, .want = {2, 2}, .decode = {1, 1}}, 2, 2, 0, {2, 2}},                                /* nobody lacks */
+        {{.held = {2, 2}, .want = {2, 2}, .decode = {1, 1}}, 2, 2, 0, {2, 2}}, /* nobody lacks */
         {{.held = {2, 2}, .want = {3, 3}, .decode = {1, 1}, .n_free = 2}, 2, 2, 0, {3, 3}},
-        {{.held = {2, 2, 5}, .want = {3, 3, 6}, .decode = {1, 1, 1}}, 3, 2, 3, {3, 3, 0}},                    /* the last makes room for both */
-        {{.held = {2, 1, 1}, .want = {3, 2, 2}, .decode = {1, 1, 1}}, 3, 1, 1, {3, 0, 0}},                    /* the middle one is the next to go: its own turn */
-        {{.held = {2, 2, 4}, .want = {3, 2, 9}, .decode = {1, 1, 0}}, 3, 2, 3, {3, 2, 0}},                    /* a prefill at the back goes as well */
-        {{.held = {3}, .want = {4}, .decode = {1}}, 1, 0, 3, {0}},                                            /* alone and too big: it waits */
-        {{.held = {3, 4}, .want = {9, 9}, .decode = {0, 0}}, 2, 2, 0, {3, 4}},                                /* prefills hold all they need */
+        {{.held = {2, 2, 5}, .want = {3, 3, 6}, .decode = {1, 1, 1}}, 3, 2, 3, {3, 3, 0}}, /* the last makes room for both */
+        {{.held = {2, 1, 1}, .want = {3, 2, 2}, .decode = {1, 1, 1}}, 3, 1, 1, {3, 0, 0}}, /* the middle one is the next to go: its own turn */
+        {{.held = {2, 2, 4}, .want = {3, 2, 9}, .decode = {1, 1, 0}}, 3, 2, 3, {3, 2, 0}}, /* a prefill at the back goes as well */
+        {{.held = {3}, .want = {4}, .decode = {1}}, 1, 0, 3, {0}},                         /* alone and too big: it waits */
+        {{.held = {3, 4}, .want = {9, 9}, .decode = {0, 0}}, 2, 2, 0, {3, 4}},             /* prefills hold all they need */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct pool p = cases[i].p;
