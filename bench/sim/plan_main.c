@@ -27,7 +27,7 @@ static const struct td_option plan_table[] = {
     {"attainment", TD_OPT_F64, "0.9", 0.5, 0.999, NULL, OFF(attainment), "share of requests that must meet both"},
     {"gpus", TD_OPT_I64, "8", 1, 1024, NULL, OFF(gpus), "GPUs at hand"},
     {"target_request_rate", TD_OPT_F64, "0", 0, 1e9, NULL, OFF(target), "find the fewest GPUs for so many requests/s instead; 0 = use all"},
-    {"policy", TD_OPT_STR, "least_token", 0, 0, NULL, OFF(policy), "the router's policy"},
+    {"policy", TD_OPT_STR, "goodput", 0, 0, NULL, OFF(policy), "the router's policy"},
     {"mode", TD_OPT_STR, "pd,colocated", 0, 0, NULL, OFF(modes), "layouts to look at: pd, colocated or both"},
     {"nic_gbs", TD_OPT_F64, "12.5", 0, 1e6, NULL, OFF(nic_gbs), "GB/s of one worker's network card; 0 = without limit"},
     {"cv", TD_OPT_F64, "1", 0.01, 100, NULL, OFF(cv), "coefficient of variation of the gaps between requests"},

@@ -141,7 +141,7 @@ struct sim_options {
 #define OFF(f) offsetof(struct sim_options, f)
 static const struct td_option sim_table[] = {
     {"mode", TD_OPT_STR, "pd", 0, 0, NULL, OFF(mode), "pd, colocated, hybrid, or a list of them"},
-    {"policy", TD_OPT_STR, "round_robin", 0, 0, NULL, OFF(policy), "policies of the router, \"a,b\"; \"all\" = each of them"},
+    {"policy", TD_OPT_STR, "goodput", 0, 0, NULL, OFF(policy), "policies of the router, \"a,b\"; \"all\" = each of them"},
     {"prefill", TD_OPT_I64, "2", 0, TD_CORE_MAX_WORKERS, NULL, OFF(prefill), "prefill workers"},
     {"decode", TD_OPT_I64, "4", 1, TD_CORE_MAX_WORKERS, NULL, OFF(decode), "decode workers"},
     {"latency", TD_OPT_STR, "opt-13b", 0, 0, NULL, OFF(latency), "how long steps take: a table's name, a file, or splitwise:FILE:MODEL:HARDWARE:TP"},

@@ -1,0 +1,119 @@
+#!/usr/bin/python3
+"""tandem sim and tandem plan from outside: what they print, write and refuse."""
+import csv
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+TANDEM = sys.argv[1]
+
+
+def run(*args, status=0, timeout=100):
+    p = subprocess.run([TANDEM, *args], capture_output=True, text=True, timeout=timeout)
+    assert p.returncode == status, (args, p.returncode, p.stdout[-2000:], p.stderr[-2000:])
+    return p
+
+
+def test_sweep(folder):
+    """A row for each policy and rate on stdout; each seed in JSON and CSV, the same numbers in both."""
+    j, c = os.path.join(folder, "s.json"), os.path.join(folder, "s.csv")
+    p = run("sim", "--policy", "round_robin,goodput", "--rate", "3,6", "--duration", "30", "--warmup", "5", "--seeds", "2", "--json", j, "--csv", c,
+            "--osl", "40", "--quiet")
+    rows = p.stdout.splitlines()
+    assert len(rows) == 5 and rows[0].startswith("policy"), rows
+    assert [r.split()[0] for r in rows[1:]] == ["round_robin", "goodput"] * 2
+    with open(j, encoding="utf-8") as f:
+        doc = json.load(f)
+    with open(c, encoding="utf-8", newline="") as f:
+        table = list(csv.DictReader(f))
+    assert len(doc["runs"]) == len(table) == 8
+    assert doc["slo"] == {"ttft_ms": 400, "tpot_ms": 50, "attainment": 0.9}
+    for a, b in zip(doc["runs"], table):
+        assert None not in b and None not in b.values(), b  # as many fields as the header has
+        assert a["policy"] == b["policy"] and a["seed"] == int(b["seed"]) and a["n"] == int(b["n"])
+        assert abs(a["attainment"]["joint"] - float(b["attainment"])) < 1e-9
+        low, high = a["attainment"]["ci95"]
+        assert 0 <= low <= a["attainment"]["joint"] <= high <= 1
+        assert a["good"] <= a["completed"] <= a["n"]
+        assert a["p50_ttft_ms"] <= a["p90_ttft_ms"] <= a["p99_ttft_ms"]
+    again = run("sim", "--policy", "round_robin,goodput", "--rate", "3,6", "--duration", "30", "--warmup", "5", "--seeds", "2", "--osl", "40", "--quiet")
+    assert again.stdout == p.stdout, "the same seeds gave other rows"
+
+
+def test_replay(folder):
+    log = os.path.join(folder, "d.log")
+    run("sim", "--mode", "hybrid", "--rate", "5", "--duration", "10", "--warmup", "0", "--decision-log", log, "--quiet", "--faults", "crash:3@2-5", "--check")
+    assert run("sim", "replay", log).stdout.endswith(": the same\n")
+    with open(log, encoding="utf-8") as f:
+        text = f.read()
+    spoilt = text.replace("\na kind=1 ", "\na kind=2 ", 1)
+    assert spoilt != text
+    with open(log, "w", encoding="utf-8") as f:
+        f.write(spoilt)
+    p = run("sim", "replay", log, status=1)
+    line = spoilt[:spoilt.index("\na kind=2 ") + 1].count("\n") + 1
+    first = min(i for i, (x, y) in enumerate(zip(text.splitlines(), spoilt.splitlines()), 1) if x != y)
+    assert line >= 1 and f"line {first}\n" in p.stderr, p.stderr
+    with open(log, "w", encoding="utf-8") as f:
+        f.write("not a log\n")
+    run("sim", "replay", log, status=1)
+    run("sim", "replay", os.path.join(folder, "nowhere"), status=1)
+
+
+def test_plan(folder):
+    j, c = os.path.join(folder, "p.json"), os.path.join(folder, "p.csv")
+    p = run("plan", "--model", "opt-13b", "--isl", "512", "--osl", "32", "--prefix", "128", "--ttft", "300", "--tpot", "60", "--gpus", "2", "--top", "2", "--seeds",
+            "2", "--tolerance", "0.1", "--json", j, "--csv", c, "--quiet")
+    assert "layout" in p.stdout
+    with open(j, encoding="utf-8") as f:
+        rows = json.load(f)["rows"]
+    with open(c, encoding="utf-8", newline="") as f:
+        table = list(csv.DictReader(f))
+    assert len(rows) == len(table) >= 2
+    simulated = [r for r in rows if r["simulated"]]
+    assert len(simulated) == 2 and any(r["pareto"] for r in rows)
+    for r in simulated:
+        assert r["gpus"] <= 2 and (r["request_rate"] == 0 or r["ci95"][0] >= 0.9)
+    p = run("plan", "--model", "opt-13b", "--gpus", "64", "--closed-form", "--quiet")
+    assert p.stdout.count("\n") > 5
+
+
+def test_refusals(folder):
+    """Each bad input is named, with exit status 2 (usage) or 1 (a file)."""
+    bad = os.path.join(folder, "bad.csv")
+    with open(bad, "w", encoding="utf-8") as f:
+        f.write("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00,10,none\n")
+    for args, status, want in [
+        (["sim", "--policy", "luck"], 2, "luck"),
+        (["sim", "--mode", "both"], 2, "both"),
+        (["sim", "--rate", "0"], 2, "rate is 0"),
+        (["sim", "--rate", "many"], 2, 'rate is "many"'),
+        (["sim", "--isl", "-3"], 2, 'isl is "-3"'),
+        (["sim", "--latency", "gpt-9"], 2, "gpt-9"),
+        (["sim", "--latency", "/nowhere.theta"], 1, "/nowhere.theta"),
+        (["sim", "--fleet", "decode:0:opt-13b"], 2, "decode:0:opt-13b"),
+        (["sim", "--faults", "melt:1@5"], 2, "melt:1@5"),
+        (["sim", "--trace", bad], 2, "line 2: GeneratedTokens"),
+        (["sim", "--arrival", "trace"], 2, "no trace file"),
+        (["sim", "--ttft", "nan"], 2, "ttft"),
+        (["sim", "--lose", "2"], 2, "lose"),
+        (["plan", "--model", "gpt-9"], 2, "gpt-9"),
+        (["plan", "--ttft", "1"], 1, "no layout"),
+        (["plan", "--prefix", "512"], 2, "prefix is 512"),
+        (["plan", "--mode", "neither"], 2, "neither"),
+    ]:
+        p = run(*args, "--quiet", status=status)
+        assert want in p.stderr, (args, p.stderr)
+
+
+def main():
+    for test in (test_sweep, test_replay, test_plan, test_refusals):
+        with tempfile.TemporaryDirectory() as folder:
+            test(folder)
+        print(f"{test.__name__}: ok")
+
+
+if __name__ == "__main__":
+    main()
