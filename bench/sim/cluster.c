@@ -908,6 +908,7 @@ static void on_action(void *ctx, const struct td_core_action *a)
                                   .id = a->id,
                                   .flag = decode,
                                   .next = NONE};
+        s->call_attempt[decode] = UINT32_MAX;
         send_to_worker(c, m);
         break;
     }
@@ -934,7 +935,9 @@ static void router_take(struct cluster *c, uint32_t m)
     struct td_port_leg leg = {.slot = x.slot, .attempt = x.attempt, .id = x.id};
     struct slot *s = &c->slots[x.slot];
     struct worker *w = &c->workers[x.worker];
-    bool mine = s->live && s->id == x.id;
+    /* As router/legs.c: a leg that was cancelled is detached, and what it still says reaches nobody. */
+    bool of_prefill = x.kind == M_FIRST_TOKEN || x.kind == M_PREFILL_END;
+    bool mine = s->live && s->id == x.id && s->call_attempt[!of_prefill] == x.attempt;
     switch (x.kind) {
     case M_TICKET:
         if (mine) s->attempt_cached = (uint32_t)x.a;
@@ -956,7 +959,11 @@ static void router_take(struct cluster *c, uint32_t m)
         td_port_token(c->port, c->now, &leg, x.a, x.b);
         break;
     case M_PREFILL_END: td_port_prefill_end(c->port, c->now, &leg, (uint32_t)x.a, x.b, x.c); break;
-    case M_DECODE_END: td_port_decode_end(c->port, c->now, &leg, (uint32_t)x.a); break;
+    case M_DECODE_END: { /* as router/legs.c: a stream that ends well without the last token did not end well */
+        bool whole = mine && s->n_tokens == c->out->outcomes[s->req].n_prompt + c->out->outcomes[s->req].n_output;
+        td_port_decode_end(c->port, c->now, &leg, x.a == 0 && mine && !whole ? 13 : (uint32_t)x.a);
+        break;
+    }
     case M_GONE:
         w->told_gone = true;
         td_port_gone(c->port, c->now, x.worker);
