@@ -105,6 +105,7 @@ struct slot {
     int32_t n_tokens;                   /* known to the client's stream */
     uint32_t attempt_cached;            /* tokens that the decode worker of this attempt has already */
     uint32_t call_worker[2], call_attempt[2]; /* [decode]: where the last call of that kind went */
+    bool call_open[2];                        /* what a cancelled call still says reaches nobody */
 };
 
 struct cluster {
@@ -892,6 +893,7 @@ static void on_action(void *ctx, const struct td_core_action *a)
                                   .next = NONE};
         s->call_worker[decode] = a->worker;
         s->call_attempt[decode] = a->attempt;
+        s->call_open[decode] = true;
         if (decode) o->decode = a->worker;
         if (!decode || a->local) o->prefill = a->worker;
         if (decode && a->local) c->out->deflected++;
@@ -900,6 +902,7 @@ static void on_action(void *ctx, const struct td_core_action *a)
     }
     case TD_ACT_CANCEL_DECODE:
     case TD_ACT_CANCEL_PREFILL: {
+        s->call_open[decode] = false;
         uint32_t m = msg_new(c);
         c->msgs[m] = (struct msg){.kind = M_CANCEL,
                                   .slot = a->slot,
@@ -935,9 +938,9 @@ static void router_take(struct cluster *c, uint32_t m)
     struct td_port_leg leg = {.slot = x.slot, .attempt = x.attempt, .id = x.id};
     struct slot *s = &c->slots[x.slot];
     struct worker *w = &c->workers[x.worker];
-    /* As router/legs.c: a leg that was cancelled is detached, and what it still says reaches nobody. */
-    bool of_prefill = x.kind == M_FIRST_TOKEN || x.kind == M_PREFILL_END;
-    bool mine = s->live && s->id == x.id && s->call_attempt[!of_prefill] == x.attempt;
+    /* As router/legs.c: a leg that was cancelled is detached. */
+    bool of_decode = x.kind == M_TICKET || x.kind == M_TOKEN || x.kind == M_DECODE_END;
+    bool mine = s->live && s->id == x.id && s->call_open[of_decode] && s->call_attempt[of_decode] == x.attempt;
     switch (x.kind) {
     case M_TICKET:
         if (mine) s->attempt_cached = (uint32_t)x.a;
@@ -1021,6 +1024,7 @@ static void on_client_leaves(struct cluster *c, uint32_t slot, uint64_t id)
 
 /* A snapshot on its slow way, with its lists. Later ones may overtake it: the core goes by their numbers. */
 struct late {
+    uint32_t epoch; /* a snapshot comes by its registration's stream: after the next registration there is none from before */
     struct td_port_snapshot s;
     struct td_port_step steps[MAX_STEP_REPORTS];
     uint64_t hashes[]; /* added, then evicted */
@@ -1030,6 +1034,7 @@ static void send_late(struct cluster *c, const struct worker *w, const struct td
 {
     struct late *l = td_sim_grow(NULL, 1, sizeof *l + (s->n_added + s->n_evicted) * sizeof *l->hashes);
     l->s = *s;
+    l->epoch = w->epoch;
     if (s->n_steps) memcpy(l->steps, s->steps, s->n_steps * sizeof *l->steps);
     if (s->n_added) memcpy(l->hashes, s->added, s->n_added * sizeof *l->hashes);
     if (s->n_evicted) memcpy(l->hashes + s->n_added, s->evicted, s->n_evicted * sizeof *l->hashes);
@@ -1042,7 +1047,7 @@ static void send_late(struct cluster *c, const struct worker *w, const struct td
 static void on_late(struct cluster *c, const struct td_sim_event *e)
 {
     struct late *l = (struct late *)(uintptr_t)e->b;
-    if (!c->workers[e->a].told_gone) td_port_snapshot(c->port, c->now, &l->s);
+    if (!c->workers[e->a].told_gone && c->workers[e->a].epoch == l->epoch) td_port_snapshot(c->port, c->now, &l->s);
     free(l);
 }
 

@@ -211,7 +211,10 @@ static void test_schedules(void **state)
             if (t.requests[i].n_prompt > 1200) t.requests[i].n_prompt = 1200;
             if (t.requests[i].n_output > 200) t.requests[i].n_output = 200;
         }
+        const char *log = getenv("TANDEM_SIM_LOG");
+        if (log) c.router.decision_log = fopen(log, "w");
         struct td_sim_result r = run(&c, &t);
+        if (c.router.decision_log) fclose(c.router.decision_log);
         if (r.n_violations)
             print_message("TANDEM_SIM_SEED=%llu (%s, %s): %u violations, the first %s\n", (unsigned long long)seed, c.router.mode, c.router.policy,
                           r.n_violations, r.violation);
@@ -590,8 +593,9 @@ static struct td_sim_summary policy_point(const char *policy, double rate, doubl
     return s;
 }
 
-/* What the router is for: at a load that the fleet carries, in bursts, and at 1.6 times the first load, no policy gives more goodput than the default one
- * (but for what the same seeds leave to chance); under overload four of five requests are still good, where policies that refuse nobody lose most. */
+/* What the router is for: at a load that the fleet carries, in bursts, and at 1.6 times the first load, no policy gives more goodput than the default
+ * one (but for what the same seeds leave to chance); under overload four of five requests are still good, where policies that refuse nobody lose
+ * most. */
 static void test_policies(void **state)
 {
     (void)state;
