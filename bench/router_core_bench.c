@@ -1,6 +1,9 @@
-/* tandem-router-core-bench: what one call of the router's latency model and of its prefix index costs.
+/* tandem-router-core-bench: what one call of the router's latency model and of its prefix index costs, and what a request costs the whole core.
  *
- * tandem-router-core-bench [REPEATS]    one CSV row per call and shape; medians (least..greatest) of REPEATS batches, default 301
+ * tandem-router-core-bench [REPEATS [model|index|core]]    one CSV row per call and shape; medians (least..greatest) of REPEATS batches, default 301
+ *
+ * core: 500 prefill and 500 decode workers, 10,000 active requests of 1,600 tokens; one goes and one comes. "place": TD_EV_REQUEST alone, which scans, predicts,
+ * decides and books; "life": that and all other events of one request to its completion, of 8 tokens. CPU time of the thread, so that a busy machine matters less.
  *
  * "hot": the same prompt again and again. "cold": a prompt drawn from 20,000 of 100 blocks, so that hardly a line of it is in a cache. */
 #include <stdint.h>
@@ -8,8 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <time.h>
+
 #include "common/base/clock.h"
 #include "common/kv/prefix_hash.h"
+#include "router/core/core.h"
 #include "router/core/latency.h"
 #include "router/core/prefix_index.h"
 
@@ -52,10 +58,12 @@ static int by_value(const void *a, const void *b)
 /* The prompts of a batch, made before it is timed: a caller has just made them too. */
 static struct { uint32_t prompt; uint64_t hashes[N_BLOCKS]; } drawn[BATCH];
 
+static uint32_t n_prompts = N_PROMPTS;
+
 static void draw_batch(void)
 {
     for (uint32_t i = 0; i < BATCH; i++) {
-        drawn[i].prompt = below(N_PROMPTS);
+        drawn[i].prompt = below(n_prompts);
         for (uint32_t k = 0; k < N_BLOCKS; k++) drawn[i].hashes[k] = block_hash(drawn[i].prompt, k);
     }
 }
@@ -217,15 +225,130 @@ static void bench_index(void)
     td_prefix_index_destroy(prefixes);
 }
 
+/* --- the whole core ------------------------------------------------------------------------------------------------------------------------ */
+
+#define CORE_ACTIVE 10000
+#define CORE_SLOTS 16384
+#define CORE_PROMPTS 2000
+#define CORE_TOKENS (N_BLOCKS * 16)
+#define CORE_BATCH 200
+
+static struct td_core *core;
+static struct td_core_action actions[TD_CORE_MAX_ACTIONS_PER_EVENT];
+static uint64_t core_now, core_oldest, core_next;
+
+static uint64_t cpu_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+}
+
+static size_t core_event(struct td_core_event e)
+{
+    e.now_ns = core_now;
+    return td_core_step(core, &e, actions);
+}
+
+/* The next request comes and is placed. */
+static void core_arrive(const uint64_t *prompt_hashes, bool objectives)
+{
+    uint64_t id = ++core_next;
+    core_now += 500000;
+    size_t n = core_event((struct td_core_event){.kind = TD_EV_REQUEST, .slot = (uint32_t)(id % CORE_SLOTS), .id = id, .a = CORE_TOKENS, .b = 400, .e = objectives ? 2000000 : 0,
+                                                 .f = objectives ? 100000 : 0,                                                 .hashes = prompt_hashes, .n_hashes = prompt_hashes ? N_BLOCKS : 0, .hash_tokens = 16});
+    need(n == 1 && actions[0].kind == TD_ACT_START_DECODE, "placing a request");
+}
+
+static void core_decode(uint64_t id)
+{
+    uint32_t slot = (uint32_t)(id % CORE_SLOTS);
+    need(core_event((struct td_core_event){.kind = TD_EV_TICKET, .slot = slot, .id = id}) == 1, "starting its prefill");
+    core_event((struct td_core_event){.kind = TD_EV_FIRST_TOKEN, .slot = slot, .id = id, .b = CORE_TOKENS + 1});
+    core_event((struct td_core_event){.kind = TD_EV_TOKEN, .slot = slot, .id = id, .a = CORE_TOKENS + 2});
+    core_event((struct td_core_event){.kind = TD_EV_PREFILL_END, .slot = slot, .id = id});
+}
+
+static void core_finish(uint64_t id)
+{
+    uint32_t slot = (uint32_t)(id % CORE_SLOTS);
+    for (uint64_t k = 3; k <= 8; k++) core_event((struct td_core_event){.kind = TD_EV_TOKEN, .slot = slot, .id = id, .a = CORE_TOKENS + k, .b = k == 8});
+    need(core_event((struct td_core_event){.kind = TD_EV_DECODE_END, .slot = slot, .id = id}) == 1, "completing a request");
+}
+
+static void core_open(const char *policy, bool prefixes_too)
+{
+    struct td_core_config cfg = {.mode = TD_MODE_PD, .policy = policy, .max_requests = CORE_SLOTS, .max_queued = 1000, .worker_timeout_ms = 1000000000,
+                                 .queue_timeout_ms = 10000, .stall_ms = 1000000000, .max_failovers = 3, .max_prefix_entries = prefixes_too ? 2u << 20 : 0, .attainment = 0.9,
+                                 .thetas = {{.prefill = {4e-3, 4e-5, 1e-10}, .decode = {9e-3, 3e-5, 2.5e-8, 4e-5, 0}, .link_tau = 1e-4, .link_bytes_per_s = 2e10, .known = true}},
+                                 .n_thetas = 1, .seed = 1};
+    struct td_err err = {.msg = ""};
+    if (td_core_create(&cfg, &core, &err)) fprintf(stderr, "%s\n", err.msg);
+    need(core != NULL, "td_core_create");
+    core_now = core_oldest = core_next = 0;
+    for (uint32_t w = 0; w < N_WORKERS; w++)
+        core_event((struct td_core_event){.kind = TD_EV_WORKER_JOIN, .worker = w, .role = w < N_WORKERS / 2 ? TD_ROLE_PREFILL : TD_ROLE_DECODE, .a = 400000, .b = 256,
+                                          .d = 2048, .e = 100000});
+    for (uint32_t p = 0; prefixes_too && p < CORE_PROMPTS; p++) /* each prompt on one decode worker and on four prefill workers, to different depths */
+        for (uint32_t h = 0; h < N_HOLDERS; h++)
+            for (uint32_t i = 0; i < N_BLOCKS - 17 * h; i++)
+                core_event((struct td_core_event){.kind = TD_EV_BLOCK_ADD, .worker = (p * 7 + h * 31) % (N_WORKERS / 2) + (h == 2 ? N_WORKERS / 2 : 0), .a = block_hash(p, i)});
+}
+
+static void core_rows(const char *policy, bool prefixes_too)
+{
+    static double place_ns[MAX_REPEATS], life_ns[MAX_REPEATS];
+    long n = repeats < 9 ? 9 : repeats > 101 ? 101 : repeats;
+    core_open(policy, prefixes_too);
+    bool objectives = !strcmp(policy, "goodput"); /* of the others only conductor looks at them, and it lets links pile up until it refuses */
+    for (uint32_t i = 0; i < CORE_ACTIVE; i++) {
+        core_arrive(NULL, objectives);
+        core_decode(core_next);
+    }
+    for (long r = 0; r < n; r++) {
+        draw_batch();
+        uint64_t start = cpu_ns();
+        for (uint32_t i = 0; i < CORE_BATCH; i++) core_finish(++core_oldest);
+        uint64_t placing = cpu_ns();
+        for (uint32_t i = 0; i < CORE_BATCH; i++) core_arrive(prefixes_too ? drawn[i].hashes : NULL, objectives);
+        uint64_t placed = cpu_ns();
+        for (uint32_t i = 0; i < CORE_BATCH; i++) core_decode(core_next - CORE_BATCH + 1 + i);
+        life_ns[r] = (double)(cpu_ns() - start) / CORE_BATCH;
+        place_ns[r] = (double)(placed - placing) / CORE_BATCH;
+    }
+    td_core_destroy(core);
+    core = NULL;
+    const char *shape = prefixes_too ? "prompts of 100 blocks that 5 hold" : "no prefixes";
+    qsort(place_ns, (size_t)n, sizeof place_ns[0], by_value);
+    qsort(life_ns, (size_t)n, sizeof life_ns[0], by_value);
+    printf("place %s,%s,%.1f,%.1f,%.1f,%ld\n", policy, shape, place_ns[n / 2], place_ns[0], place_ns[n - 1], n);
+    printf("life %s,%s,%.1f,%.1f,%.1f,%ld\n", policy, shape, life_ns[n / 2], life_ns[0], life_ns[n - 1], n);
+    fflush(stdout);
+}
+
+static void bench_core(void)
+{
+    n_prompts = CORE_PROMPTS;
+    static const char *const policies[] = {"goodput", "round_robin", "least_request", "least_token", "power_of_two", "cache_aware", "lmetric", "kv_cost", "conductor"};
+    for (int prefixes_too = 0; prefixes_too < 2; prefixes_too++)
+        for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) core_rows(policies[i], prefixes_too);
+    struct td_core_memory m = td_core_memory(0), with = td_core_memory(2u << 20);
+    printf("memory,bytes for each request without prefixes,%zu,,,1\n", m.per_request);
+    printf("memory,bytes for each request with prefixes,%zu,,,1\n", with.per_request);
+    printf("memory,bytes besides: the table of workers,%zu,,,1\n", m.fixed);
+}
+
 int main(int argc, char **argv)
 {
+    const char *only = argc > 2 ? argv[2] : "";
     if (argc > 1) repeats = strtol(argv[1], NULL, 10);
     if (repeats < 1 || repeats > MAX_REPEATS) {
         fprintf(stderr, "tandem-router-core-bench: repeats must be 1..%d\n", MAX_REPEATS);
         return 2;
     }
     printf("what,shape,ns,ns_least,ns_greatest,repeats\n");
-    bench_model();
-    bench_index();
+    if (!*only || !strcmp(only, "model")) bench_model();
+    if (!*only || !strcmp(only, "index")) bench_index();
+    if (!*only || !strcmp(only, "core")) bench_core();
     return sink < 0; /* never: the calls are not for nothing */
 }

@@ -942,3 +942,10 @@ void td_core_advice(const struct td_core *c, struct td_core_advice *ret)
 
 const struct td_latency *td_core_latency(const struct td_core *c) { return c->latency; }
 uint64_t td_core_decisions(const struct td_core *c) { return c->decisions; }
+
+struct td_core_memory td_core_memory(uint64_t max_prefix_entries)
+{
+    struct td_core_memory m = {.per_request = sizeof(struct request) + td_order_slot_bytes() + (max_prefix_entries ? TD_CORE_MAX_HASHES * sizeof(uint64_t) : 0),
+                               .fixed = sizeof(struct td_core) + TD_CORE_MAX_WORKERS * sizeof(uint32_t)};
+    return m;
+}

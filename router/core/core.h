@@ -176,6 +176,10 @@ void td_core_advice(const struct td_core *core, struct td_core_advice *ret_advic
 const struct td_latency *td_core_latency(const struct td_core *core);      /* for metrics */
 uint64_t td_core_decisions(const struct td_core *core);                     /* placements tried since create */
 
+/* What create allocates for each of max_requests, and besides; without the models and the prefix index's entries. */
+struct td_core_memory { size_t per_request, fixed; };
+struct td_core_memory td_core_memory(uint64_t max_prefix_entries);
+
 /* --- decision log: text, one line an event ("e ...") or an action ("a ..."), fields as key=value. First the configuration: one "c" line, a "k" line for each
  * class, a "t" line for each theta; a request's hashes follow its event in "h" lines. Pure formatting and parsing over buffers; the daemon does the
  * writing. The reader is one state machine, fed line by line: it says when a whole event is there. ------------------------------------------------- */

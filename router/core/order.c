@@ -264,6 +264,8 @@ uint32_t td_order_next(struct td_order *o)
     return NO;
 }
 
+size_t td_order_slot_bytes(void) { return sizeof(struct item); }
+
 uint64_t td_order_wire_key(const struct td_order *o, const struct td_order_key *k)
 {
     uint64_t us = k->deadline_ns / 1000, most = ((uint64_t)1 << 50) - 1;

@@ -9,6 +9,7 @@
 #define TD_ROUTER_ORDER_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "common/base/status.h"
@@ -44,6 +45,7 @@ void td_order_walk(struct td_order *order, double fullness, uint64_t now_ns);
 uint32_t td_order_next(struct td_order *order);
 
 void td_order_charge(struct td_order *order, uint64_t tenant, double tokens, uint64_t now_ns);     /* service attained */
+size_t td_order_slot_bytes(void);           /* memory for each slot */
 /* One 64-bit key for the queues of workers: class rank, priority, deadline in us. Smaller goes first. */
 uint64_t td_order_wire_key(const struct td_order *order, const struct td_order_key *key);
 

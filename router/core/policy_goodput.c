@@ -60,20 +60,30 @@ static bool kv_fits(const struct td_core_worker *w, const struct td_policy_ask *
     return (double)w->promised_tokens + (double)a->n_tokens + a->n_out <= ceiling * (double)w->kv_tokens;
 }
 
+/* Scans begin at another worker each time: of many that are equal, idle ones say, not always the first few are candidates. */
+static uint32_t scan_from(const struct td_policy_view *v, enum td_core_role role)
+{
+    uint32_t n = v->n_by_role[role];
+    return n ? (uint32_t)(v->cursor[role]++ % n) : 0;
+}
+
 static void prefill_candidates(const struct td_policy_view *v, const struct td_policy_ask *a, struct side *s)
 {
-    for (uint32_t i = 0; i < v->n_by_role[TD_ROLE_PREFILL]; i++) {
+    uint32_t n = v->n_by_role[TD_ROLE_PREFILL], i = scan_from(v, TD_ROLE_PREFILL);
+    for (uint32_t left = n; left > 0; left--, i = i + 1 < n ? i + 1 : 0) {
         uint32_t at = v->by_role[TD_ROLE_PREFILL][i];
         const struct td_core_worker *w = &v->workers[at];
         if (!td_worker_can_take(w, a->n_tokens + 1)) continue;
-        /* Equal prompts cost the same on equal nodes: the backlog decides; tokens break the tie while nothing is known of times. */
-        keep_best(s, at, fmax(0, w->free_at_s - v->now_s) * 1e6 + (double)w->pending_tokens * w->correction * 1e-3 + (double)w->assigned * 1e-6);
+        /* Equal prompts cost the same on equal nodes: the backlog decides, of work or of the link; tokens break the tie while nothing is known of times. */
+        double wait_s = fmax(0, fmax(w->free_at_s, w->link_free_at_s) - v->now_s);
+        keep_best(s, at, wait_s * 1e6 + (double)w->pending_tokens * w->correction * 1e-3 + (double)w->assigned * 1e-6);
     }
 }
 
 static void decode_candidates(const struct td_policy_view *v, const struct td_policy_ask *a, struct side *s)
 {
-    for (uint32_t i = 0; i < v->n_by_role[TD_ROLE_DECODE]; i++) {
+    uint32_t n = v->n_by_role[TD_ROLE_DECODE], i = scan_from(v, TD_ROLE_DECODE);
+    for (uint32_t left = n; left > 0; left--, i = i + 1 < n ? i + 1 : 0) {
         uint32_t at = v->by_role[TD_ROLE_DECODE][i];
         const struct td_core_worker *w = &v->workers[at];
         if (!td_worker_can_take(w, a->n_tokens + 1)) continue;
