@@ -1,6 +1,6 @@
 /* tandem-router-core-bench: what one call of the router's latency model and of its prefix index costs, and what a request costs the whole core.
  *
- * tandem-router-core-bench [REPEATS [model|index|core]]    one CSV row per call and shape; medians (least..greatest) of REPEATS batches, default 301
+ * tandem-router-core-bench [REPEATS [model|index|core [POLICY]]]    one CSV row per call and shape; medians (least..greatest) of REPEATS batches, default 301
  *
  * core: 500 prefill and 500 decode workers, 10,000 active requests of 1,600 tokens; one goes and one comes. "place": TD_EV_REQUEST alone, which scans, predicts,
  * decides and books; "life": that and all other events of one request to its completion, of 8 tokens. CPU time of the thread, so that a busy machine matters less.
@@ -235,7 +235,7 @@ static void bench_index(void)
 
 static struct td_core *core;
 static struct td_core_action actions[TD_CORE_MAX_ACTIONS_PER_EVENT];
-static uint64_t core_now, core_oldest, core_next;
+static uint64_t core_sum, core_now, core_oldest, core_next;
 
 static uint64_t cpu_ns(void)
 {
@@ -258,6 +258,7 @@ static void core_arrive(const uint64_t *prompt_hashes, bool objectives)
     size_t n = core_event((struct td_core_event){.kind = TD_EV_REQUEST, .slot = (uint32_t)(id % CORE_SLOTS), .id = id, .a = CORE_TOKENS, .b = 400, .e = objectives ? 2000000 : 0,
                                                  .f = objectives ? 100000 : 0,                                                 .hashes = prompt_hashes, .n_hashes = prompt_hashes ? N_BLOCKS : 0, .hash_tokens = 16});
     need(n == 1 && actions[0].kind == TD_ACT_START_DECODE, "placing a request");
+    core_sum = (core_sum ^ actions[0].worker ^ actions[0].ttft_us << 12 ^ actions[0].tpot_us << 36) * 0x100000001b3ull;
 }
 
 static void core_decode(uint64_t id)
@@ -318,6 +319,7 @@ static void core_rows(const char *policy, bool prefixes_too)
     }
     td_core_destroy(core);
     core = NULL;
+    if (getenv("SUM")) fprintf(stderr, "sum %s %d %016llx\n", policy, prefixes_too, (unsigned long long)core_sum);
     const char *shape = prefixes_too ? "prompts of 100 blocks that 5 hold" : "no prefixes";
     qsort(place_ns, (size_t)n, sizeof place_ns[0], by_value);
     qsort(life_ns, (size_t)n, sizeof life_ns[0], by_value);
@@ -326,12 +328,13 @@ static void core_rows(const char *policy, bool prefixes_too)
     fflush(stdout);
 }
 
-static void bench_core(void)
+static void bench_core(const char *only)
 {
     n_prompts = CORE_PROMPTS;
     static const char *const policies[] = {"goodput", "round_robin", "least_request", "least_token", "power_of_two", "cache_aware", "lmetric", "kv_cost", "conductor"};
     for (int prefixes_too = 0; prefixes_too < 2; prefixes_too++)
-        for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) core_rows(policies[i], prefixes_too);
+        for (size_t i = 0; i < sizeof policies / sizeof *policies; i++)
+            if (!*only || !strcmp(only, policies[i])) core_rows(policies[i], prefixes_too);
     struct td_core_memory m = td_core_memory(0), with = td_core_memory(2u << 20);
     printf("memory,bytes for each request without prefixes,%zu,,,1\n", m.per_request);
     printf("memory,bytes for each request with prefixes,%zu,,,1\n", with.per_request);
@@ -349,6 +352,6 @@ int main(int argc, char **argv)
     printf("what,shape,ns,ns_least,ns_greatest,repeats\n");
     if (!*only || !strcmp(only, "model")) bench_model();
     if (!*only || !strcmp(only, "index")) bench_index();
-    if (!*only || !strcmp(only, "core")) bench_core();
+    if (!*only || !strcmp(only, "core")) bench_core(argc > 3 ? argv[3] : "");
     return sink < 0; /* never: the calls are not for nothing */
 }

@@ -17,11 +17,6 @@
 
 #define KV_COST_BLOCK 16.0
 
-bool td_worker_can_take(const struct td_core_worker *w, uint64_t n_tokens)
-{
-    return w->state == TD_WORKER_READY && !w->shunned && !w->kept && w->assigned < w->max_seqs && n_tokens <= w->kv_tokens;
-}
-
 uint32_t td_policy_keep(const struct td_policy_view *v, const struct td_policy_ask *a, enum td_core_role role)
 {
     uint32_t best = TD_NO_WORKER;
@@ -184,37 +179,72 @@ void td_policy_hits_clear(const struct td_policy_view *v, const struct td_prefix
         if (m[i].worker < v->n_workers) v->hit_tokens[m[i].worker] = 0;
 }
 
+void td_policy_predict_prefill(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t worker, struct td_prefill_part *r)
+{
+    const struct td_core_worker *w = &v->workers[worker];
+    uint64_t hit = v->hit_tokens[worker], u = a->n_tokens - hit, rows = w->max_step_tokens ? w->max_step_tokens : u;
+    r->worker = worker;
+    r->bucket = td_load_bucket(w->n_pending, 16);
+    r->hit_tokens = hit;
+    r->wait_s = fmax(0, w->free_at_s - v->now_s);
+    r->prefill_s = td_latency_prefill(v->latency, worker, u, hit, w->max_step_tokens);
+    r->link_wait_s = fmax(0, w->link_free_at_s - v->now_s - r->wait_s);
+    /* The KV leaves chunk by chunk while later chunks are computed: what is exposed is the last chunk, or what the link is behind. */
+    r->last_tokens = u < rows ? u : u % rows ? u % rows : rows;
+    double chunks = u > rows ? (double)((u + rows - 1) / rows) : 1;
+    r->hidden_s = r->prefill_s * (1 - 1 / chunks);
+    r->all_s = td_latency_transfer(v->latency, w->node_class, 0, (double)(a->n_tokens * w->kv_bytes_per_token));
+    r->tail_s = td_latency_transfer(v->latency, w->node_class, 0, (double)(r->last_tokens * w->kv_bytes_per_token));
+}
+
+void td_policy_predict_decode(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t worker, struct td_decode_part *r)
+{
+    const struct td_core_worker *w = &v->workers[worker];
+    *r = (struct td_decode_part){.worker = worker, .bucket = td_load_bucket(w->n_active + w->n_pending, w->max_seqs), .hit_tokens = v->hit_tokens[worker],
+                                 .step_s = predicted_step(v, a, worker)};
+}
+
+void td_policy_predict_pair(const struct td_policy_view *v, const struct td_policy_ask *a, const struct td_prefill_part *p, const struct td_decode_part *d,
+                            struct td_choice *c)
+{
+    double all = p->all_s, tail = p->tail_s;
+    if (d->hit_tokens) { /* it has a part: only the rest is sent */
+        const struct td_core_worker *w = &v->workers[p->worker];
+        uint64_t send = a->n_tokens - d->hit_tokens;
+        all = td_latency_transfer(v->latency, w->node_class, 0, (double)(send * w->kv_bytes_per_token));
+        tail = td_latency_transfer(v->latency, w->node_class, 0, (double)((p->last_tokens < send ? p->last_tokens : send) * w->kv_bytes_per_token));
+    }
+    c->prefill = p->worker;
+    c->decode = d->worker;
+    c->hit_tokens = p->hit_tokens;
+    c->prefill_s = p->prefill_s;
+    c->ttft_s = p->wait_s + p->prefill_s;
+    c->gap_s = fmax(tail, p->link_wait_s + all - p->hidden_s);
+    c->prefill_bucket = p->bucket;
+    c->decode_bucket = d->bucket;
+    c->tpot_s = a->n_out > 1 ? d->step_s + c->gap_s / (a->n_out - 1) : 0;
+}
+
 void td_policy_predict(const struct td_policy_view *v, const struct td_policy_ask *a, struct td_choice *c)
 {
-    const struct td_core_worker *d = &v->workers[c->decode];
-    c->decode_bucket = td_load_bucket(d->n_active + d->n_pending, d->max_seqs);
-    double step = predicted_step(v, a, c->decode);
-    if (c->local) {
-        uint32_t rows = d->max_step_tokens ? d->max_step_tokens : 512;
-        c->hit_tokens = v->hit_tokens[c->decode];
-        double u = (double)(a->n_tokens - c->hit_tokens), n_steps = ceil((u + (double)d->local_tokens) / rows);
-        double chunk = fmin(rows, u + (double)d->local_tokens);
-        c->prefill_s = n_steps * td_latency_step(v->latency, c->decode, d->n_active, (double)d->active_tokens, chunk, chunk * (double)a->n_tokens / 2);
-        c->ttft_s = c->prefill_s;
-        c->gap_s = 0;
-        c->prefill_bucket = c->decode_bucket;
-    } else {
-        const struct td_core_worker *p = &v->workers[c->prefill];
-        c->hit_tokens = v->hit_tokens[c->prefill];
-        uint64_t u = a->n_tokens - c->hit_tokens, rows = p->max_step_tokens ? p->max_step_tokens : u;
-        double wait = fmax(0, p->free_at_s - v->now_s);
-        c->prefill_s = td_latency_prefill(v->latency, c->prefill, u, c->hit_tokens, p->max_step_tokens);
-        c->ttft_s = wait + c->prefill_s;
-        /* The KV leaves chunk by chunk while later chunks are computed: what is exposed is the last chunk, or what the link is behind. */
-        uint64_t send = a->n_tokens - v->hit_tokens[c->decode], last = u < rows ? u : u % rows ? u % rows : rows;
-        double all = td_latency_transfer(v->latency, p->node_class, 0, (double)(send * p->kv_bytes_per_token));
-        double tail = td_latency_transfer(v->latency, p->node_class, 0, (double)((last < send ? last : send) * p->kv_bytes_per_token));
-        double link_wait = fmax(0, p->link_free_at_s - v->now_s - wait);
-        double chunks = u > rows ? (double)((u + rows - 1) / rows) : 1;
-        c->gap_s = fmax(tail, link_wait + all - c->prefill_s * (1 - 1 / chunks));
-        c->prefill_bucket = td_load_bucket(p->n_pending, 16);
+    struct td_decode_part part;
+    td_policy_predict_decode(v, a, c->decode, &part);
+    if (!c->local) {
+        struct td_prefill_part p;
+        td_policy_predict_prefill(v, a, c->prefill, &p);
+        td_policy_predict_pair(v, a, &p, &part, c);
+        return;
     }
-    c->tpot_s = a->n_out > 1 ? step + c->gap_s / (a->n_out - 1) : 0;
+    const struct td_core_worker *d = &v->workers[c->decode];
+    uint32_t rows = d->max_step_tokens ? d->max_step_tokens : 512;
+    c->hit_tokens = part.hit_tokens;
+    double u = (double)(a->n_tokens - c->hit_tokens), n_steps = ceil((u + (double)d->local_tokens) / rows);
+    double chunk = fmin(rows, u + (double)d->local_tokens);
+    c->prefill_s = n_steps * td_latency_step(v->latency, c->decode, d->n_active, (double)d->active_tokens, chunk, chunk * (double)a->n_tokens / 2);
+    c->ttft_s = c->prefill_s;
+    c->gap_s = 0;
+    c->prefill_bucket = c->decode_bucket = part.bucket;
+    c->tpot_s = a->n_out > 1 ? part.step_s : 0;
 }
 
 uint32_t td_load_bucket(uint32_t n, uint32_t full)

@@ -94,8 +94,11 @@ struct td_policy_view {
 
 typedef void (*td_policy_fn)(const struct td_policy_view *view, const struct td_policy_ask *ask, struct td_choice *ret_choice);
 
-/* Ready, not shunned, not kept, below max_seqs, and big enough ever to hold n_tokens. */
-bool td_worker_can_take(const struct td_core_worker *worker, uint64_t n_tokens);
+/* Ready, not shunned, not kept, below max_seqs, and big enough ever to hold n_tokens. Here, since every scan asks it of every worker. */
+static inline bool td_worker_can_take(const struct td_core_worker *w, uint64_t n_tokens)
+{
+    return w->state == TD_WORKER_READY && !w->shunned && !w->kept && w->assigned < w->max_seqs && n_tokens <= w->kv_tokens;
+}
 /* The worker of a role that would soonest have room for the request once nothing more is given to it; TD_NO_WORKER when none ever has, or when even alone there
  * it would miss its TPOT objective. */
 uint32_t td_policy_keep(const struct td_policy_view *view, const struct td_policy_ask *ask, enum td_core_role role);
@@ -109,6 +112,22 @@ const char *td_policy_names(void);                /* "round_robin|..." */
 #define TD_POLICY_MAX_MATCHES 64
 void td_policy_hits(const struct td_policy_view *view, const struct td_policy_ask *ask, struct td_prefix_match *ret_matches, size_t *ret_n);
 void td_policy_hits_clear(const struct td_policy_view *view, const struct td_prefix_match *matches, size_t n_matches);
+/* The same in its parts, so that k * m pairs cost k + m predictions: what depends on the prefill worker alone, on the decode worker alone, on both. */
+struct td_prefill_part {
+    uint32_t worker, bucket;
+    uint64_t hit_tokens, last_tokens;
+    double wait_s, prefill_s, link_wait_s, hidden_s;    /* hidden: of the transfer, behind the prefill's own chunks */
+    double all_s, tail_s;                               /* transfers when the decode worker has nothing of the prompt */
+};
+struct td_decode_part {
+    uint32_t worker, bucket;
+    uint64_t hit_tokens;
+    double step_s;
+};
+void td_policy_predict_prefill(const struct td_policy_view *view, const struct td_policy_ask *ask, uint32_t worker, struct td_prefill_part *ret_part);
+void td_policy_predict_decode(const struct td_policy_view *view, const struct td_policy_ask *ask, uint32_t worker, struct td_decode_part *ret_part);
+void td_policy_predict_pair(const struct td_policy_view *view, const struct td_policy_ask *ask, const struct td_prefill_part *prefill,
+                            const struct td_decode_part *decode, struct td_choice *choice);
 void td_policy_predict(const struct td_policy_view *view, const struct td_policy_ask *ask, struct td_choice *choice);   /* of its workers */
 uint32_t td_load_bucket(uint32_t n, uint32_t full);   /* 0..TD_LAT_LOAD_BUCKETS-1 */
 void td_policy_goodput(const struct td_policy_view *view, const struct td_policy_ask *ask, struct td_choice *ret_choice);   /* policy_goodput.c */

@@ -39,7 +39,7 @@ struct side {
     uint32_t n;
 };
 
-static void keep_best(struct side *s, uint32_t at, double key)
+static inline void keep_best(struct side *s, uint32_t at, double key)
 {
     if (s->n == N_BEST && key >= s->c[N_BEST - 1].key) return;
     uint32_t i = s->n < N_BEST ? s->n++ : N_BEST - 1;
@@ -75,7 +75,7 @@ static void prefill_candidates(const struct td_policy_view *v, const struct td_p
         const struct td_core_worker *w = &v->workers[at];
         if (!td_worker_can_take(w, a->n_tokens + 1)) continue;
         /* Equal prompts cost the same on equal nodes: the backlog decides, of work or of the link; tokens break the tie while nothing is known of times. */
-        double wait_s = fmax(0, fmax(w->free_at_s, w->link_free_at_s) - v->now_s);
+        double busy_s = w->free_at_s > w->link_free_at_s ? w->free_at_s : w->link_free_at_s, wait_s = busy_s > v->now_s ? busy_s - v->now_s : 0;
         keep_best(s, at, wait_s * 1e6 + (double)w->pending_tokens * w->correction * 1e-3 + (double)w->assigned * 1e-6);
     }
 }
@@ -119,12 +119,24 @@ static double price_of(const struct td_policy_view *v, bool local)
     return fmin(1, fmax(0, fmax((u - PRICE_FROM) / (PRICE_TO - PRICE_FROM), v->decode_pressure / FULL_PRESSURE)));
 }
 
-/* Is this pair good, and is it better? c holds its predictions. */
-static void consider(const struct td_policy_view *v, const struct td_policy_ask *a, const struct td_choice *c, bool fits, struct found *f)
+/* What its predictions are judged by: learned margins, and the price of what it uses. */
+struct factors { double price, q_t, q_d; };
+
+static double ttft_margin(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t bucket, double price)
 {
-    double price = price_of(v, c->local), q_t = td_latency_margin(v->latency, TD_LAT_TTFT, a->slo_class, c->prefill_bucket);
-    if (q_t > 1) q_t = 1 + (q_t - 1) * price;
-    double q_d = td_latency_margin(v->latency, TD_LAT_TPOT, a->slo_class, c->decode_bucket);
+    double q = td_latency_margin(v->latency, TD_LAT_TTFT, a->slo_class, bucket);
+    return q > 1 ? 1 + (q - 1) * price : q;
+}
+
+static double tpot_margin(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t bucket)
+{
+    return td_latency_margin(v->latency, TD_LAT_TPOT, a->slo_class, bucket);
+}
+
+/* Is this pair good, and is it better? c holds its predictions. */
+static void consider(const struct td_policy_view *v, const struct td_policy_ask *a, const struct td_choice *c, bool fits, const struct factors *x, struct found *f)
+{
+    double price = x->price, q_t = x->q_t, q_d = x->q_d;
     const struct td_core_worker *d = &v->workers[c->decode];
     if (d->assigned == 0 && q_d > 1) q_d = 1; /* waiting would not make it better, and nobody else is there to suffer */
     double need = (a->queue_s + c->ttft_s) * q_t, cost = c->ttft_s + c->gap_s + price * c->prefill_s;
@@ -157,29 +169,45 @@ static void consider(const struct td_policy_view *v, const struct td_policy_ask 
 
 static void consider_pairs(const struct td_policy_view *v, const struct td_policy_ask *a, const struct side *p, const struct side *d, struct found *f)
 {
-    for (uint32_t i = 0; i < p->n; i++)
+    struct td_decode_part parts[MAX_CANDIDATES];
+    double q_d[MAX_CANDIDATES];
+    bool fits[MAX_CANDIDATES];
+    struct factors x = {.price = price_of(v, false)};
+    for (uint32_t j = 0; j < d->n; j++) {
+        td_policy_predict_decode(v, a, d->c[j].at, &parts[j]);
+        q_d[j] = tpot_margin(v, a, parts[j].bucket);
+        fits[j] = kv_fits(&v->workers[d->c[j].at], a, KV_CEILING);
+    }
+    struct td_choice c = {.verdict = TD_PLACE};
+    for (uint32_t i = 0; i < p->n; i++) {
+        struct td_prefill_part part;
+        td_policy_predict_prefill(v, a, p->c[i].at, &part);
+        x.q_t = ttft_margin(v, a, part.bucket, x.price);
         for (uint32_t j = 0; j < d->n; j++) {
-            struct td_choice c = {.verdict = TD_PLACE, .prefill = p->c[i].at, .decode = d->c[j].at};
-            td_policy_predict(v, a, &c);
-            consider(v, a, &c, kv_fits(&v->workers[c.decode], a, KV_CEILING), f);
+            x.q_d = q_d[j];
+            td_policy_predict_pair(v, a, &part, &parts[j], &c);
+            consider(v, a, &c, fits[j], &x, f);
         }
+    }
 }
 
 static void consider_local(const struct td_policy_view *v, const struct td_policy_ask *a, const struct side *d, struct found *f)
 {
+    double price = price_of(v, true);
     for (uint32_t j = 0; j < d->n; j++) {
         const struct td_core_worker *w = &v->workers[d->c[j].at];
         struct td_choice c = {.verdict = TD_PLACE, .prefill = TD_NO_WORKER, .decode = d->c[j].at, .local = true};
         td_policy_predict(v, a, &c);
         bool fits = kv_fits(w, a, a->force_local ? KV_CEILING : KV_DEFLECT);
         if (!a->force_local) {
-            double q_d = td_latency_margin(v->latency, TD_LAT_TPOT, a->slo_class, c.decode_bucket), rows = spare_rows(v, c.decode, q_d);
+            double rows = spare_rows(v, c.decode, tpot_margin(v, a, c.decode_bucket));
             double u = (double)(a->n_tokens - c.hit_tokens) + (double)w->local_tokens;
             if (rows < C_MIN || (w->n_active && w->mix_rows > MIX_SHARE * rows)) continue;
             double n_steps = ceil(u / rows);
             c.prefill_s = c.ttft_s = n_steps * td_latency_step(v->latency, c.decode, w->n_active, (double)w->active_tokens, fmin(rows, u), fmin(rows, u) * (double)a->n_tokens / 2);
         }
-        consider(v, a, &c, fits, f);
+        struct factors x = {.price = price, .q_t = ttft_margin(v, a, c.prefill_bucket, price), .q_d = tpot_margin(v, a, c.decode_bucket)};
+        consider(v, a, &c, fits, &x, f);
     }
 }
 
