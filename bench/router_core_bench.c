@@ -231,11 +231,10 @@ static void bench_index(void)
 #define CORE_SLOTS 16384
 #define CORE_PROMPTS 2000
 #define CORE_TOKENS (N_BLOCKS * 16)
-#define CORE_BATCH 200
 
 static struct td_core *core;
 static struct td_core_action actions[TD_CORE_MAX_ACTIONS_PER_EVENT];
-static uint64_t core_sum, core_now, core_oldest, core_next;
+static uint64_t core_now, core_oldest, core_next;
 
 static uint64_t cpu_ns(void)
 {
@@ -258,7 +257,6 @@ static void core_arrive(const uint64_t *prompt_hashes, bool objectives)
     size_t n = core_event((struct td_core_event){.kind = TD_EV_REQUEST, .slot = (uint32_t)(id % CORE_SLOTS), .id = id, .a = CORE_TOKENS, .b = 400, .e = objectives ? 2000000 : 0,
                                                  .f = objectives ? 100000 : 0,                                                 .hashes = prompt_hashes, .n_hashes = prompt_hashes ? N_BLOCKS : 0, .hash_tokens = 16});
     need(n == 1 && actions[0].kind == TD_ACT_START_DECODE, "placing a request");
-    core_sum = (core_sum ^ actions[0].worker ^ actions[0].ttft_us << 12 ^ actions[0].tpot_us << 36) * 0x100000001b3ull;
 }
 
 static void core_decode(uint64_t id)
@@ -303,23 +301,24 @@ static void core_rows(const char *policy, bool prefixes_too)
     core_open(policy, prefixes_too);
     bool objectives = !strcmp(policy, "goodput"); /* of the others only conductor looks at them, and it lets links pile up until it refuses */
     for (uint32_t i = 0; i < CORE_ACTIVE; i++) {
-        core_arrive(NULL, objectives);
+        if (i % BATCH == 0) draw_batch();
+        core_arrive(prefixes_too ? drawn[i % BATCH].hashes : NULL, objectives);
         core_decode(core_next);
     }
-    for (long r = 0; r < n; r++) {
+    for (long r = -CORE_SLOTS / BATCH; r < n; r++) { /* the first ones make every slot's memory a used one */
         draw_batch();
         uint64_t start = cpu_ns();
-        for (uint32_t i = 0; i < CORE_BATCH; i++) core_finish(++core_oldest);
+        for (uint32_t i = 0; i < BATCH; i++) core_finish(++core_oldest);
         uint64_t placing = cpu_ns();
-        for (uint32_t i = 0; i < CORE_BATCH; i++) core_arrive(prefixes_too ? drawn[i].hashes : NULL, objectives);
+        for (uint32_t i = 0; i < BATCH; i++) core_arrive(prefixes_too ? drawn[i].hashes : NULL, objectives);
         uint64_t placed = cpu_ns();
-        for (uint32_t i = 0; i < CORE_BATCH; i++) core_decode(core_next - CORE_BATCH + 1 + i);
-        life_ns[r] = (double)(cpu_ns() - start) / CORE_BATCH;
-        place_ns[r] = (double)(placed - placing) / CORE_BATCH;
+        for (uint32_t i = 0; i < BATCH; i++) core_decode(core_next - BATCH + 1 + i);
+        if (r < 0) continue;
+        life_ns[r] = (double)(cpu_ns() - start) / BATCH;
+        place_ns[r] = (double)(placed - placing) / BATCH;
     }
     td_core_destroy(core);
     core = NULL;
-    if (getenv("SUM")) fprintf(stderr, "sum %s %d %016llx\n", policy, prefixes_too, (unsigned long long)core_sum);
     const char *shape = prefixes_too ? "prompts of 100 blocks that 5 hold" : "no prefixes";
     qsort(place_ns, (size_t)n, sizeof place_ns[0], by_value);
     qsort(life_ns, (size_t)n, sizeof life_ns[0], by_value);

@@ -61,6 +61,7 @@ struct td_core {
     struct td_core_config cfg;
     td_policy_fn policy;
     struct td_core_worker workers[TD_CORE_MAX_WORKERS];
+    struct td_core_scan scans[TD_CORE_MAX_WORKERS];
     uint32_t n_workers, by_role[2][TD_CORE_MAX_WORKERS], n_by_role[2];
     uint64_t cursor[2], random;
     struct request *requests;
@@ -146,6 +147,7 @@ td_status td_core_create(const struct td_core_config *config, struct td_core **r
         c->cfg.classes[0] = (struct td_core_class){.name = "default", .weight = 1};
     }
     c->policy = policy;
+    for (uint32_t i = 0; i < TD_CORE_MAX_WORKERS; i++) c->workers[i].scan = &c->scans[i];
     c->random = config->seed;
     if ((s = open_parts(c, err))) {
         td_core_destroy(c);
@@ -205,6 +207,25 @@ static void refresh_step(struct td_core *c, uint32_t worker)
     struct td_core_worker *w = &c->workers[worker];
     if (w->role != TD_ROLE_DECODE) return;
     w->step_s = td_latency_step(c->latency, worker, w->n_active + w->n_pending + 1.0, (double)(w->active_tokens + w->reserved_tokens), w->mix_rows, 0);
+    td_ledger_changed(w);
+}
+
+static void shun(struct td_core *c, uint32_t worker)
+{
+    c->workers[worker].shunned = true;
+    td_ledger_changed(&c->workers[worker]);
+}
+
+static void set_state(struct td_core_worker *w, enum td_worker_state state)
+{
+    w->state = state;
+    td_ledger_changed(w);
+}
+
+static void set_kept(struct td_core_worker *w, bool kept)
+{
+    w->kept = kept;
+    td_ledger_changed(w);
 }
 
 /* The last request with the tightest objective there went: look for the next. Rare: most requests of a worker share a class. */
@@ -339,7 +360,7 @@ static bool wants_local(const struct td_core *c, const struct request *r)
 
 static struct td_policy_view view_of(struct td_core *c)
 {
-    return (struct td_policy_view){.workers = c->workers, .n_workers = c->n_workers, .by_role = {c->by_role[0], c->by_role[1]},
+    return (struct td_policy_view){.workers = c->workers, .n_workers = c->n_workers, .scans = c->scans, .by_role = {c->by_role[0], c->by_role[1]},
                                    .n_by_role = {c->n_by_role[0], c->n_by_role[1]}, .cursor = c->cursor, .random = &c->random, .now_s = c->now_s,
                                    .utilisation = {c->utilisation[0], c->utilisation[1]}, .decode_pressure = c->decode_pressure,
                                    .latency = c->latency, .index = c->index, .hit_tokens = c->hit_tokens};
@@ -392,6 +413,7 @@ static enum outcome place(struct td_core *c, struct request *r, const struct td_
         td_ledger_prefill_open(p, &r->prefill, choice.prefill, uncomputed, choice.prefill_s, c->now_s);
         p->link_free_at_s = fmax(p->link_free_at_s, c->now_s + choice.ttft_s - choice.prefill_s) +
                             td_latency_transfer(c->latency, p->node_class, 0, (double)(r->n_tokens * p->kv_bytes_per_token));
+        td_ledger_changed(p);
         r->planned = true;
     } else if (c->cfg.mode == TD_MODE_HYBRID) {
         c->stats.deflected++;
@@ -453,8 +475,8 @@ static void keep_room(struct td_core *c, const struct td_policy_ask *a, uint32_t
     struct td_policy_view v = view_of(c);
     uint32_t d = td_policy_keep(&v, a, TD_ROLE_DECODE), p = a->force_local ? TD_NO_WORKER : td_policy_keep(&v, a, TD_ROLE_PREFILL);
     if (d == TD_NO_WORKER || (p == TD_NO_WORKER && !a->force_local)) return;
-    c->workers[kept[(*n_kept)++] = d].kept = true;
-    if (p != TD_NO_WORKER && c->workers[p].assigned >= c->workers[p].max_seqs) c->workers[kept[(*n_kept)++] = p].kept = true;
+    set_kept(&c->workers[kept[(*n_kept)++] = d], true);
+    if (p != TD_NO_WORKER && c->workers[p].assigned >= c->workers[p].max_seqs) set_kept(&c->workers[kept[(*n_kept)++] = p], true);
 }
 
 /* Walks the queue in its order. One that is held does not stop those behind it. */
@@ -483,7 +505,7 @@ static void dispatch(struct td_core *c)
         note_held(short_of_room ? &no_room : &tight[r->slo_class], &a);
         if (waited_ns > c->cfg.queue_timeout_ms * NS_PER_MS / 4) keep_room(c, &a, kept, &n_kept);
     }
-    while (n_kept > 0) c->workers[kept[--n_kept]].kept = false;
+    while (n_kept > 0) set_kept(&c->workers[kept[--n_kept]], false);
 }
 
 /* ---- workers ---------------------------------------------------------------------------------------------------------------------------------- */
@@ -532,9 +554,9 @@ static void on_gone(struct td_core *c, uint32_t worker)
 {
     if (!known_worker(c, worker)) return;
     roster_remove(c, worker);
-    c->workers[worker].state = TD_WORKER_SUSPECT; /* nothing is placed there while its requests move */
+    set_state(&c->workers[worker], TD_WORKER_SUSPECT); /* nothing is placed there while its requests move */
     worker_lost(c, worker, "the worker left");
-    c->workers[worker].state = TD_WORKER_ABSENT;
+    set_state(&c->workers[worker], TD_WORKER_ABSENT);
     if (c->index) td_prefix_index_reset(c->index, worker);
 }
 
@@ -562,7 +584,7 @@ static void on_snapshot(struct td_core *c, const struct td_core_event *e)
     w->snapshot_ns = c->now_ns;
     if (w->shunned || w->state == TD_WORKER_SUSPECT) c->room_changed = true;
     w->shunned = false;
-    if (w->state == TD_WORKER_SUSPECT) w->state = w->draining ? TD_WORKER_DRAINING : TD_WORKER_READY;
+    set_state(w, w->state != TD_WORKER_SUSPECT ? w->state : w->draining ? TD_WORKER_DRAINING : TD_WORKER_READY);
 }
 
 static void on_step(struct td_core *c, const struct td_core_event *e)
@@ -575,6 +597,7 @@ static void on_step(struct td_core *c, const struct td_core_event *e)
     w->busy_us += e->e;
     w->mix_rows += 0.05 * ((double)e->a - w->mix_rows);
     w->correction = td_latency_correction(c->latency, e->worker);
+    td_ledger_changed(w);
     if (e->c) refresh_step(c, e->worker);
 }
 
@@ -739,17 +762,17 @@ static void leg_failed(struct td_core *c, struct request *r, uint32_t worker, ui
             return;
         }
         r->refused = true;
-        c->workers[worker].shunned = true;
-        if (r->decode.worker != TD_NO_WORKER) c->workers[r->decode.worker].shunned = true; /* the prefill worker refused: perhaps the grant */
+        shun(c, worker);
+        if (r->decode.worker != TD_NO_WORKER) shun(c, r->decode.worker); /* the prefill worker refused: perhaps the grant */
         fail_over(c, r, what);
         return;
     case G_EXHAUSTED:
-        c->workers[worker].shunned = true;
+        shun(c, worker);
         requeue(c, r, false);
         return;
     case G_DEADLINE: fail(c, r, code, "the request's deadline has passed", 0); return; /* the client's own: the worker did no wrong */
     default: /* perhaps it is dead and its stream does not know yet: do not spend the failovers on it */
-        c->workers[worker].shunned = true;
+        shun(c, worker);
         fail_over(c, r, what);
         return;
     }
@@ -826,7 +849,7 @@ static void on_tick(struct td_core *c, uint64_t busy_permille)
     for (uint32_t i = 0; i < c->n_workers; i++) {
         struct td_core_worker *w = &c->workers[i];
         if ((w->state == TD_WORKER_READY || w->state == TD_WORKER_DRAINING) && c->now_ns - w->snapshot_ns > c->cfg.worker_timeout_ms * NS_PER_MS) {
-            w->state = TD_WORKER_SUSPECT;
+            set_state(w, TD_WORKER_SUSPECT);
             worker_lost(c, i, "the worker stopped answering");
         }
     }
@@ -862,7 +885,7 @@ size_t td_core_step(struct td_core *c, const struct td_core_event *event, struct
     case TD_EV_WORKER_DRAIN:
         if (!(w = known_worker(c, e->worker))) break;
         w->draining = true;
-        if (w->state == TD_WORKER_READY) w->state = TD_WORKER_DRAINING;
+        if (w->state == TD_WORKER_READY) set_state(w, TD_WORKER_DRAINING);
         break;
     case TD_EV_WORKER_GONE: on_gone(c, e->worker); break;
     case TD_EV_WORKER_STEP: on_step(c, e); break;
@@ -923,6 +946,9 @@ void td_core_account(const struct td_core *c, uint32_t worker, struct td_core_ac
                                             .pending_tokens = w->pending_tokens, .active_tokens = w->active_tokens,
                                             .reserved_tokens = w->reserved_tokens, .local_tokens = w->local_tokens, .pending_s = w->pending_s,
                                             .min_tpot_s = w->min_tpot_s, .kept = w->kept};
+    struct td_core_scan want;
+    td_ledger_scan(w, &want);
+    ret_account->stale = memcmp(&want, w->scan, sizeof want) != 0;
 }
 
 void td_core_stats(const struct td_core *c, struct td_core_stats *ret_stats)

@@ -151,6 +151,7 @@ struct td_core_account {
     uint64_t assigned_tokens, promised_tokens, pending_tokens, active_tokens, reserved_tokens, local_tokens;
     double pending_s, min_tpot_s;
     bool kept;
+    bool stale;               /* what scans read of it is not what the account says */
 };
 void td_core_account(const struct td_core *core, uint32_t worker, struct td_core_account *ret_account);
 struct td_core_stats {

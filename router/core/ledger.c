@@ -3,11 +3,32 @@
 
 #include <math.h>
 
+void td_ledger_scan(const struct td_core_worker *w, struct td_core_scan *s)
+{
+    *s = (struct td_core_scan){.room_tokens = w->state == TD_WORKER_READY && !w->shunned && !w->kept && w->assigned < w->max_seqs ? w->kv_tokens : 0};
+    if (w->role == TD_ROLE_PREFILL) {
+        s->prefill.busy_s = fmax(w->free_at_s, w->link_free_at_s);
+        s->prefill.pending = (double)w->pending_tokens * w->correction * 1e-3;
+        s->prefill.assigned = (double)w->assigned * 1e-6;
+    } else {
+        s->decode.key = w->step_s * 1e6 + (double)w->promised_tokens * w->correction * 1e-3;
+        s->decode.promised = (double)w->promised_tokens;
+        s->decode.kv_limit = w->promised_tokens ? TD_POLICY_KV_CEILING * (double)w->kv_tokens : INFINITY;
+    }
+}
+
+void td_ledger_changed(struct td_core_worker *w)
+{
+    if (w->scan) td_ledger_scan(w, w->scan);
+}
+
 void td_ledger_join(struct td_core_worker *w, const struct td_core_event *e)
 {
+    struct td_core_scan *scan = w->scan;
     *w = (struct td_core_worker){.state = TD_WORKER_READY, .role = e->role, .kv_tokens = e->a, .max_seqs = (uint32_t)e->b, .node_class = (uint32_t)e->c,
                                  .max_step_tokens = (uint32_t)e->d, .kv_bytes_per_token = e->e, .snapshot_ns = e->now_ns, .correction = 1,
-                                 .min_tpot_s = INFINITY};
+                                 .min_tpot_s = INFINITY, .scan = scan};
+    td_ledger_changed(w);
 }
 
 void td_ledger_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker, uint64_t n_tokens, double work_s, double now_s)
@@ -19,6 +40,7 @@ void td_ledger_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint32
     w->pending_tokens += n_tokens;
     w->pending_s += work_s;
     w->free_at_s = fmax(w->free_at_s, now_s) + work_s;
+    td_ledger_changed(w);
 }
 
 static void prefill_settle(struct td_core_worker *w, struct td_leg *leg)
@@ -36,6 +58,7 @@ void td_ledger_prefill_done(struct td_core_worker *w, struct td_leg *leg, double
     prefill_settle(w, leg);
     leg->tokens = 0;
     w->free_at_s = now_s + w->pending_s;
+    td_ledger_changed(w);
 }
 
 void td_ledger_decode_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker, bool local, uint64_t n_tokens, uint64_t n_promised,
@@ -55,6 +78,7 @@ void td_ledger_decode_open(struct td_core_worker *w, struct td_leg *leg, uint32_
     } else if (tpot_s <= w->min_tpot_s) {
         w->n_min_tpot++;
     }
+    td_ledger_changed(w);
 }
 
 void td_ledger_decode_active(struct td_core_worker *w, struct td_leg *leg)
@@ -67,6 +91,7 @@ void td_ledger_decode_active(struct td_core_worker *w, struct td_leg *leg)
     leg->local_tokens = 0;
     w->n_active++;
     w->active_tokens += leg->tokens;
+    td_ledger_changed(w);
 }
 
 void td_ledger_decode_grow(struct td_core_worker *w, struct td_leg *leg, uint64_t n_more)
@@ -79,6 +104,7 @@ void td_ledger_decode_grow(struct td_core_worker *w, struct td_leg *leg, uint64_
     if (leg->tokens > leg->promised) {
         w->promised_tokens += leg->tokens - leg->promised;
         leg->promised = leg->tokens;
+        td_ledger_changed(w);
     }
 }
 
@@ -109,6 +135,7 @@ void td_ledger_close(struct td_core_worker *w, struct td_leg *leg, double now_s)
         w->n_min_tpot = 0;
     }
     *leg = (struct td_leg){.worker = TD_NO_WORKER};
+    td_ledger_changed(w);
 }
 
 void td_ledger_snapshot(struct td_core_worker *w, const struct td_core_event *e, double now_s)
@@ -119,8 +146,10 @@ void td_ledger_snapshot(struct td_core_worker *w, const struct td_core_event *e,
     w->queued_tokens = e->c;
     w->n_busy = (uint32_t)(e->d > UINT32_MAX ? UINT32_MAX : e->d);
     w->calls_seen = e->e;
-    if (w->role != TD_ROLE_PREFILL || w->calls_seen < w->calls_sent || w->pending_tokens == 0) return;
-    double left = (double)w->queued_tokens / (double)w->pending_tokens;
-    if (left < 1) w->free_at_s = fmin(w->free_at_s, now_s + w->pending_s * left); /* a worker may hold more than we gave it (older attempts): never believe that */
-    else if (w->free_at_s < now_s + w->pending_s) w->free_at_s = now_s + w->pending_s; /* nothing was computed since: it is behind our plan */
+    if (w->role == TD_ROLE_PREFILL && w->calls_seen >= w->calls_sent && w->pending_tokens > 0) {
+        double left = (double)w->queued_tokens / (double)w->pending_tokens;
+        if (left < 1) w->free_at_s = fmin(w->free_at_s, now_s + w->pending_s * left); /* a worker may hold more than we gave it: never believe that */
+        else if (w->free_at_s < now_s + w->pending_s) w->free_at_s = now_s + w->pending_s; /* nothing was computed since: it is behind our plan */
+    }
+    td_ledger_changed(w);
 }

@@ -21,6 +21,11 @@ struct td_leg {
     double tpot_s;              /* decode: its objective */
 };
 
+/* Makes w->scan true again: called by everybody who writes to *w, the functions below included. */
+void td_ledger_changed(struct td_core_worker *w);
+void td_ledger_scan(const struct td_core_worker *w, struct td_core_scan *ret_scan);     /* what it should be */
+
+/* *w is zeroed, or a former holder of the place. */
 void td_ledger_join(struct td_core_worker *w, const struct td_core_event *join);
 void td_ledger_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker, uint64_t n_tokens, double work_s, double now_s);
 void td_ledger_prefill_done(struct td_core_worker *w, struct td_leg *leg, double now_s);   /* its first token was seen */

@@ -12,8 +12,18 @@
 
 #define TD_NO_WORKER UINT32_MAX
 
-/* The ledger of one worker: exact the moment we decide, since we hear of every token. Kept by ledger.c alone. What a scan over all workers needs stands
- * first, in one cache line. */
+#define TD_POLICY_KV_CEILING 0.95  /* share of a decode worker's KV that promises may fill */
+
+/* What a scan over all workers reads of one, half a cache line: always what td_ledger_changed would make of the worker now. */
+struct td_core_scan {
+    uint64_t room_tokens;       /* longest sequence it can take now: 0 when it can take none */
+    union {
+        struct { double busy_s, pending, assigned; } prefill;       /* busy until; two terms that break ties */
+        struct { double key, promised, kv_limit; } decode;          /* kv_limit: of promised tokens; INFINITY while it is empty */
+    };
+};
+
+/* The ledger of one worker: exact the moment we decide, since we hear of every token. Kept by ledger.c alone. */
 struct td_core_worker {
     enum td_worker_state state;
     enum td_core_role role;
@@ -45,6 +55,7 @@ struct td_core_worker {
     uint64_t busy_us;           /* sum of reported step times since the last tick */
     uint64_t snapshot_seq, snapshot_ns, held_tokens, queued_tokens, calls_sent, calls_seen;
     uint32_t n_busy;
+    struct td_core_scan *scan;  /* its place in the core's array; NULL = none */
 };
 
 /* What is asked: one request. Times in seconds; INFINITY = no objective. */
@@ -80,6 +91,7 @@ struct td_choice {
 struct td_policy_view {
     const struct td_core_worker *workers;   /* [n_workers] */
     uint32_t n_workers;
+    const struct td_core_scan *scans;       /* [n_workers] */
     const uint32_t *by_role[2];             /* worker indices of each role, joined and not gone */
     uint32_t n_by_role[2];
     uint64_t *cursor;                       /* round robin's memory, one per role: cursor[role] */

@@ -16,10 +16,10 @@
 #include "router/core/policy.h"
 
 #define N_BEST 4
+#define FULL_KEY 1e12       /* of decode workers without KV for it: after all others */
 #define MAX_CANDIDATES (N_BEST + 8)
 #define TIE 1.05
 #define TIE_S 1e-4          /* two predictions closer than this are one */
-#define KV_CEILING 0.95
 #define KV_DEFLECT 0.90
 #define C_MAX 512
 #define C_MIN 64
@@ -70,24 +70,25 @@ static uint32_t scan_from(const struct td_policy_view *v, enum td_core_role role
 static void prefill_candidates(const struct td_policy_view *v, const struct td_policy_ask *a, struct side *s)
 {
     uint32_t n = v->n_by_role[TD_ROLE_PREFILL], i = scan_from(v, TD_ROLE_PREFILL);
+    const uint32_t *workers = v->by_role[TD_ROLE_PREFILL];
     for (uint32_t left = n; left > 0; left--, i = i + 1 < n ? i + 1 : 0) {
-        uint32_t at = v->by_role[TD_ROLE_PREFILL][i];
-        const struct td_core_worker *w = &v->workers[at];
-        if (!td_worker_can_take(w, a->n_tokens + 1)) continue;
+        const struct td_core_scan *w = &v->scans[workers[i]];
+        if (a->n_tokens >= w->room_tokens) continue;
         /* Equal prompts cost the same on equal nodes: the backlog decides, of work or of the link; tokens break the tie while nothing is known of times. */
-        double busy_s = w->free_at_s > w->link_free_at_s ? w->free_at_s : w->link_free_at_s, wait_s = busy_s > v->now_s ? busy_s - v->now_s : 0;
-        keep_best(s, at, wait_s * 1e6 + (double)w->pending_tokens * w->correction * 1e-3 + (double)w->assigned * 1e-6);
+        double wait_s = w->prefill.busy_s > v->now_s ? w->prefill.busy_s - v->now_s : 0;
+        keep_best(s, workers[i], wait_s * 1e6 + w->prefill.pending + w->prefill.assigned);
     }
 }
 
 static void decode_candidates(const struct td_policy_view *v, const struct td_policy_ask *a, struct side *s)
 {
     uint32_t n = v->n_by_role[TD_ROLE_DECODE], i = scan_from(v, TD_ROLE_DECODE);
+    const uint32_t *workers = v->by_role[TD_ROLE_DECODE];
+    double n_tokens = (double)a->n_tokens;
     for (uint32_t left = n; left > 0; left--, i = i + 1 < n ? i + 1 : 0) {
-        uint32_t at = v->by_role[TD_ROLE_DECODE][i];
-        const struct td_core_worker *w = &v->workers[at];
-        if (!td_worker_can_take(w, a->n_tokens + 1)) continue;
-        keep_best(s, at, (kv_fits(w, a, KV_CEILING) ? 0 : 1e12) + w->step_s * 1e6 + (double)w->promised_tokens * w->correction * 1e-3);
+        const struct td_core_scan *w = &v->scans[workers[i]];
+        if (a->n_tokens >= w->room_tokens) continue;
+        keep_best(s, workers[i], w->decode.promised + n_tokens + a->n_out <= w->decode.kv_limit ? w->decode.key : FULL_KEY + w->decode.key);
     }
 }
 
@@ -176,7 +177,7 @@ static void consider_pairs(const struct td_policy_view *v, const struct td_polic
     for (uint32_t j = 0; j < d->n; j++) {
         td_policy_predict_decode(v, a, d->c[j].at, &parts[j]);
         q_d[j] = tpot_margin(v, a, parts[j].bucket);
-        fits[j] = kv_fits(&v->workers[d->c[j].at], a, KV_CEILING);
+        fits[j] = kv_fits(&v->workers[d->c[j].at], a, TD_POLICY_KV_CEILING);
     }
     struct td_choice c = {.verdict = TD_PLACE};
     for (uint32_t i = 0; i < p->n; i++) {
@@ -198,7 +199,7 @@ static void consider_local(const struct td_policy_view *v, const struct td_polic
         const struct td_core_worker *w = &v->workers[d->c[j].at];
         struct td_choice c = {.verdict = TD_PLACE, .prefill = TD_NO_WORKER, .decode = d->c[j].at, .local = true};
         td_policy_predict(v, a, &c);
-        bool fits = kv_fits(w, a, a->force_local ? KV_CEILING : KV_DEFLECT);
+        bool fits = kv_fits(w, a, a->force_local ? TD_POLICY_KV_CEILING : KV_DEFLECT);
         if (!a->force_local) {
             double rows = spare_rows(v, c.decode, tpot_margin(v, a, c.decode_bucket));
             double u = (double)(a->n_tokens - c.hit_tokens) + (double)w->local_tokens;

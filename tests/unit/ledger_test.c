@@ -21,7 +21,7 @@ static uint32_t rnd(uint32_t n)
 
 static struct td_core_worker worker_of(enum td_core_role role)
 {
-    struct td_core_worker w;
+    struct td_core_worker w = {0};
     td_ledger_join(&w, &(struct td_core_event){.kind = TD_EV_WORKER_JOIN, .role = role, .a = 100000, .b = 64});
     return w;
 }

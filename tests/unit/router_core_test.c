@@ -511,6 +511,11 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
         struct td_core_stats st;
         td_core_stats(c, &st);
         assert_int_equal(st.live, started - ended);
+        for (w = 0; w < WORKERS; w++) {
+            struct td_core_account a;
+            td_core_account(c, w, &a);
+            if (a.stale) fail_msg("event %d of kind %d: what scans read of worker %u is not its account", i, (int)e.kind, w);
+        }
     }
     /* time passes, nobody speaks: everything ends */
     for (int i = 0; i < 200; i++) {
