@@ -1,0 +1,133 @@
+"""Objectives, classes, tenants, priorities and prefixes from a client's side: what is refused and how, what the ledger says of it, who goes first, and where a
+prompt goes whose beginning a worker still holds."""
+import os
+import re
+import subprocess
+import threading
+
+import grpc
+import pytest
+
+from harness import BIN, SLOW, Cluster, pb
+from test_metrics import free_port, scrape
+
+OK, INVALID, EXHAUSTED = grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
+CLASSES = "chat:ttft=60000,tpot=5000 gold:ttft=30000,tpot=2000,weight=4 bulk:weight=0.5,best_effort"
+
+
+def objectives(ttft_ms=None, tpot_ms=None):
+    o = pb.Objectives()
+    if ttft_ms is not None:
+        o.ttft_ms = ttft_ms
+    if tpot_ms is not None:
+        o.tpot_ms = tpot_ms
+    return o
+
+
+def test_bad_values_name_their_field():
+    nan, inf = float("nan"), float("inf")
+    with Cluster(router_args=["--slo-class", CLASSES]) as c:
+        cases = [(dict(objectives=objectives(ttft_ms=v)), "objectives.ttft_ms is") for v in (0, -1, nan, inf, 1.5e9)]
+        cases += [(dict(objectives=objectives(tpot_ms=v)), "objectives.tpot_ms is") for v in (0, -0.5, nan, -inf, 1e300)]
+        cases += [(dict(slo_class="silver"), 'slo_class is "silver"; this router has: chat gold bulk'), (dict(tenant="t" * 65), "tenant has 65 bytes, limit 64"),
+                  (dict(priority=101), "priority is 101, must be -100..100"), (dict(priority=-101), "priority is -101, must be -100..100")]
+        for fields, message in cases:
+            r = c.generate(prompt="Once", max_tokens=2, **fields)
+            assert r.code == INVALID and message in r.details and "retry-delay-ms" not in r.trailing, (fields, r.code, r.details)
+        r = c.generate(prompt="Once", max_tokens=2, slo_class="bulk", tenant="t" * 64, priority=-100, objectives=objectives(1e9, 1e9))
+        assert r.code == OK, r.details
+        c.wait_idle()
+
+
+def test_the_ledger_says_objectives_and_predictions():
+    with Cluster(router_args=["--slo-class", CLASSES]) as c:
+        r = c.generate(prompt="Once upon a time", max_tokens=8, ignore_eos=True)
+        assert (r.code, r.ledger.slo_class, r.ledger.slo_ttft_us, r.ledger.slo_tpot_us) == (OK, "chat", 60000000, 5000000), r.details
+        r = c.generate(prompt="Once upon a time", max_tokens=8, ignore_eos=True, slo_class="gold", objectives=objectives(tpot_ms=1500.5))
+        assert (r.code, r.ledger.slo_class, r.ledger.slo_ttft_us, r.ledger.slo_tpot_us) == (OK, "gold", 30000000, 1500500), r.details  # what is set replaces the class's
+        r = c.generate(prompt="Once upon a time", max_tokens=8, ignore_eos=True, slo_class="bulk")
+        assert (r.code, r.ledger.slo_class, r.ledger.slo_ttft_us, r.ledger.slo_tpot_us) == (OK, "bulk", 0, 0), r.details
+        for i in range(6):
+            r = c.generate(prompt=f"Story {i}. The little fox walked over the hill.", max_tokens=30, ignore_eos=True)
+        # steps were reported meanwhile: the model predicts, within what a busy machine may do
+        assert r.code == OK and 0 < r.ledger.predicted_ttft_us < 60e6 and 0 < r.ledger.predicted_tpot_us < 5e6, (r.details, r.ledger)
+        c.wait_idle()
+
+
+@pytest.mark.parametrize("which", ["ttft_ms", "tpot_ms"])
+def test_impossible_objectives_are_refused_with_a_delay(which):
+    """Told before any prefill is spent; one request in 128 is tried all the same, so that the router would notice if it were wrong."""
+    with Cluster() as c:
+        for i in range(8):
+            assert c.generate(prompt=f"Story {i}. The little fox walked over the hill.", max_tokens=20, ignore_eos=True).code == OK
+        refused = []
+        for i in range(8):
+            r = c.generate(prompt=f"Tale {i}", max_tokens=20, ignore_eos=True, objectives=objectives(**{which: 0.001}))
+            assert r.code in (OK, EXHAUSTED), (r.code, r.details)
+            if r.code == EXHAUSTED:
+                refused.append(r)
+        assert len(refused) >= 6, len(refused)
+        for r in refused:
+            assert which[:4].upper() in r.details and 1 <= int(r.trailing["retry-delay-ms"]) <= 60000, (r.details, r.trailing)
+            assert not r.tokens
+        assert c.generate(prompt="Tale", max_tokens=20, ignore_eos=True).code == OK  # nobody else is hurt
+        c.wait_idle()
+
+
+def test_gold_overtakes_bulk():
+    """One at a time is served; six of a lesser class wait when one of a greater class comes, and one with a priority among the lesser."""
+    with Cluster(prefill=0, decode=1, mode="colocated", router_args=["--slo-class", "bulk:weight=1 gold:weight=4"], worker_args=["--max-seqs", 1]) as c:
+        first = c.stream(c.request(prompt="Once", max_tokens=1500, ignore_eos=True))
+        next(first)  # it holds the only place
+        order, lock, threads = [], threading.Lock(), []
+
+        def run(name, **fields):
+            r = c.generate(c.request(prompt=f"Story {name}", max_tokens=3, ignore_eos=True, **fields))
+            with lock:
+                order.append((name, r.code))
+
+        for i, (name, fields) in enumerate([(f"bulk{i}", {}) for i in range(6)] + [("urgent", dict(priority=5)), ("gold", dict(slo_class="gold"))]):
+            threads.append(threading.Thread(target=run, args=(name,), kwargs=fields))
+            threads[-1].start()
+            c.wait_for(lambda n=i + 1: c.status().queued == n, f"{i + 1} requests to wait", 10 * SLOW)
+        first.cancel()
+        for t in threads:
+            t.join()
+        assert all(code == OK for _, code in order), order
+        names = [name for name, _ in order]  # they end in the order in which they were served
+        assert names == ["gold", "urgent"] + [f"bulk{i}" for i in range(6)], names
+        c.wait_idle()
+
+
+def block_adds(path, roles):
+    """How many blocks prefill workers have reported, by the decision log."""
+    text = path.read_text()
+    for m in re.finditer(r"^e kind=2 now=\d+ worker=(\d+) .* role=(\d)", text, re.MULTILINE):
+        roles[m[1]] = m[2]
+    return sum(roles.get(m[1]) == "0" for m in re.finditer(r"^e kind=7 now=\d+ worker=(\d+) ", text, re.MULTILINE))
+
+
+def test_a_prompt_goes_where_its_prefix_is(tmp_path):
+    """Each of six long prompts comes twice. A router that did not look would send half of the second ones to the prefill worker that has nothing of them."""
+    port, log, roles = free_port(), tmp_path / "decisions", {}
+    with Cluster(prefill=2, decode=1, router_args=["--decision-log", log, "--metrics-listen", f"127.0.0.1:{port}"]) as c:
+        cached, blocks = 0, 0
+        for i in range(6):
+            prompt = f"Tale number {i}: " + f"The little fox number {i} walked over the hill and saw a dog. " * 12
+            first = c.generate(prompt=prompt, max_tokens=4, temperature=0, ignore_eos=True)
+            assert first.code == OK and first.usage.cached_tokens == 0, (first.details, first.usage)
+            blocks += first.usage.prompt_tokens // 16
+            assert first.usage.prompt_tokens >= 10 * 16
+            c.wait_for(lambda: block_adds(log, roles) >= blocks, f"{blocks} blocks in the router's index", 10 * SLOW)
+            c.wait_idle()
+            again = c.generate(prompt=prompt, max_tokens=4, temperature=0, ignore_eos=True)
+            assert again.code == OK and again.tokens == first.tokens, again.details
+            assert again.ledger.prefill_worker == first.ledger.prefill_worker
+            assert again.usage.cached_tokens >= (first.usage.prompt_tokens - 1) // 16 * 16, again.usage
+            cached += again.usage.cached_tokens
+        c.wait_for(lambda: scrape(port)['td_prefix_hit_tokens_total{source="found"}'] == cached, "what was found in the metrics", 5 * SLOW)
+        assert scrape(port)['td_prefix_hit_tokens_total{source="predicted"}'] == cached
+        c.wait_idle()
+    # the log of all this replays to the same decisions (I5)
+    replay = subprocess.run([os.path.join(BIN, "tandem"), "sim", "replay", log], capture_output=True, timeout=60 * SLOW)
+    assert replay.returncode == 0 and b": the same\n" in replay.stdout, (replay.stdout, replay.stderr.decode()[-3000:])
