@@ -17,12 +17,13 @@
 #include "cli/cli.h"
 #include "common/base/clock.h"
 #include "common/base/signals.h"
+#include "common/base/thread_pool.h"
 
 #define MAX_CHILDREN 130
 #define MAX_ARGS 64
 
 struct up_config {
-    const char *model, *random_weights, *listen, *mode, *policy, *dtype, *kv_memory, *transfer, *log_level, *log_dir, *decision_log, *ops;
+    const char *model, *random_weights, *listen, *mode, *policy, *dtype, *kv_memory, *transfer, *log_level, *log_dir, *decision_log, *ops, *cpus;
     int64_t prefill, decode, threads, block_size, max_step_tokens, max_batch, max_seqs, max_model_len;
     uint64_t start_timeout_ms, drain_timeout_ms, hybrid_local_tokens;
     bool prefix_cache;
@@ -41,6 +42,7 @@ static const struct td_option options[] = {
     {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", OFF(dtype), "compute and KV type"},
     {"ops", TD_OPT_STR, "", 0, 0, NULL, OFF(ops), "kernel table: ref, avx2, avx512"},
     {"threads", TD_OPT_I64, "1", 0, 1024, NULL, OFF(threads), "compute threads of each worker; 0 = all CPUs"},
+    {"cpus", TD_OPT_STR, "", 0, 0, NULL, OFF(cpus), "pin compute threads: these CPUs, such as 0-3, are dealt out to the workers, --threads each"},
     {"kv_memory", TD_OPT_STR, "256MiB", 0, 0, NULL, OFF(kv_memory), "KV pool of each worker"},
     {"block_size", TD_OPT_I64, "16", 8, 256, NULL, OFF(block_size), "tokens per KV block"},
     {"max_step_tokens", TD_OPT_I64, "512", 1, 1 << 20, NULL, OFF(max_step_tokens), "rows per step: the prefill chunk"},
@@ -136,10 +138,29 @@ static td_status spawn_router(struct cluster *c, struct td_err *err)
     return spawn(c, "tandem-router", "router", &a, err);
 }
 
+/* The CPUs of worker i of all: `threads` of the list, after those of the workers before it. */
+static td_status worker_cpus(const struct up_config *g, int64_t i, char *text, size_t text_bytes, struct td_err *err)
+{
+    int cpus[1024], n = 0;
+    text[0] = 0;
+    if (!g->cpus[0]) return TD_OK;
+    td_status s = td_parse_cpu_list(g->cpus, cpus, 1024, &n, err);
+    if (s) return td_err_prefix(err, "cpus");
+    if (g->threads == 0 || n < (g->prefill + g->decode) * g->threads)
+        return td_fail(err, TD_ERR_INVALID, "cpus lists %d CPUs, must be at least %lld workers times %lld threads (and threads > 0)", n,
+                       (long long)(g->prefill + g->decode), (long long)g->threads);
+    size_t used = 0;
+    for (int64_t k = 0; k < g->threads && used < text_bytes; k++)
+        used += (size_t)snprintf(text + used, text_bytes - used, "%s%d", k ? "," : "", cpus[i * g->threads + k]);
+    return used < text_bytes ? TD_OK : td_fail(err, TD_ERR_LIMIT, "cpus: %lld CPUs of one worker are too many to name", (long long)g->threads);
+}
+
 static td_status spawn_worker(struct cluster *c, const char *role, int i, struct td_err *err)
 {
     const struct up_config *g = c->cfg;
-    char program[64], name[64];
+    char program[64], name[64], cpus[4096];
+    td_status s = worker_cpus(g, c->n - 1, cpus, sizeof cpus, err); /* child 0 is the router */
+    if (s) return s;
     snprintf(program, sizeof program, "tandem-%s", role);
     snprintf(name, sizeof name, "%s-%d", role, i);
     struct args a = {.n = 1};
@@ -149,6 +170,7 @@ static td_status spawn_worker(struct cluster *c, const char *role, int i, struct
     arg_str(&a, "--router", g->listen);
     arg_str(&a, "--dtype", g->dtype);
     arg_str(&a, "--ops", g->ops);
+    arg_str(&a, "--cpus", cpus);
     arg_str(&a, "--kv-memory", g->kv_memory);
     arg_str(&a, "--transfer", g->transfer);
     arg_str(&a, "--log-level", g->log_level);

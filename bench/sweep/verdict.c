@@ -1,0 +1,255 @@
+/* verdict.c - what the rows say: goodput of each configuration, who won, and what stopped the others. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench/sweep/sweep.h"
+
+#define MAX_POOLS 256
+
+static bool is_open_loop(const struct sweep_row *r) { return strcmp(r->phase, "sync") != 0 && strcmp(r->phase, "throughput") != 0; }
+
+static uint32_t workers(const struct sweep_config *c) { return c->gpus ? c->gpus : 1; }
+
+static double ms(double v) { return isnan(v) ? 0 : v; }
+
+/* --- runs of one rate put together ------------------------------------------------------------------------------------------------------ */
+
+static double student95(uint32_t df)
+{
+    static const double t[] = {12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262};
+    return df <= sizeof t / sizeof *t ? t[df - 1] : 2.2;
+}
+
+static void pool_rate(const struct sweep *s, uint32_t config, double rate, struct sweep_pool *p)
+{
+    double k = 0, n = 0, k_ttft = 0, k_tpot = 0, sum = 0, squares = 0;
+    *p = (struct sweep_pool){.rate = rate, .least = INFINITY, .greatest = -INFINITY};
+    for (size_t i = 0; i < s->n_rows; i++) {
+        const struct sweep_row *r = &s->rows[i];
+        if (r->config != config || r->rate != rate || !is_open_loop(r) || !(r->valid > 0) || !(r->n > 0)) continue;
+        p->n_runs++;
+        k += r->n_good;
+        n += r->n;
+        k_ttft += r->attainment_ttft * r->n;
+        k_tpot += r->attainment_tpot * r->n;
+        p->offered_rate += r->offered_rate;
+        p->goodput += r->goodput;
+        p->saturated |= r->saturated > 0;
+        p->least = fmin(p->least, r->attainment);
+        p->greatest = fmax(p->greatest, r->attainment);
+        sum += r->attainment;
+        squares += r->attainment * r->attainment;
+        p->lo = r->ci95_lo;
+        p->hi = r->ci95_hi;
+    }
+    if (p->n_runs == 0) return;
+    p->offered_rate /= p->n_runs;
+    p->goodput /= p->n_runs;
+    p->joint = k / n;
+    p->ttft = k_ttft / n;
+    p->tpot = k_tpot / n;
+    if (p->n_runs == 1) return; /* its own interval */
+    struct bench_interval w = bench_wilson((uint64_t)k, (uint64_t)n);
+    double mean = sum / p->n_runs, half = student95(p->n_runs - 1) * sqrt(fmax(0, squares / p->n_runs - mean * mean) / (p->n_runs - 1));
+    bool seeds = p->n_runs >= 3 && 2 * half > w.hi - w.lo; /* the wider one: runs may differ by more than chance among requests */
+    p->lo = seeds ? fmax(0, mean - half) : w.lo;
+    p->hi = seeds ? fmin(1, mean + half) : w.hi;
+}
+
+static int by_rate(const void *a, const void *b)
+{
+    const struct sweep_pool *x = a, *y = b;
+    return (x->rate > y->rate) - (x->rate < y->rate);
+}
+
+size_t sweep_pool(const struct sweep *s, uint32_t config, struct sweep_pool *ret_pools, size_t max)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < s->n_rows && n < max; i++) {
+        if (s->rows[i].config != config) continue;
+        bool have = false;
+        for (size_t k = 0; k < n && !have; k++) have = ret_pools[k].rate == s->rows[i].rate;
+        if (have) continue;
+        pool_rate(s, config, s->rows[i].rate, &ret_pools[n]);
+        n += ret_pools[n].n_runs > 0;
+    }
+    qsort(ret_pools, n, sizeof *ret_pools, by_rate);
+    return n;
+}
+
+void sweep_settle(struct sweep *s)
+{
+    struct sweep_pool pools[MAX_POOLS];
+    for (uint32_t c = 0; c < s->n_configs; c++) {
+        if (s->configs[c].searched) continue;
+        size_t n = sweep_pool(s, c, pools, MAX_POOLS);
+        s->configs[c].goodput = n && s->attainment > 0 ? 0 : NAN;
+        s->configs[c].failed_rate = n ? pools[0].rate : 0;
+        for (size_t i = 0; i < n && s->attainment > 0; i++)
+            if (pools[i].lo >= s->attainment) s->configs[c].goodput = pools[i].rate, s->configs[c].failed_rate = i + 1 < n ? pools[i + 1].rate : 0;
+    }
+}
+
+/* --- the winner ------------------------------------------------------------------------------------------------------------------------- */
+
+static double per_worker(const struct sweep_config *c) { return c->goodput / workers(c); }
+
+/* The best but `except`. */
+static int best(const struct sweep *s, int except)
+{
+    int found = -1;
+    for (int i = 0; i < (int)s->n_configs; i++)
+        if (i != except && s->configs[i].goodput > 0 && (found < 0 || per_worker(&s->configs[i]) > per_worker(&s->configs[found]))) found = i;
+    return found;
+}
+
+int sweep_winner(const struct sweep *s) { return best(s, -1); }
+
+double sweep_reference_rate(const struct sweep *s)
+{
+    int w = sweep_winner(s);
+    if (w >= 0) return per_worker(&s->configs[w]);
+    double least = NAN;
+    for (size_t i = 0; i < s->n_rows; i++)
+        if (!(s->rows[i].rate / workers(&s->configs[s->rows[i].config]) >= least)) least = s->rows[i].rate / workers(&s->configs[s->rows[i].config]);
+    return least;
+}
+
+const struct sweep_row *sweep_reference_row(const struct sweep *s, uint32_t config)
+{
+    const struct sweep_row *found = NULL;
+    double want = sweep_reference_rate(s) * workers(&s->configs[config]), least = INFINITY;
+    for (size_t i = 0; i < s->n_rows; i++) {
+        const struct sweep_row *r = &s->rows[i];
+        if (r->config != config || !is_open_loop(r) || !(r->completed > 0)) continue;
+        double far = fabs(log(r->rate / want)) + (r->valid > 0 ? 0 : 1);
+        if (far < least || (far == least && !strcmp(r->phase, "verify") && strcmp(found->phase, "verify") != 0)) least = far, found = r;
+    }
+    return found;
+}
+
+/* --- words ------------------------------------------------------------------------------------------------------------------------------ */
+
+static double lost_share(const struct sweep_row *r) { return r->offered > 0 ? (r->offered - r->completed) / r->offered : 0; }
+
+/* What most requests that missed had missed, and the evidence in its stages. */
+static void why(const struct sweep *s, const struct sweep_row *r, FILE *out)
+{
+    double lost = lost_share(r), late_ttft = fmax(0, 1 - r->attainment_ttft - lost), late_tpot = fmax(0, 1 - r->attainment_tpot - lost), ttft = 0;
+    int longest = 0;
+    for (int k = 0; k <= BENCH_RPC; k++) {
+        ttft += ms(r->stages_ms[k]);
+        if (ms(r->stages_ms[k]) > ms(r->stages_ms[longest])) longest = k;
+    }
+    fprintf(out, "at %.3g requests/s %.0f %% met both", r->rate, 100 * r->attainment);
+    if (s->slo.ttft_ms > 0) fprintf(out, ", TTFT came too late for %.0f %%", 100 * late_ttft);
+    if (s->slo.tpot_ms > 0) fprintf(out, ", TPOT for %.0f %%", 100 * late_tpot);
+    if (lost > 0.005) fprintf(out, ", and %.0f %% were turned away or did not finish", 100 * lost);
+    fputs(". ", out);
+    if (lost >= late_ttft && lost >= late_tpot && lost > 0) {
+        if (r->rejected > 0.5 * (r->offered - r->completed))
+            fprintf(out, "Most misses are admission: the router turned away what it expected to be late%s. ",
+                    r->rejected_ttft > 2 * r->rejected_tpot ? ", for TTFT" : r->rejected_tpot > 2 * r->rejected_ttft ? ", for TPOT" : "");
+        else fprintf(out, "Most misses never finished. ");
+    } else if (late_tpot > late_ttft) {
+        fprintf(out, "TPOT is what fails: p99 is %.3g ms against %.3g ms at the median", r->tpot_p99_ms, r->tpot_p50_ms);
+        if (r->itl_p99_ms > 3 * r->itl_p50_ms) fprintf(out, ", and single gaps reach %.3g ms at p99 (median %.3g): other work sits in the decode steps", r->itl_p99_ms, r->itl_p50_ms);
+        fprintf(out, ". ");
+    } else if (late_ttft > 0) {
+        fprintf(out, "TTFT is what fails: p90 is %.3g ms. ", r->ttft_p90_ms);
+    }
+    if (ttft > 0) fprintf(out, "Of a mean TTFT of %.3g ms, %.0f %% is %s.", ttft, 100 * ms(r->stages_ms[longest]) / ttft, bench_stage_names[longest]);
+}
+
+/* The row to explain a configuration's limit by: the lowest rate above its goodput that missed the attainment. */
+static const struct sweep_row *failing_row(const struct sweep *s, uint32_t config)
+{
+    const struct sweep_row *found = NULL;
+    for (size_t i = 0; i < s->n_rows; i++) {
+        const struct sweep_row *r = &s->rows[i];
+        if (r->config != config || !is_open_loop(r) || !(r->valid > 0) || !(r->attainment < s->attainment) || r->rate < s->configs[config].goodput) continue;
+        if (!found || r->rate < found->rate || (r->rate == found->rate && r->attainment < found->attainment)) found = r;
+    }
+    return found;
+}
+
+static void objectives(const struct sweep *s, FILE *out)
+{
+    const struct { const char *name; double v; } all[] = {{"TTFT", s->slo.ttft_ms}, {"TPOT", s->slo.tpot_ms}, {"E2EL", s->slo.e2el_ms}, {"TBT", s->slo.tbt_ms}};
+    const char *comma = "";
+    for (size_t i = 0; i < 4; i++)
+        if (all[i].v > 0) fprintf(out, "%s%s %.4g ms", comma, all[i].name, all[i].v), comma = ", ";
+}
+
+void sweep_verdict(const struct sweep *s, FILE *out)
+{
+    if (!bench_slo_any(&s->slo)) {
+        fprintf(out, "No objectives were given (--goodput ttft:... tpot:...), so there is no goodput to compare.\n");
+        return;
+    }
+    int w = sweep_winner(s), second = w >= 0 ? best(s, w) : -1;
+    if (w < 0) {
+        fprintf(out, "No configuration met ");
+        objectives(s, out);
+        fprintf(out, " for %.3g %% of its requests at any rate that was run.\n", 100 * s->attainment);
+    } else {
+        const struct sweep_config *c = &s->configs[w];
+        fprintf(out, "%s sustains %.3g requests/s (%.3g per worker) with at least %.3g %% of the requests within ", c->name, c->goodput, per_worker(c), 100 * s->attainment);
+        objectives(s, out);
+        if (!c->searched) fprintf(out, "; of the rates that were run, which are a grid");
+        else if (!c->verified) fprintf(out, "; not verified with other seeds");
+        fprintf(out, ".\n");
+        if (second >= 0) {
+            const struct sweep_config *o = &s->configs[second];
+            double ratio = per_worker(c) / per_worker(o), failed = o->failed_rate / workers(o);
+            if (failed <= 0 || failed > per_worker(c) * (1 + 1e-9) || ratio < 1.05)
+                fprintf(out, "No clear winner: %s has %.3g per worker, and nothing that was run tells the two apart; repeats of one run differ by more. Use more --seeds, or a finer --tolerance.\n",
+                        o->name, per_worker(o));
+            else
+                fprintf(out, "%s won: %.2f times the goodput per worker of the next, %s (%.3g requests/s).%s\n", c->name, ratio, o->name, o->goodput,
+                        ratio < 1.2 ? " Repeats of whole benchmarks are known to differ by 15 to 20 %; repeat it before relying on it." : "");
+        }
+    }
+    if (w >= 0 && second < 0 && s->n_configs > 1) fprintf(out, "No other configuration met them at any rate that was run.\n");
+    for (uint32_t i = 0; i < s->n_configs; i++) {
+        const struct sweep_config *c = &s->configs[i];
+        const struct sweep_row *r = failing_row(s, i);
+        if (r) {
+            fprintf(out, "%s%s ", c->name, (int)i == w ? " itself has its limit here:" : c->goodput > 0 ? " stops earlier:" : " meets no rate that was run:");
+            why(s, r, out);
+            fputc('\n', out);
+        } else if (c->goodput > 0) {
+            fprintf(out, "%s met the objectives at every rate that was run, up to %.3g requests/s.\n", c->name, c->goodput);
+        }
+        if (c->note[0]) fprintf(out, "%s: %s\n", c->name, c->note);
+    }
+    size_t n_invalid = 0;
+    for (size_t i = 0; i < s->n_rows; i++) n_invalid += !(s->rows[i].valid > 0);
+    if (n_invalid) fprintf(out, "%zu of %zu runs are not valid (interrupted, or the load generator itself was late) and count for nothing.\n", n_invalid, s->n_rows);
+}
+
+void sweep_print(const struct sweep *s, FILE *out)
+{
+    fprintf(out, "\n%-20s %10s %12s %10s  %s\n", "configuration", "goodput/s", "per worker", "fails at", "");
+    for (uint32_t i = 0; i < s->n_configs; i++) {
+        const struct sweep_config *c = &s->configs[i];
+        char failed[24] = "-";
+        if (c->failed_rate > 0) snprintf(failed, sizeof failed, "%.4g", c->failed_rate);
+        if (isnan(c->goodput)) fprintf(out, "%-20s %10s %12s %10s\n", c->name, "-", "-", failed);
+        else fprintf(out, "%-20s %10.4g %12.4g %10s  %s\n", c->name, c->goodput, per_worker(c), failed, c->verified ? "verified" : c->searched ? "not verified" : "of the grid");
+    }
+    fprintf(out, "\nstages at %.3g requests/s per worker, mean ms\n%-20s %8s", sweep_reference_rate(s), "", "rate/s");
+    for (int k = 0; k < BENCH_N_STAGES; k++) fprintf(out, " %*s", (int)strlen(bench_stage_names[k]) > 8 ? (int)strlen(bench_stage_names[k]) : 8, bench_stage_names[k]);
+    fputc('\n', out);
+    for (uint32_t i = 0; i < s->n_configs; i++) {
+        const struct sweep_row *r = sweep_reference_row(s, i);
+        if (!r) continue;
+        fprintf(out, "%-20s %8.4g", s->configs[i].name, r->rate);
+        for (int k = 0; k < BENCH_N_STAGES; k++)
+            fprintf(out, " %*.3f", (int)strlen(bench_stage_names[k]) > 8 ? (int)strlen(bench_stage_names[k]) : 8, ms(r->stages_ms[k]));
+        fputc('\n', out);
+    }
+    fputc('\n', out);
+    sweep_verdict(s, out);
+}
