@@ -275,8 +275,8 @@ static int32_t n_hashed(const struct cluster *c, uint32_t req)
 {
     const struct td_sim_request *r = &c->trace->requests[req];
     if (!c->cfg->prefix_cache || r->n_hashes == 0) return 0;
-    int32_t by_hash = (int32_t)(r->n_hashes * c->trace->hash_tokens) / c->cfg->block_size, full = r->n_prompt / c->cfg->block_size;
-    return by_hash < full ? by_hash : full;
+    int64_t by_hash = (int64_t)r->n_hashes * c->trace->hash_tokens / c->cfg->block_size, full = r->n_prompt / c->cfg->block_size;
+    return (int32_t)(by_hash < full ? by_hash : full);
 }
 
 static uint64_t block_hash(const struct cluster *c, uint32_t req, int32_t block)
@@ -1227,6 +1227,10 @@ static td_status cluster_open(struct cluster *c, struct td_err *err)
             return td_fail(err, TD_ERR_INVALID, "max_batch, max_step_tokens and max_seqs of a worker must be at least 1");
         if (!g->kv_tokens && !g->perf.kv_tokens)
             return td_fail(err, TD_ERR_INVALID, "latency %s does not say how many KV tokens a worker holds: give kv_tokens", g->perf.name);
+        if ((g->kv_tokens ? g->kv_tokens : g->perf.kv_tokens) / (uint64_t)f->block_size > INT32_MAX / 2)
+            return td_fail(err, TD_ERR_LIMIT, "kv_tokens is %llu, limit %llu with blocks of %d",
+                           (unsigned long long)(g->kv_tokens ? g->kv_tokens : g->perf.kv_tokens),
+                           (unsigned long long)INT32_MAX / 2 * (uint64_t)f->block_size, f->block_size);
         c->n_workers += g->count;
         c->out->gpus += g->count * (g->perf.gpus ? g->perf.gpus : 1);
         if (g->max_seqs > most_seqs) most_seqs = g->max_seqs;

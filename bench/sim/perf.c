@@ -181,7 +181,8 @@ static td_status load_file(const char *path, struct td_perf *p, struct td_err *e
         int k = 0;
         while (k < N_KEYS && strcmp(names[k], key)) k++;
         if (k == N_KEYS) s = td_fail(err, TD_ERR_INVALID, "%s: line %d: \"%s\" is no key of a latency file", path, line_no, key);
-        else if (!(v >= 0) || isinf(v)) s = td_fail(err, TD_ERR_INVALID, "%s: line %d: %s is %g, must be a number >= 0", path, line_no, key, v);
+        else if (!(v >= 0) || v > (k == 11 || k == 12 ? 1e12 : 1e6)) /* kv_tokens, kv_bytes_per_token; the others are seconds and counts */
+            s = td_fail(err, TD_ERR_INVALID, "%s: line %d: %s is %g, must be a number >= 0 and <= 1e6 (KV: 1e12)", path, line_no, key, v);
         else {
             *values[k] = v;
             seen[k] = true;

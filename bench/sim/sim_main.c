@@ -53,14 +53,14 @@ static td_status fleet_key(struct td_sim_group *g, const char *part, const char 
     char key[32];
     double v;
     int used = 0;
-    if (sscanf(part, "%31[a-z_]=%lf%n", key, &v, &used) != 2 || part[used] || !(v > 0) || isinf(v))
-        return td_fail(err, TD_ERR_INVALID, "fleet: \"%s\" in \"%s\" is no key=number with a number > 0", part, whole);
+    if (sscanf(part, "%31[a-z_]=%lf%n", key, &v, &used) != 2 || part[used] || !(v > 0) || v > 1e12)
+        return td_fail(err, TD_ERR_INVALID, "fleet: \"%s\" in \"%s\" is no key=number with a number > 0 and <= 1e12", part, whole);
     if (!strcmp(key, "slow")) g->slow = v;
     else if (!strcmp(key, "kv_tokens")) g->kv_tokens = (uint64_t)v;
     else if (!strcmp(key, "nic_gbs")) g->nic_bytes_per_s = v * 1e9;
-    else if (!strcmp(key, "max_batch")) g->max_batch = (int32_t)v;
-    else if (!strcmp(key, "max_step_tokens")) g->max_step_tokens = (int32_t)v;
-    else if (!strcmp(key, "max_seqs")) g->max_seqs = (int32_t)v;
+    else if (!strcmp(key, "max_batch")) g->max_batch = (int32_t)fmin(v, 1 << 20);
+    else if (!strcmp(key, "max_step_tokens")) g->max_step_tokens = (int32_t)fmin(v, 1 << 20);
+    else if (!strcmp(key, "max_seqs")) g->max_seqs = (int32_t)fmin(v, 1 << 20);
     else return td_fail(err, TD_ERR_INVALID, "fleet: \"%s\" is no key: slow, kv_tokens, nic_gbs, max_batch, max_step_tokens, max_seqs", key);
     return TD_OK;
 }

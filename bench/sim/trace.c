@@ -56,7 +56,7 @@ static bool parse_time(const char *text, uint64_t *ret_ns)
     int y, mo, d, h, mi, used = 0;
     double s;
     if (sscanf(text, "%d-%d-%d %d:%d:%lf%n", &y, &mo, &d, &h, &mi, &s, &used) != 6 || text[used]) return false;
-    if (y < 1970 || y > 9999 || mo < 1 || mo > 12 || d < 1 || d > 31 || h < 0 || h > 23 || mi < 0 || mi > 59 || !(s >= 0 && s < 61)) return false;
+    if (y < 1970 || y > 2200 || mo < 1 || mo > 12 || d < 1 || d > 31 || h < 0 || h > 23 || mi < 0 || mi > 59 || !(s >= 0 && s < 61)) return false;
     y -= mo <= 2; /* days from civil date (Hinnant) */
     int64_t era = y / 400, yoe = y - era * 400, doy = (153 * (mo + (mo > 2 ? -3 : 9)) + 2) / 5 + d - 1, doe = yoe * 365 + yoe / 4 - yoe / 100 + doy;
     int64_t days = era * 146097 + doe - 719468;
@@ -168,7 +168,7 @@ static void spread_groups(struct td_sim_trace *t)
         uint64_t at = t->requests[i].at_ns;
         for (k = i; k < t->n && t->requests[k].at_ns == at;) k++;
         if (k < t->n) gap = t->requests[k].at_ns - at;
-        for (uint32_t j = i; j < k; j++) t->requests[j].at_ns = at + gap * (j - i) / (k - i);
+        for (uint32_t j = i; j < k; j++) t->requests[j].at_ns = at + (uint64_t)((double)gap * ((double)(j - i) / (k - i)));
     }
 }
 

@@ -157,7 +157,7 @@ static void plain_config(struct td_sim_config *c, const char *spec)
 {
     td_sim_config_init(c);
     struct td_sim_group g = {
-        .count = 1, .perf = perf_of(spec), .kv_tokens = 1u << 30, .max_batch = 4096, .max_step_tokens = 1 << 20, .max_seqs = 4096};
+        .count = 1, .perf = perf_of(spec), .kv_tokens = 1u << 28, .max_batch = 4096, .max_step_tokens = 1 << 20, .max_seqs = 4096};
     c->groups[0] = c->groups[1] = g;
     c->groups[0].max_batch = 1;
     c->groups[1].decode = true;
