@@ -85,24 +85,26 @@ static void follow(struct td_advice *a, int role, double now_s)
 
 static enum td_bound verdict(const struct td_advice *a, const struct td_advice_fleet *f)
 {
-    double links = f->n[0] ? a->offered_transfer_s / f->n[0] : 0;
+    double links = f->n[0] && !f->colocated ? a->offered_transfer_s / f->n[0] : 0;
+    enum td_bound prefill = f->colocated ? TD_BOUND_DECODE : TD_BOUND_PREFILL;
     if (f->router_busy > BUSY) return TD_BOUND_ROUTER;
     if (f->decode_pressure > PRESSURE) return TD_BOUND_DECODE;
     if (links > BUSY) return TD_BOUND_TRANSFER;
-    if (f->n[0] && f->utilisation[0] > BUSY) return TD_BOUND_PREFILL;
-    return f->refused_share > PRESSURE ? TD_BOUND_PREFILL : TD_BOUND_NONE; /* bursts: not busy on average, yet too slow for them */
+    if (f->n[0] && f->utilisation[0] > BUSY) return prefill;
+    return f->refused_share > PRESSURE ? prefill : TD_BOUND_NONE; /* bursts: not busy on average, yet too slow for them */
 }
 
 enum td_bound td_advice_update(struct td_advice *a, double now_s, const struct td_advice_fleet *f, const struct td_latency *l)
 {
     decay(a, now_s);
-    a->need[0] = a->offered_prefill_s / TARGET;
+    double prefill = a->offered_prefill_s / TARGET;
+    a->need[0] = f->colocated ? 0 : prefill;
     if (f->n[1]) {
         double batch = best_batch(a, f, l), step = step_of(a, f, l, batch);
-        a->need[1] = a->offered_tokens * step / batch / TARGET;
+        a->need[1] = a->offered_tokens * step / batch / TARGET + (f->colocated ? prefill : 0);
     }
     if (a->n_arrivals >= LEARN_ARRIVALS)
         for (int role = 0; role < 2; role++)
-            if (role == 0 || f->n[1]) follow(a, role, now_s);
+            if (role == 0 ? !f->colocated : f->n[1] > 0) follow(a, role, now_s);
     return verdict(a, f);
 }

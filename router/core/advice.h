@@ -4,6 +4,7 @@
  *   prefill  need = predicted prefill seconds offered per second / TARGET
  *   decode   need = output tokens offered per second / (B / step(B, B * context)), B = the largest batch whose step keeps the TPOT objective asked for (mean of the arrivals that
  *            have one) with its margin, and whose KV and max_seqs fit                                           Source: Dynamo's planner, AIConfigurator (rate matching)
+ *   colocated: no prefill worker is asked for; the prefill seconds are the decode workers' too.
  * Hysteresis: a count goes up when its need has been above it for UP_S, down by one when one fewer would still have been within the target for DOWN_S. The first word about
  * a role is given after LEARN_ARRIVALS.
  *
@@ -38,6 +39,7 @@ void td_advice_arrival(struct td_advice *a, double now_s, double prefill_s, doub
 /* What the fleet is like, for an update. */
 struct td_advice_fleet {
     uint32_t n[2];                                  /* ready workers by role */
+    bool colocated;                                 /* decode workers prefill for themselves: there is no other role */
     double utilisation[2], decode_pressure, refused_share;  /* refused: of recent decisions, for the TTFT objective */
     double router_busy;                             /* of its thread, 0..1 */
     uint32_t decode_node;                           /* one of them, to ask the latency model about; only when n[decode] > 0 */
