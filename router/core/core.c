@@ -5,7 +5,7 @@
  * (4) the queue's order is a function of the requests alone (order.h): one that fails over keeps its place;
  * (5) time never goes back: an event from before the last one counts as that moment.
  *
- * A request's pair is chosen when it leaves the queue; its prefill leg is `planned` (in the ledger, not told to the worker) until the ticket comes. */
+ * A request's pair is chosen when it leaves the queue; its prefill leg is planned (ledger.h) until the ticket comes. */
 #include "router/core/core.h"
 
 #include <math.h>
@@ -21,10 +21,12 @@
 #define NO_DEADLINE_NS (10000 * NS_PER_MS)  /* what the order assumes for a request without a TTFT objective */
 #define MAX_TRIES 16                        /* requests tried in one dispatch: bounds the time of an event while the queue is long */
 #define MAX_PASSED 512                      /* and passed over */
+#define MAX_REJECTED 256                    /* and refused; the next event goes on with the rest */
 #define MAX_TOKENS (1ull << 32)             /* of one request or worker: more is a lie */
 #define STEP_REFRESH_TOKENS 32
 #define PRESSURE_STEP 0.01                  /* of the EWMA over decisions */
 #define MAX_RETRY_MS 60000
+#define FINISH_WAIT_MS 500                  /* see finish() */
 #define MAX_OBJECTIVE_MS 1e9
 #define MAX_PREDICTED_S 1e9                 /* what an action may say */
 
@@ -46,13 +48,13 @@ struct request {
     double ttft_s, tpot_s;                   /* objectives; INFINITY = none */
     uint64_t arrived_ns, queued_ns, moved_ns, placed_ns, first_ns, last_ns;
     struct td_leg prefill, decode;
-    bool planned;             /* the prefill leg is in the ledger, but the worker was not told */
     struct td_choice choice;  /* of this attempt: what was predicted */
     double work_s;            /* predicted prefill, for those behind it in the queue */
     uint64_t computed_tokens; /* by the open prefill leg, as far as we know: wasted if the attempt is lost */
     bool refused;             /* a worker called the request invalid */
     bool decode_flows;        /* a decode token of this attempt was seen: the KV is there */
     bool output_done;         /* the client has its last token: whatever is lost now, nothing is left to compute */
+    uint64_t finished_ns;     /* all is done but what the prefill worker says of its part, see finish(); 0 = not so far */
     uint64_t *hashes;         /* [TD_CORE_MAX_HASHES] in the core's store */
     uint32_t n_hashes, hash_tokens;
 };
@@ -250,17 +252,19 @@ static void leg_close(struct td_core *c, struct td_leg *leg)
     td_ledger_close(w, leg, c->now_s);
     c->room_changed = true;
     if (w->role != TD_ROLE_DECODE) return;
+    if (w->state == TD_WORKER_SUSPECT) return; /* all of its legs end now (worker_lost), and none comes before it is back */
     if (w->assigned > 0 && w->n_min_tpot == 0) refresh_min_tpot(c, worker);
     refresh_step(c, worker);
 }
 
+static bool prefill_told(const struct request *r) { return r->prefill.worker != TD_NO_WORKER && !r->prefill.planned; }
+
 static void cancel_legs(struct td_core *c, struct request *r)
 {
-    if (r->prefill.worker != TD_NO_WORKER && !r->planned) emit(c, TD_ACT_CANCEL_PREFILL, r);
+    if (prefill_told(r)) emit(c, TD_ACT_CANCEL_PREFILL, r);
     if (r->decode.worker != TD_NO_WORKER) emit(c, TD_ACT_CANCEL_DECODE, r);
     leg_close(c, &r->prefill);
     leg_close(c, &r->decode);
-    r->planned = false;
 }
 
 static void forget(struct td_core *c, struct request *r)
@@ -279,6 +283,7 @@ static void fail(struct td_core *c, struct request *r, uint32_t code, const char
     double ms = ceil(retry_s * 1000);
     a->retry_ms = code != G_EXHAUSTED ? 0 : !(ms >= 1) ? 1 : ms > MAX_RETRY_MS ? MAX_RETRY_MS : (uint32_t)ms;
     c->stats.failed++;
+    c->stats.wasted_prefill_tokens += r->decode_flows ? 0 : r->computed_tokens;
     if (code == G_EXHAUSTED) c->stats.refused++;
     forget(c, r);
 }
@@ -311,6 +316,20 @@ static void complete(struct td_core *c, struct request *r)
     c->stats.finished++;
     learn_from(c, r);
     forget(c, r);
+}
+
+/* Decode has ended, or the output is complete. On a busy machine its last token can overtake the prefill worker's first-token event, which says what that worker
+ * found in its cache and how long it took: the client's last message waits for it, but not for long (on_tick). */
+static void finish(struct td_core *c, struct request *r)
+{
+    if (!r->prefill.pending || !r->decode_flows) {
+        complete(c, r);
+        return;
+    }
+    if (r->decode.worker != TD_NO_WORKER) emit(c, TD_ACT_CANCEL_DECODE, r);
+    leg_close(c, &r->decode);
+    r->output_done = true;
+    r->finished_ns = c->now_ns;
 }
 
 /* Back to the queue as a new attempt; nobody is blamed (a worker was merely full). The clock of queue_timeout_ms starts again with `waits_anew`:
@@ -414,7 +433,6 @@ static enum outcome place(struct td_core *c, struct request *r, const struct td_
         p->link_free_at_s = fmax(p->link_free_at_s, c->now_s + choice.ttft_s - choice.prefill_s) +
                             td_latency_transfer(c->latency, p->node_class, 0, (double)(r->n_tokens * p->kv_bytes_per_token));
         td_ledger_changed(p);
-        r->planned = true;
     } else if (c->cfg.mode == TD_MODE_HYBRID) {
         c->stats.deflected++;
     }
@@ -487,7 +505,11 @@ static void dispatch(struct td_core *c)
     td_order_walk(c->order, c->cfg.n_classes > 1 ? fullness(c) : 0, c->now_ns);
     struct held no_room = {.any = false}, tight[TD_CORE_MAX_CLASSES] = {{.any = false}};
     uint32_t kept[2 * MAX_TRIES], n_kept = 0;
-    for (int tries = 0, passed = 0; tries < MAX_TRIES && passed < MAX_PASSED;) {
+    for (int tries = 0, passed = 0, rejected = 0; tries < MAX_TRIES && passed < MAX_PASSED;) {
+        if (rejected == MAX_REJECTED) {
+            c->room_changed = true;
+            break;
+        }
         uint32_t slot = td_order_next(c->order);
         if (slot == TD_ORDER_NONE) break;
         struct request *r = &c->requests[slot];
@@ -499,7 +521,10 @@ static void dispatch(struct td_core *c)
         bool short_of_room;
         uint64_t waited_ns = c->now_ns - r->queued_ns;
         enum outcome o = place(c, r, &a, &short_of_room);
-        if (o == REJECTED) continue; /* cheap, and each only once */
+        if (o == REJECTED) {
+            rejected++;
+            continue;
+        }
         tries++;
         if (o != HELD) continue;
         note_held(short_of_room ? &no_room : &tight[r->slo_class], &a);
@@ -517,10 +542,11 @@ static void worker_lost(struct td_core *c, uint32_t worker, const char *reason)
         struct request *r = &c->requests[i];
         if (r->phase == FREE || r->phase == QUEUED) continue;
         bool on_decode = r->decode.worker == worker, on_prefill = r->prefill.worker == worker;
-        if (on_prefill && (r->planned || r->decode_flows)) { /* it was not told yet: another is found with the ticket; or its work is done */
-            if (!r->planned) emit(c, TD_ACT_CANCEL_PREFILL, r);
+        if (on_prefill && (r->prefill.planned || r->decode_flows)) { /* it was not told yet: another is found with the ticket; or its work is done */
+            if (prefill_told(r)) emit(c, TD_ACT_CANCEL_PREFILL, r);
             leg_close(c, &r->prefill);
             on_prefill = false;
+            if (r->finished_ns) complete(c, r);
         }
         if (on_decode || on_prefill) fail_over(c, r, reason);
     }
@@ -674,19 +700,17 @@ static void on_ticket(struct td_core *c, const struct td_core_event *e)
     bool keep = planned != TD_NO_WORKER && c->workers[planned].state == TD_WORKER_READY && !c->workers[planned].shunned;
     if (!keep) {
         leg_close(c, &r->prefill);
-        r->planned = false;
         uint32_t p = td_policy_prefill_again(&v, r->n_tokens + 1);
         if (p == TD_NO_WORKER) {
-            requeue(c, r, true); /* give the reservation back, wait in the queue */
+            requeue(c, r, false); /* give the reservation back, wait in the queue */
             return;
         }
         td_ledger_prefill_open(&c->workers[p], &r->prefill, p, r->n_tokens, td_latency_prefill(c->latency, p, r->n_tokens, 0, c->workers[p].max_step_tokens),
                                c->now_s);
-        r->choice.prefill = p;
+        r->choice.ttft_s = 0; /* it was predicted of another: nothing is learned from it */
     }
-    r->planned = false;
     r->phase = PREFILLING;
-    c->workers[r->prefill.worker].calls_sent++;
+    td_ledger_prefill_tell(&c->workers[r->prefill.worker], &r->prefill);
     struct td_order_key key = key_of(c, r);
     struct td_core_action *a = emit(c, TD_ACT_START_PREFILL, r);
     a->worker = r->prefill.worker;
@@ -717,9 +741,9 @@ static void grow(struct td_core *c, struct request *r, uint64_t n_tokens)
 static void on_first_token(struct td_core *c, const struct td_core_event *e)
 {
     struct request *r = current(c, e, false);
-    if (!r || r->planned) return;
+    if (!r || r->phase == RESERVING) return;
     if (r->phase == PREFILLING) r->phase = DECODING;
-    if (r->prefill.worker != TD_NO_WORKER) { /* the computing is over: the ledger lets go of its tokens, the leg stays for the hand-over */
+    if (r->prefill.pending) { /* the computing is over: the ledger lets go of its tokens, the leg stays for the hand-over */
         r->computed_tokens = r->prefill.tokens;
         td_ledger_prefill_done(&c->workers[r->prefill.worker], &r->prefill, c->now_s);
         c->stats.real_hit_tokens += e->c < r->n_tokens ? e->c : 0;
@@ -727,7 +751,7 @@ static void on_first_token(struct td_core *c, const struct td_core_event *e)
     }
     grow(c, r, e->b);
     first_seen(c, r);
-    if (e->a) complete(c, r);
+    if (e->a || r->finished_ns) complete(c, r);
 }
 
 static void on_token(struct td_core *c, const struct td_core_event *e)
@@ -781,10 +805,14 @@ static void leg_failed(struct td_core *c, struct request *r, uint32_t worker, ui
 static void on_prefill_end(struct td_core *c, const struct td_core_event *e)
 {
     struct request *r = current(c, e, false);
-    if (!r || r->prefill.worker == TD_NO_WORKER || r->planned) return;
+    if (!r || !prefill_told(r)) return;
     uint32_t worker = r->prefill.worker;
     if (e->a == G_OK && e->b > 0 && e->c > 0 && e->b < 1ull << 50 && e->c < 600000000) td_latency_observe_transfer(c->latency, c->workers[worker].node_class, e->b, e->c);
     leg_close(c, &r->prefill);
+    if (r->finished_ns) {
+        complete(c, r);
+        return;
+    }
     if (r->decode_flows || (e->a == G_OK && r->phase != PREFILLING)) return; /* delivered */
     leg_failed(c, r, worker, (uint32_t)e->a, e->a == G_OK ? "the prefill worker ended without a first token" : "the prefill worker failed");
 }
@@ -794,12 +822,9 @@ static void on_decode_end(struct td_core *c, const struct td_core_event *e)
     struct request *r = current(c, e, false);
     if (!r || r->decode.worker == TD_NO_WORKER) return;
     uint32_t worker = r->decode.worker;
-    if (r->planned) { /* no ticket was seen: the prefill worker was never told */
-        leg_close(c, &r->prefill);
-        r->planned = false;
-    }
+    if (r->prefill.planned) leg_close(c, &r->prefill); /* no ticket was seen: the prefill worker was never told */
     leg_close(c, &r->decode);
-    if (e->a == G_OK) complete(c, r);
+    if (e->a == G_OK) finish(c, r);
     else leg_failed(c, r, worker, (uint32_t)e->a, "the decode worker failed");
 }
 
@@ -827,7 +852,7 @@ static void update_utilisation(struct td_core *c)
 static void update_advice(struct td_core *c, uint64_t busy_permille)
 {
     struct td_advice_fleet f = {.utilisation = {c->utilisation[0], c->utilisation[1]}, .decode_pressure = c->decode_pressure,
-                                .refused_share = c->refused_share, .router_busy = (double)(busy_permille < 1000 ? busy_permille : 1000) / 1000};
+                                .refused_share = c->refused_share, .colocated = c->cfg.mode == TD_MODE_COLOCATED, .router_busy = (double)(busy_permille < 1000 ? busy_permille : 1000) / 1000};
     for (int role = 0; role < 2; role++)
         for (uint32_t i = 0; i < c->n_by_role[role]; i++) {
             const struct td_core_worker *w = &c->workers[c->by_role[role][i]];
@@ -861,6 +886,8 @@ static void on_tick(struct td_core *c, uint64_t busy_permille)
             bool have = any_worker(c, TD_ROLE_DECODE) && (wants_local(c, r) || any_worker(c, TD_ROLE_PREFILL));
             if (have) fail(c, r, G_EXHAUSTED, "no worker had room within the queue time", c->cfg.queue_timeout_ms * 1e-3);
             else fail(c, r, G_UNAVAILABLE, "no worker of the needed role is connected", 0);
+        } else if (r->finished_ns && c->now_ns - r->finished_ns > FINISH_WAIT_MS * NS_PER_MS) {
+            complete(c, r);
         } else if (c->now_ns - r->moved_ns > c->cfg.stall_ms * NS_PER_MS) {
             fail_over(c, r, "nothing happened for too long");
         }
@@ -906,8 +933,8 @@ size_t td_core_step(struct td_core *c, const struct td_core_event *event, struct
     case TD_EV_DECODE_END: on_decode_end(c, e); break;
     case TD_EV_STOP:
         if ((r = current(c, e, true))) {
-            if (r->prefill.worker != TD_NO_WORKER && !r->planned) emit(c, TD_ACT_CANCEL_PREFILL, r);
-            complete(c, r);
+            if (prefill_told(r) && !(r->prefill.pending && r->decode_flows)) emit(c, TD_ACT_CANCEL_PREFILL, r);
+            finish(c, r);
         }
         break;
     case TD_EV_CANCEL:
@@ -918,7 +945,6 @@ size_t td_core_step(struct td_core *c, const struct td_core_event *event, struct
             forget(c, r);
         }
         break;
-
     }
     if (c->room_changed) dispatch(c);
     return c->n_out;
@@ -943,7 +969,7 @@ void td_core_account(const struct td_core *c, uint32_t worker, struct td_core_ac
     const struct td_core_worker *w = &c->workers[worker];
     *ret_account = (struct td_core_account){.assigned = w->assigned, .n_pending = w->n_pending, .n_active = w->n_active, .n_min_tpot = w->n_min_tpot,
                                             .assigned_tokens = w->assigned_tokens, .promised_tokens = w->promised_tokens,
-                                            .pending_tokens = w->pending_tokens, .active_tokens = w->active_tokens,
+                                            .pending_tokens = w->pending_tokens, .planned_tokens = w->planned_tokens, .active_tokens = w->active_tokens,
                                             .reserved_tokens = w->reserved_tokens, .local_tokens = w->local_tokens, .pending_s = w->pending_s,
                                             .min_tpot_s = w->min_tpot_s, .kept = w->kept};
     struct td_core_scan want;

@@ -148,7 +148,7 @@ void td_core_worker_view(const struct td_core *core, uint32_t worker, struct td_
 /* All of a worker's account, for tests and checkers: with no request there every number is 0 and min_tpot_s INFINITY (policy.h says what each is). */
 struct td_core_account {
     uint32_t assigned, n_pending, n_active, n_min_tpot;
-    uint64_t assigned_tokens, promised_tokens, pending_tokens, active_tokens, reserved_tokens, local_tokens;
+    uint64_t assigned_tokens, promised_tokens, pending_tokens, planned_tokens, active_tokens, reserved_tokens, local_tokens;
     double pending_s, min_tpot_s;
     bool kept;
     bool stale;               /* what scans read of it is not what the account says */

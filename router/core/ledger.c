@@ -33,18 +33,35 @@ void td_ledger_join(struct td_core_worker *w, const struct td_core_event *e)
 
 void td_ledger_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker, uint64_t n_tokens, double work_s, double now_s)
 {
-    *leg = (struct td_leg){.worker = worker, .pending = true, .tokens = n_tokens, .work_s = work_s, .tpot_s = INFINITY};
+    *leg = (struct td_leg){.worker = worker, .pending = true, .planned = true, .tokens = n_tokens, .work_s = work_s, .tpot_s = INFINITY};
     w->assigned++;
     w->assigned_tokens += n_tokens;
     w->n_pending++;
     w->pending_tokens += n_tokens;
     w->pending_s += work_s;
+    w->planned_tokens += n_tokens;
+    w->planned_s += work_s;
     w->free_at_s = fmax(w->free_at_s, now_s) + work_s;
     td_ledger_changed(w);
 }
 
+static void plan_settle(struct td_core_worker *w, struct td_leg *leg)
+{
+    if (!leg->planned) return;
+    leg->planned = false;
+    w->planned_tokens -= leg->tokens;
+    w->planned_s = w->planned_tokens ? fmax(0, w->planned_s - leg->work_s) : 0;
+}
+
+void td_ledger_prefill_tell(struct td_core_worker *w, struct td_leg *leg)
+{
+    plan_settle(w, leg);
+    w->calls_sent++;
+}
+
 static void prefill_settle(struct td_core_worker *w, struct td_leg *leg)
 {
+    plan_settle(w, leg);
     leg->pending = false;
     w->n_pending--;
     w->pending_tokens -= leg->tokens;
@@ -146,10 +163,12 @@ void td_ledger_snapshot(struct td_core_worker *w, const struct td_core_event *e,
     w->queued_tokens = e->c;
     w->n_busy = (uint32_t)(e->d > UINT32_MAX ? UINT32_MAX : e->d);
     w->calls_seen = e->e;
-    if (w->role == TD_ROLE_PREFILL && w->calls_seen >= w->calls_sent && w->pending_tokens > 0) {
-        double left = (double)w->queued_tokens / (double)w->pending_tokens;
-        if (left < 1) w->free_at_s = fmin(w->free_at_s, now_s + w->pending_s * left); /* a worker may hold more than we gave it: never believe that */
-        else if (w->free_at_s < now_s + w->pending_s) w->free_at_s = now_s + w->pending_s; /* nothing was computed since: it is behind our plan */
+    uint64_t told = w->pending_tokens - w->planned_tokens;
+    if (w->role == TD_ROLE_PREFILL && w->calls_seen >= w->calls_sent && told > 0) {
+        double left = (double)w->queued_tokens / (double)told;
+        /* A worker may hold more than we gave it (older attempts): never believe that. */
+        if (left < 1) w->free_at_s = fmin(w->free_at_s, now_s + w->planned_s + fmax(0, w->pending_s - w->planned_s) * left);
+        else w->free_at_s = fmax(w->free_at_s, now_s + w->pending_s); /* nothing was computed since: it is behind our plan */
     }
     td_ledger_changed(w);
 }

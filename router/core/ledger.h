@@ -1,8 +1,9 @@
 /* ledger.h - the account of one worker: what we gave it, corrected by what its snapshots say. The only writer of struct td_core_worker's numbers.
  *
- * A prefill job is pending from its placement to its first token; free_at_s is when the worker would begin a new one. Assignments move it at once; a first token
- * or a snapshot that has seen all our calls (calls_seen >= calls_sent) sets it anew from what is really left, so the ledger neither waits for a poll nor
- * drifts. A decode leg is reserved from its placement to its first decode token, then active. What is added is what is taken away (conservation): each leg
+ * A prefill job is pending from its placement to its first token, and planned until its call is made (the ticket comes first); free_at_s is when the
+ * worker would begin a new one. Assignments move it at once; a first token or a snapshot that has seen all our calls (calls_seen >= calls_sent) sets it
+ * anew from what is really left, so the ledger neither waits for a poll nor drifts. A worker knows nothing of planned jobs: no snapshot takes them away.
+ * A decode leg is reserved from its placement to its first decode token, then active. What is added is what is taken away (conservation): each leg
  * remembers its own amounts. Pure, one thread. */
 #ifndef TD_ROUTER_LEDGER_H
 #define TD_ROUTER_LEDGER_H
@@ -13,6 +14,7 @@
 struct td_leg {
     uint32_t worker;            /* TD_NO_WORKER = no leg */
     bool pending;               /* prefill: no first token yet; decode: not yet decoding */
+    bool planned;               /* prefill: the worker has not been told */
     bool local;                 /* decode: prefills for itself */
     uint64_t tokens;            /* prefill: to compute; decode: held now */
     uint64_t promised;          /* decode */
@@ -28,6 +30,7 @@ void td_ledger_scan(const struct td_core_worker *w, struct td_core_scan *ret_sca
 /* *w is zeroed, or a former holder of the place. */
 void td_ledger_join(struct td_core_worker *w, const struct td_core_event *join);
 void td_ledger_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker, uint64_t n_tokens, double work_s, double now_s);
+void td_ledger_prefill_tell(struct td_core_worker *w, struct td_leg *leg);                 /* its call is made now */
 void td_ledger_prefill_done(struct td_core_worker *w, struct td_leg *leg, double now_s);   /* its first token was seen */
 void td_ledger_decode_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker, bool local, uint64_t n_tokens, uint64_t n_promised,
                            uint64_t n_local, double tpot_s);

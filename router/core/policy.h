@@ -44,6 +44,8 @@ struct td_core_worker {
     uint32_t n_pending;         /* prefill: jobs without a first token; decode: reserved, not yet decoding */
     double pending_s;           /* prefill: sum of their predicted times */
     uint64_t pending_tokens;    /* prefill: sum of their uncomputed tokens */
+    double planned_s;           /* prefill: of pending_s and pending_tokens, what the worker has not been told of yet */
+    uint64_t planned_tokens;
     uint32_t n_active;          /* decode: sequences that step */
     uint64_t active_tokens;     /* decode: their context */
     uint64_t reserved_tokens;   /* decode: context of those on the way */

@@ -101,7 +101,8 @@ static void play(uint64_t seed, enum td_core_role role)
             if (role == TD_ROLE_PREFILL) td_ledger_prefill_open(&w, l, 3, n, (double)n * 1e-4, now_s);
             else td_ledger_decode_open(&w, l, 3, rnd(2), n, n + rnd(300), rnd(2) ? n : 0, objectives[rnd(5)]);
             assert_int_equal(l->worker, 3);
-            w.calls_sent++;
+            if (role == TD_ROLE_DECODE) w.calls_sent++;
+            else if (rnd(2)) td_ledger_prefill_tell(&w, l);
             break;
         case 2: /* again and again: once counts */
             if (role == TD_ROLE_PREFILL) td_ledger_prefill_done(&w, l, now_s);
@@ -151,7 +152,8 @@ static void test_free_at(void **state)
     NEAR(w.free_at_s, 11);
     td_ledger_prefill_open(&w, &b, 0, 300, 3, 10.5); /* behind it */
     NEAR(w.free_at_s, 14);
-    w.calls_sent = 2;
+    td_ledger_prefill_tell(&w, &a);
+    td_ledger_prefill_tell(&w, &b);
     td_ledger_prefill_done(&w, &a, 12); /* it took two seconds, not one */
     NEAR(w.free_at_s, 15);
     td_ledger_prefill_done(&w, &a, 13); /* said twice: no effect */

@@ -1,0 +1,255 @@
+/* router/core: a test for each defect that a review found; what stands over a test is what went wrong before. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "router/core/core.h"
+
+#define MS 1000000ull
+#define N_SLOTS 1024
+static struct td_core_action actions[TD_CORE_MAX_ACTIONS_PER_EVENT];
+
+static struct td_core *core_of(enum td_core_mode mode, const char *policy, double ttft_ms)
+{
+    struct td_core_config c = {.mode = mode, .policy = policy, .max_requests = N_SLOTS, .max_queued = N_SLOTS, .worker_timeout_ms = 100000,
+                               .queue_timeout_ms = 5000, .stall_ms = 20000, .max_failovers = 1, .n_classes = 1, .n_thetas = 1};
+    c.classes[0] = (struct td_core_class){.name = "default", .ttft_ms = ttft_ms, .weight = 1};
+    c.thetas[0] = (struct td_lat_theta){.prefill = {0, 1e-3, 0}, .decode = {10e-3, 1e-4, 0, 0, 0}, .link_bytes_per_s = 1e9, .known = true};
+    struct td_core *core = NULL;
+    struct td_err err;
+    assert_int_equal(td_core_create(&c, &core, &err), TD_OK);
+    return core;
+}
+
+static size_t step(struct td_core *c, struct td_core_event e) { return td_core_step(c, &e, actions); }
+
+static size_t join(struct td_core *c, uint64_t now, uint32_t worker, enum td_core_role role, uint64_t max_seqs)
+{
+    return step(c, (struct td_core_event){.kind = TD_EV_WORKER_JOIN, .now_ns = now, .worker = worker, .role = role, .a = 100000, .b = max_seqs});
+}
+
+static size_t arrive(struct td_core *c, uint64_t now, uint32_t slot, uint64_t n_prompt)
+{
+    return step(c, (struct td_core_event){.kind = TD_EV_REQUEST, .now_ns = now, .slot = slot, .id = slot + 1, .a = n_prompt, .b = 16});
+}
+
+static size_t leg(struct td_core *c, enum td_core_event_kind kind, uint64_t now, uint32_t slot, uint32_t attempt, uint64_t a, uint64_t b)
+{
+    return step(c, (struct td_core_event){.kind = kind, .now_ns = now, .slot = slot, .id = slot + 1, .attempt = attempt, .a = a, .b = b});
+}
+
+static size_t tick(struct td_core *c, uint64_t now) { return step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = now}); }
+
+static void assert_at_rest(const struct td_core *c)
+{
+    struct td_core_stats st;
+    td_core_stats(c, &st);
+    assert_int_equal(st.live, 0);
+    for (uint32_t w = 0; w < 4; w++) {
+        struct td_core_account a;
+        td_core_account(c, w, &a);
+        assert_int_equal(a.assigned + a.n_pending + a.n_active + a.assigned_tokens + a.promised_tokens + a.pending_tokens + a.planned_tokens, 0);
+    }
+}
+
+/* Decode's last token overtook the prefill worker's first-token event: the request was complete, and its cached tokens and prefill time read 0. */
+static void test_last_message_waits_for_the_prefill_figures(void **state)
+{
+    (void)state;
+    enum end { FIRST_TOKEN, PREFILL_ENDS, PREFILL_FAILS, PREFILL_GONE, TIME, STOPPED, N_ENDS };
+    for (enum end how = FIRST_TOKEN; how < N_ENDS; how++) {
+        struct td_core *c = core_of(TD_MODE_PD, "least_token", 0);
+        join(c, 1, 0, TD_ROLE_PREFILL, 8);
+        join(c, 1, 1, TD_ROLE_DECODE, 8);
+        assert_int_equal(arrive(c, 2, 0, 40), 1);
+        assert_int_equal(leg(c, TD_EV_TICKET, 3, 0, 0, 0, 0), 1);
+        assert_int_equal(leg(c, TD_EV_TOKEN, 4 * MS, 0, 0, 42, how != STOPPED), 0);
+        if (how == STOPPED) {
+            assert_int_equal(leg(c, TD_EV_STOP, 5 * MS, 0, 0, 0, 0), 1);
+            assert_int_equal(actions[0].kind, TD_ACT_CANCEL_DECODE); /* it computes no more, but the prefill worker may speak */
+        } else {
+            assert_int_equal(leg(c, TD_EV_DECODE_END, 5 * MS, 0, 0, 0, 0), 0);
+        }
+        assert_int_equal(tick(c, 300 * MS), 0);
+        struct td_core_account a;
+        td_core_account(c, 1, &a);
+        assert_int_equal(a.assigned, 0); /* decode's room is free at once */
+        size_t n = 0, before = how == PREFILL_GONE;
+        switch (how) {
+        case FIRST_TOKEN:
+        case STOPPED: n = leg(c, TD_EV_FIRST_TOKEN, 301 * MS, 0, 0, 0, 41); break;
+        case PREFILL_ENDS: n = leg(c, TD_EV_PREFILL_END, 301 * MS, 0, 0, 0, 0); break;
+        case PREFILL_FAILS: n = leg(c, TD_EV_PREFILL_END, 301 * MS, 0, 0, 14, 0); break;
+        case PREFILL_GONE: n = step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 301 * MS, .worker = 0}); break;
+        default:
+            assert_int_equal(tick(c, 504 * MS), 0);
+            n = tick(c, 506 * MS);
+        }
+        print_message("end %d: %zu actions\n", (int)how, n);
+        assert_int_equal(n, before + 1);
+        assert_int_equal(actions[before].kind, TD_ACT_COMPLETE);
+        assert_at_rest(c);
+        td_core_destroy(c);
+    }
+    /* the client leaves meanwhile */
+    struct td_core *c = core_of(TD_MODE_PD, "least_token", 0);
+    join(c, 1, 0, TD_ROLE_PREFILL, 8);
+    join(c, 1, 1, TD_ROLE_DECODE, 8);
+    arrive(c, 2, 0, 40);
+    leg(c, TD_EV_TICKET, 3, 0, 0, 0, 0);
+    leg(c, TD_EV_TOKEN, 4, 0, 0, 42, 1);
+    leg(c, TD_EV_DECODE_END, 5, 0, 0, 0, 0);
+    assert_int_equal(leg(c, TD_EV_CANCEL, 6, 0, 0, 0, 0), 1);
+    assert_int_equal(actions[0].kind, TD_ACT_CANCEL_PREFILL);
+    assert_at_rest(c);
+    td_core_destroy(c);
+}
+
+/* A job whose reservation is under way is in no worker's queue yet: a snapshot took it for done, and the next request went where that one was going. */
+static void test_snapshot_leaves_planned_work(void **state)
+{
+    (void)state;
+    struct td_core *c = core_of(TD_MODE_PD, "goodput", 0);
+    struct td_core_worker_view v;
+    join(c, 1, 0, TD_ROLE_PREFILL, 8);
+    join(c, 1, 1, TD_ROLE_DECODE, 8);
+    assert_int_equal(arrive(c, 2, 0, 1000), 1);
+    assert_int_equal(arrive(c, 2, 1, 1000), 1);
+    td_core_worker_view(c, 0, &v);
+    assert_true(fabs(v.backlog_s - 2) < 0.01);
+    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 3, .worker = 0, .a = 1});
+    td_core_worker_view(c, 0, &v);
+    assert_true(fabs(v.backlog_s - 2) < 0.01);
+    leg(c, TD_EV_TICKET, 4, 0, 0, 0, 0); /* told of the first one, half of which is computed now */
+    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 5, .worker = 0, .a = 2, .c = 500, .e = 1});
+    td_core_worker_view(c, 0, &v);
+    assert_true(fabs(v.backlog_s - 1.5) < 0.01);
+    leg(c, TD_EV_CANCEL, 6, 0, 0, 0, 0);
+    leg(c, TD_EV_CANCEL, 6, 1, 0, 0, 0);
+    assert_at_rest(c);
+    td_core_destroy(c);
+}
+
+/* A queue full of requests whose deadlines had passed was refused within one event. */
+static void test_refusals_of_one_event_are_bounded(void **state)
+{
+    (void)state;
+    struct td_core *c = core_of(TD_MODE_PD, "goodput", 1000);
+    join(c, 1, 0, TD_ROLE_PREFILL, 1);
+    join(c, 1, 1, TD_ROLE_DECODE, 1);
+    uint32_t n_failed = 0;
+    for (uint32_t i = 0; i < N_SLOTS; i++) {
+        size_t n = arrive(c, 2 + i, i, 1);
+        for (size_t k = 0; k < n; k++) n_failed += actions[k].kind == TD_ACT_FAIL;
+    }
+    struct td_core_stats st;
+    td_core_stats(c, &st);
+    assert_in_range(st.queued, 600, N_SLOTS - 1);
+    uint32_t n_events = 0;
+    for (; n_failed < N_SLOTS - 1 && n_events < 8; n_events++) {
+        size_t n = tick(c, 2000 * MS + n_events * MS);
+        assert_in_range(n, 1, 256);
+        for (size_t k = 0; k < n; k++) assert_int_equal(actions[k].kind, TD_ACT_FAIL);
+        n_failed += (uint32_t)n;
+    }
+    assert_int_equal(n_failed, N_SLOTS - 1);
+    assert_in_range(n_events, 3, 4);
+    td_core_destroy(c);
+}
+
+/* Each time a planned prefill worker had left before the ticket came, the clock of queue_timeout_ms began anew. */
+static void test_lost_plans_count_as_waiting(void **state)
+{
+    (void)state;
+    struct td_core *c = core_of(TD_MODE_PD, "least_token", 0);
+    join(c, 1, 1, TD_ROLE_DECODE, 8);
+    assert_int_equal(arrive(c, 2, 0, 40), 0);
+    uint32_t attempt = 0;
+    for (uint64_t ms = 1000; ms <= 4000; ms += 1000, attempt++) {
+        assert_int_equal(join(c, ms * MS, 0, TD_ROLE_PREFILL, 8), 1);
+        assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
+        assert_int_equal(actions[0].attempt, attempt);
+        assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = (ms + 1) * MS, .worker = 0}), 0);
+        assert_int_equal(leg(c, TD_EV_TICKET, (ms + 2) * MS, 0, attempt, 0, 0), 1);
+        assert_int_equal(actions[0].kind, TD_ACT_CANCEL_DECODE);
+    }
+    assert_int_equal(tick(c, 4999 * MS), 0);
+    assert_int_equal(tick(c, 5001 * MS), 1);
+    assert_int_equal(actions[0].kind, TD_ACT_FAIL);
+    assert_int_equal(actions[0].code, 14);
+    assert_at_rest(c);
+    td_core_destroy(c);
+}
+
+/* What the last attempt of a request had computed was not counted as wasted; a first token said twice was counted as two prefix hits. */
+static void test_tokens_are_counted_once(void **state)
+{
+    (void)state;
+    struct td_core *c = core_of(TD_MODE_PD, "least_token", 0);
+    struct td_core_stats st;
+    join(c, 1, 0, TD_ROLE_PREFILL, 8);
+    arrive(c, 2, 0, 40);
+    for (uint32_t attempt = 0; attempt < 2; attempt++) {
+        join(c, 3 + attempt, 1, TD_ROLE_DECODE, 8);
+        assert_int_equal(actions[0].attempt, attempt);
+        leg(c, TD_EV_TICKET, 4, 0, attempt, 0, 0);
+        for (int again = 0; again < 2; again++)
+            step(c, (struct td_core_event){.kind = TD_EV_FIRST_TOKEN, .now_ns = 5, .slot = 0, .id = 1, .attempt = attempt, .b = 41, .c = 16});
+        assert_true(step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 6, .worker = 1}) > 0);
+    }
+    assert_int_equal(actions[2].kind, TD_ACT_FAIL); /* max_failovers is 1 */
+    td_core_stats(c, &st);
+    assert_int_equal(st.real_hit_tokens, 2 * 16);
+    assert_int_equal(st.wasted_prefill_tokens, 40 + 41);
+    assert_at_rest(c);
+    td_core_destroy(c);
+}
+
+/* Where decode workers prefill for themselves, prefill workers were recommended, and named as what bounds goodput. */
+static void test_colocated_needs_no_prefill_workers(void **state)
+{
+    (void)state;
+    double need[2] = {0};
+    for (int colocated = 0; colocated < 2; colocated++) {
+        struct td_core *c = core_of(colocated ? TD_MODE_COLOCATED : TD_MODE_PD, "goodput", 300);
+        if (!colocated) join(c, 1, 0, TD_ROLE_PREFILL, 64);
+        join(c, 1, 1, TD_ROLE_DECODE, 64);
+        for (uint32_t i = 0; i < N_SLOTS; i++) { /* 20 requests/s of 200 ms */
+            arrive(c, i * 50 * MS + 2, i, 200);
+            tick(c, i * 50 * MS + 3);
+            leg(c, TD_EV_CANCEL, i * 50 * MS + 4, i, 0, 0, 0);
+        }
+        struct td_core_advice a;
+        td_core_advice(c, &a);
+        print_message("colocated %d: want %u + %u, need %.2f + %.2f\n", colocated, a.want[0], a.want[1], a.need[0], a.need[1]);
+        if (colocated) {
+            assert_int_equal(a.want[TD_ROLE_PREFILL], 0);
+            assert_true(a.need[TD_ROLE_PREFILL] <= 0);
+            assert_true(fabs(a.need[TD_ROLE_DECODE] - need[0] - need[1]) < 0.05 * need[0]);
+            assert_in_range(a.want[TD_ROLE_DECODE], 4, 7);
+            assert_int_not_equal(a.bound, TD_BOUND_PREFILL);
+        } else {
+            assert_in_range(a.want[TD_ROLE_PREFILL], 4, 6);
+            need[0] = a.need[0];
+            need[1] = a.need[1];
+        }
+        td_core_destroy(c);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_last_message_waits_for_the_prefill_figures),
+        cmocka_unit_test(test_snapshot_leaves_planned_work),
+        cmocka_unit_test(test_refusals_of_one_event_are_bounded),
+        cmocka_unit_test(test_lost_plans_count_as_waiting),
+        cmocka_unit_test(test_tokens_are_counted_once),
+        cmocka_unit_test(test_colocated_needs_no_prefill_workers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
