@@ -37,6 +37,8 @@ struct td_order {
     struct tenant tenants[N_TENANTS];
     uint32_t n_tenants;
     /* the walk */
+    double service[N_TENANTS];  /* now, of those with a list in its class: worked out once, since next would cost an exp2 for each of them each time */
+    uint16_t given;             /* whose slot was given last: the caller may have charged that one since */
     uint32_t walk_rank;
     double fullness;
     uint64_t now_ns;
@@ -218,7 +220,9 @@ static void enter_class(struct td_order *o)
             struct list *l = &o->lists[c][o->busy[c][i]];
             l->cursor = l->head;
             demote_late(o, l);
+            o->service[o->busy[c][i]] = service_at(&o->tenants[o->busy[c][i]], o->now_ns);
         }
+        o->given = o->busy[c][0];
         return;
     }
 }
@@ -236,15 +240,16 @@ uint32_t td_order_next(struct td_order *o)
     while (o->walk_rank < o->n_classes) {
         uint32_t c = o->class_at[o->walk_rank], best = NO;
         double best_score = INFINITY, most = 1e-9, longest = 1e-9;
+        o->service[o->given] = service_at(&o->tenants[o->given], o->now_ns);
         for (uint32_t i = 0; i < o->n_busy[c] && o->n_busy[c] > 1; i++) { /* scales of the two terms */
             const struct list *l = &o->lists[c][o->busy[c][i]];
-            most = fmax(most, service_at(&o->tenants[o->busy[c][i]], o->now_ns));
+            most = fmax(most, o->service[o->busy[c][i]]);
             longest = fmax(longest, (double)(o->now_ns - o->items[l->head].since_ns));
         }
         for (uint32_t i = 0; i < o->n_busy[c]; i++) {
             const struct list *l = &o->lists[c][o->busy[c][i]];
             if (l->cursor == NO) continue;
-            double score = 0.8 * service_at(&o->tenants[o->busy[c][i]], o->now_ns) / most -
+            double score = 0.8 * o->service[o->busy[c][i]] / most -
                            0.2 * (double)(o->now_ns - o->items[l->head].since_ns) / longest + (l->cursor == l->head ? 0 : 2);
             if (score < best_score) {
                 best_score = score;
@@ -256,6 +261,7 @@ uint32_t td_order_next(struct td_order *o)
             uint32_t slot = l->cursor;
             l->cursor = o->items[slot].next;
             demote_late(o, l);
+            o->given = (uint16_t)best;
             return slot;
         }
         o->walk_rank++;
