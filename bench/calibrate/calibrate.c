@@ -1,6 +1,6 @@
 /* calibrate.c - tandem bench calibrate: how long this machine's steps take, as the latency table that tandem-router --latency-table reads.
  *
- * The engine of the workers runs in this process. Measured, each point `repeat` times, the median counts:
+ * The engine of the workers runs in this process. Measured, each point `repeat` times; --statistic counts:
  *   prefill   u new tokens over h that are there                    a0 + a1 u + a2 u (h + u/2)
  *   decode    B sequences with K tokens of context together         b0 + b1 B + b2 K
  *   mixed     the same with a prefill chunk of c tokens in the step    + b3 c + b4 c (h + c/2)
@@ -25,7 +25,7 @@ int td_bench_calibrate(int argc, char **argv);
 #define MAX_GRID 16
 
 struct options {
-    const char *model, *random_weights, *dtype, *ops, *cpus, *kv_memory, *node_class, *out, *csv, *prefill_grid, *context_grid, *batch_grid, *chunk_grid;
+    const char *model, *random_weights, *dtype, *ops, *cpus, *kv_memory, *node_class, *out, *csv, *prefill_grid, *context_grid, *batch_grid, *chunk_grid, *statistic;
     int64_t threads, block_size, max_step_tokens, max_batch, repeat;
     double link_tau_us, link_gb_s;
 };
@@ -47,6 +47,7 @@ static const struct td_option table[] = {
     {"batch_grid", TD_OPT_STR, "1,2,4,8,16,32,64", 0, 0, NULL, OFF(batch_grid), "sequences B in a decode step"},
     {"chunk_grid", TD_OPT_STR, "64,256", 0, 0, NULL, OFF(chunk_grid), "prefill tokens c in a mixed step"},
     {"repeat", TD_OPT_I64, "5", 1, MAX_REPEATS, NULL, OFF(repeat), "times each point is measured"},
+    {"statistic", TD_OPT_ENUM, "median", 0, 0, "median|least", OFF(statistic), "of the repeats; least: where foreign work, which only ever adds, cannot be kept away"},
     {"node_class", TD_OPT_STR, "", 0, 0, NULL, OFF(node_class), "the workers' --node-class; empty: a line each for prefill and decode, what workers without one belong to"},
     {"link_tau_us", TD_OPT_F64, "0", 0, 1e9, NULL, OFF(link_tau_us), "KV transfer: fixed time, us; 0 = to be learned"},
     {"link_gb_s", TD_OPT_F64, "0", 0, 1e6, NULL, OFF(link_gb_s), "KV transfer: 10^9 bytes/s (tandem bench xfer measures it); 0 = to be learned"},
@@ -61,7 +62,7 @@ static const char *const kind_names[] = {"prefill", "decode", "mixed"};
 struct point {
     enum kind kind;
     int32_t batch, context, new_tokens, prompt_context; /* decode rows and their context each; prefill rows and what is before them */
-    double s, least_s, greatest_s;
+    double s, median_s, least_s, greatest_s; /* s: the one that counts; 0 = did not fit */
 };
 
 struct grid { int32_t v[MAX_GRID]; size_t n; };
@@ -124,7 +125,7 @@ static void drop(struct td_engine *e, struct td_seq *seq)
 }
 
 /* Fills p's times. TD_ERR_LIMIT: it does not fit. */
-static td_status measure(struct td_engine *e, struct point *p, int64_t repeat, uint32_t *random, struct td_err *err)
+static td_status measure(struct td_engine *e, struct point *p, int64_t repeat, bool least, uint32_t *random, struct td_err *err)
 {
     struct td_seq **seqs = calloc((size_t)p->batch + 1, sizeof(struct td_seq *)), **preempted = calloc((size_t)p->batch + 1, sizeof(struct td_seq *));
     struct td_step_item *items = calloc((size_t)p->batch + 1, sizeof *items);
@@ -152,8 +153,9 @@ static td_status measure(struct td_engine *e, struct point *p, int64_t repeat, u
     td_kv_prefix_clear(td_engine_kv(e));
     if (!s) {
         bench_sort(times + 1, (size_t)repeat);
-        p->s = bench_percentile(times + 1, (size_t)repeat, 50);
+        p->median_s = bench_percentile(times + 1, (size_t)repeat, 50);
         p->least_s = times[1];
+        p->s = least ? p->least_s : p->median_s;
         p->greatest_s = times[repeat];
         p->context += (int32_t)repeat / 2 + 1; /* it grew by a token a step: what the median step had */
     }
@@ -236,11 +238,22 @@ static void print_points(const struct point *points, size_t n, const double *a, 
         const struct point *p = &points[i];
         if (!(p->s > 0)) continue;
         double e = error_of(p, a, b);
-        if (csv) fprintf(out, "%s,%d,%d,%d,%d,%.9g,%.9g,%.9g,%.9g,%.4f\n", kind_names[p->kind], p->batch, p->batch ? p->context : 0, p->new_tokens, p->prompt_context, p->s, p->least_s,
+        if (csv) fprintf(out, "%s,%d,%d,%d,%d,%.9g,%.9g,%.9g,%.9g,%.4f\n", kind_names[p->kind], p->batch, p->batch ? p->context : 0, p->new_tokens, p->prompt_context, p->median_s, p->least_s,
                          p->greatest_s, p->s * (1 + e), e);
         else fprintf(out, "%-8s %5d %8d %6d %7d %11.4f %11.4f %+7.1f%%\n", kind_names[p->kind], p->batch, p->batch ? p->context : 0, p->new_tokens, p->prompt_context, p->s * 1e3,
                      p->s * (1 + e) * 1e3, 100 * e);
     }
+}
+
+/* How much slower than the quickest repeat the median one was, in the median of the points. */
+static double disturbance(const struct point *points, size_t n)
+{
+    static double x[MAX_POINTS];
+    size_t k = 0;
+    for (size_t i = 0; i < n; i++)
+        if (points[i].s > 0) x[k++] = points[i].median_s / points[i].least_s;
+    bench_sort(x, k);
+    return bench_percentile(x, k, 50);
 }
 
 static td_status write_table(const struct options *o, const struct td_engine *e, const struct point *points, size_t n, const double *a, const double *b, struct td_err *err)
@@ -249,8 +262,8 @@ static td_status write_table(const struct options *o, const struct td_engine *e,
     const char *const *names = o->node_class[0] ? one : both;
     FILE *f = fopen(o->out, "we");
     if (!f) return td_fail(err, TD_ERR_IO, "--out %s: %s", o->out, strerror(errno));
-    fprintf(f, "# tandem bench calibrate: %s, %s, %lld threads; version " TD_VERSION "\n", o->model[0] ? o->model : o->random_weights,
-            td_dtype_name(td_model_dtype(td_engine_model((struct td_engine *)(uintptr_t)e))), (long long)o->threads);
+    fprintf(f, "# tandem bench calibrate: %s, %s, %lld threads, %s of %lld; version " TD_VERSION "\n", o->model[0] ? o->model : o->random_weights,
+            td_dtype_name(td_model_dtype(td_engine_model((struct td_engine *)(uintptr_t)e))), (long long)o->threads, o->statistic, (long long)o->repeat);
     for (int k = PREFILL; k <= MIXED; k++) {
         double median, worst;
         size_t m;
@@ -280,7 +293,7 @@ static td_status calibrate(const struct options *o, struct td_engine *e, struct 
     if (s) return s;
     td_progress_start(&progress, "calibrate", "points", n);
     for (size_t i = 0; i < n && !s; i++) {
-        s = measure(e, &points[i], o->repeat, &random, err);
+        s = measure(e, &points[i], o->repeat, !strcmp(o->statistic, "least"), &random, err);
         if (s == TD_ERR_LIMIT) s = TD_OK, n_left_out++;
         td_progress_update(&progress, i + 1);
     }
@@ -298,6 +311,8 @@ static td_status calibrate(const struct options *o, struct td_engine *e, struct 
         errors(points, n, (enum kind)k, a, b, &median, &worst, &m);
         if (m) printf("%-9s error of the fit: %.1f %% in the median of %zu points, %.1f %% at most\n", kind_names[k], 100 * median, m, 100 * worst);
     }
+    double disturbed = disturbance(points, n);
+    if (disturbed > 1.25) printf("warning: the median repeat took %.2f times the quickest: other work ran on these CPUs. Repeat it in quiet, or use --statistic least\n", disturbed);
     s = write_table(o, e, points, n, a, b, err);
     if (!s) printf("table: %s (tandem-router --latency-table %s)\n", o->out, o->out);
     FILE *f = !s && o->csv[0] ? fopen(o->csv, "we") : NULL;

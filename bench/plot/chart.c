@@ -161,7 +161,7 @@ void chart_limit_y(struct chart *ch, double v, const char *name)
     if (!inside(ch, ch->x.max, v)) return;
     double y = chart_y(ch, v);
     canvas_line(ch->canvas, ch->left, y, ch->right, y, INK_LIMIT, 1.2, DASH_LONG);
-    chart_label(ch, v, INK_LIMIT, "%s", name);
+    chart_label(ch, ch->x.max, v, INK_LIMIT, "%s", name);
 }
 
 void chart_limit_x(struct chart *ch, double v, const char *name)
@@ -173,13 +173,15 @@ void chart_limit_x(struct chart *ch, double v, const char *name)
     canvas_text(ch->canvas, flip ? x - 5 : x + 5, ch->bottom - 8, flip ? ANCHOR_END : ANCHOR_START, 11, false, INK_LIMIT, "%s", name);
 }
 
-void chart_label(struct chart *ch, double y, int ink, const char *format, ...)
+void chart_label(struct chart *ch, double x, double y, int ink, const char *format, ...)
 {
-    if (ch->n_labels == CHART_MAX_LABELS || !isfinite(y)) return;
+    if (ch->n_labels == CHART_MAX_LABELS || !known(ch, x, y)) return;
     va_list args;
     va_start(args, format);
     vsnprintf(ch->labels[ch->n_labels].text, sizeof ch->labels[0].text, format, args);
     va_end(args);
+    ch->labels[ch->n_labels].from_x = fmin(chart_x(ch, x), ch->right);
+    ch->labels[ch->n_labels].from_y = fmin(fmax(chart_y(ch, y), ch->top), ch->bottom);
     ch->labels[ch->n_labels].y = fmin(fmax(chart_y(ch, y), ch->top), ch->bottom);
     ch->labels[ch->n_labels++].ink = ink;
 }
@@ -195,6 +197,10 @@ void chart_close(struct chart *ch)
     for (int i = 1; i < ch->n_labels; i++) ch->labels[i].y = fmax(ch->labels[i].y, ch->labels[i - 1].y + LABEL_GAP);
     double limit = ch->bottom;
     for (int i = ch->n_labels - 1; i >= 0; i--, limit -= LABEL_GAP) ch->labels[i].y = fmin(ch->labels[i].y, limit);
+    for (int i = 0; i < ch->n_labels; i++) {
+        const struct chart_name *l = &ch->labels[i];
+        if (l->from_x < ch->right - 12) canvas_line(ch->canvas, l->from_x + 6, l->from_y, ch->right + 5, l->y, l->ink, 0.8, DASH_SHORT);
+    }
     for (int i = 0; i < ch->n_labels; i++)
         canvas_text(ch->canvas, ch->right + 8, ch->labels[i].y + 4, ANCHOR_START, SIZE, true, ch->labels[i].ink, "%s", ch->labels[i].text);
     ch->n_labels = 0;

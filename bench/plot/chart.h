@@ -18,7 +18,7 @@ struct chart {
     struct canvas *canvas;  /* borrowed */
     struct chart_axis x, y;
     double left, right, top, bottom; /* of the plane */
-    struct chart_name { char text[64]; double y; int ink; } labels[CHART_MAX_LABELS];
+    struct chart_name { char text[64]; double y, from_x, from_y; int ink; } labels[CHART_MAX_LABELS];
     int n_labels;
 };
 
@@ -33,8 +33,9 @@ void chart_bars(struct chart *ch, const double *x, const double *lo, const doubl
 /* A limit: a dashed line across, named at its right like a line (y) or at its foot (x). */
 void chart_limit_y(struct chart *ch, double v, const char *name);
 void chart_limit_x(struct chart *ch, double v, const char *name);
-/* A name at the right of a line that ends at y; those that would cover each other are moved apart by chart_close. */
-void chart_label(struct chart *ch, double y, int ink, const char *format, ...) __attribute__((format(printf, 4, 5)));
+/* A name at the right for a line that ends at (x, y), with a thin leader when that is far. Those that would cover each other are moved apart by
+ * chart_close. */
+void chart_label(struct chart *ch, double x, double y, int ink, const char *format, ...) __attribute__((format(printf, 5, 6)));
 void chart_close(struct chart *ch);
 
 /* The least range of 1, 2, 5 x 10^k that holds [0 or min, max]. */

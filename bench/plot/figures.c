@@ -127,7 +127,7 @@ static void attainment(struct pages *p)
         chart_bars(&ch, k.x, k.lo, k.hi, n, ink_of(c));
         chart_line(&ch, k.x, k.joint, n, ink_of(c), 2, DASH_NONE);
         chart_points(&ch, k.x, k.joint, n, (int)c, ink_of(c), 3.4, 1);
-        if (n) chart_label(&ch, k.joint[n - 1], ink_of(c), "%s", name_of(p, c));
+        if (n) chart_label(&ch, k.x[n - 1], k.joint[n - 1], ink_of(c), "%s", name_of(p, c));
         for (size_t i = 0; i < n; i++) {
             const struct sweep_pool *q = &p->pools[c][i];
             fprintf(d.csv, "%s,%.9g,%.9g,%u,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g\n", name_of(p, c), q->rate, k.x[i], q->n_runs, q->joint, q->lo, q->hi, q->ttft, q->tpot, q->least, q->greatest);
@@ -161,9 +161,9 @@ static void attainment_parts(struct pages *p, uint32_t c)
     chart_bars(&ch, k.x, k.lo, k.hi, n, INK_TEXT);
     chart_line(&ch, k.x, k.joint, n, INK_TEXT, 1.6, DASH_NONE); /* thin, above the others: where they are the same all show */
     chart_points(&ch, k.x, k.joint, n, 0, INK_TEXT, 2.8, 1);
-    if (p->s->slo.ttft_ms > 0) chart_label(&ch, k.ttft[n - 1], INK_SERIES + 0, "TTFT");
-    if (p->s->slo.tpot_ms > 0) chart_label(&ch, k.tpot[n - 1], INK_SERIES + 1, "TPOT");
-    chart_label(&ch, k.joint[n - 1], INK_TEXT, "joint");
+    if (p->s->slo.ttft_ms > 0) chart_label(&ch, k.x[n - 1], k.ttft[n - 1], INK_SERIES + 0, "TTFT");
+    if (p->s->slo.tpot_ms > 0) chart_label(&ch, k.x[n - 1], k.tpot[n - 1], INK_SERIES + 1, "TPOT");
+    chart_label(&ch, k.x[n - 1], k.joint[n - 1], INK_TEXT, "joint");
     chart_close(&ch);
     fprintf(d.csv, "config,rate,rate_per_worker,joint,ttft,tpot,ci95_lo,ci95_hi\n");
     for (size_t i = 0; i < n; i++)
@@ -195,7 +195,7 @@ static void goodput(struct pages *p)
         columns_of(p, c, &k);
         chart_line(&ch, k.offered, k.good, n, ink_of(c), 2, DASH_NONE);
         chart_points(&ch, k.offered, k.good, n, (int)c, ink_of(c), 3.4, 1);
-        if (n) chart_label(&ch, k.good[n - 1], ink_of(c), "%s", name_of(p, c));
+        if (n) chart_label(&ch, k.offered[n - 1], k.good[n - 1], ink_of(c), "%s", name_of(p, c));
         for (size_t i = 0; i < n; i++) fprintf(d.csv, "%s,%.9g,%.9g,%.9g,%d\n", name_of(p, c), p->pools[c][i].rate, k.offered[i], k.good[i], p->pools[c][i].saturated);
     }
     chart_close(&ch);
@@ -225,7 +225,7 @@ static void slo_scale(struct pages *p)
         if (!r || !r->scale_joint) continue;
         chart_line(&ch, s->scales, r->scale_joint, s->n_scales, ink_of(c), 2, DASH_NONE);
         chart_points(&ch, s->scales, r->scale_joint, s->n_scales, (int)c, ink_of(c), 3.4, 1);
-        chart_label(&ch, r->scale_joint[s->n_scales - 1], ink_of(c), "%s", name_of(p, c));
+        chart_label(&ch, s->scales[s->n_scales - 1], r->scale_joint[s->n_scales - 1], ink_of(c), "%s", name_of(p, c));
         for (uint32_t i = 0; i < s->n_scales; i++) fprintf(d.csv, "%s,%.9g,%.6g,%.6g\n", name_of(p, c), r->rate, s->scales[i], r->scale_joint[i]);
     }
     chart_close(&ch);
@@ -263,15 +263,15 @@ static void cdf(struct pages *p, bool is_ttft)
     for (uint32_t c = 0; c < s->n_configs; c++) {
         const struct sweep_row *r = sweep_reference_row(s, c);
         const double *q = r ? is_ttft ? r->ttft_q : r->tpot_q : NULL;
-        double last = NAN;
+        double last = NAN, last_x = NAN;
         if (!q) continue;
         chart_line(&ch, q + 1, share + 1, SWEEP_N_QUANTILES - 2, ink_of(c), 2, DASH_NONE);
         for (int i = 0; i < SWEEP_N_QUANTILES; i++) {
             if (isnan(q[i])) continue;
             fprintf(d.csv, "%s,%.9g,%.2f,%.6g\n", name_of(p, c), r->rate, share[i], q[i]);
-            if (i > 0 && i < SWEEP_N_QUANTILES - 1) last = share[i];
+            if (i > 0 && i < SWEEP_N_QUANTILES - 1) last = share[i], last_x = q[i];
         }
-        chart_label(&ch, last, ink_of(c), "%s", name_of(p, c));
+        chart_label(&ch, last_x, last, ink_of(c), "%s", name_of(p, c));
     }
     chart_close(&ch);
     draft_close(p, &d);
@@ -419,7 +419,7 @@ static void heat(struct pages *p, const char *mode)
     canvas_text(c, 12, 22, ANCHOR_START, 15, true, INK_TEXT, "%s", title);
     canvas_text(c, 12, 40, ANCHOR_START, 11.5, false, INK_MUTED, "requests/s per worker (whole cluster)");
     fprintf(d.csv, "config,prefill,decode,goodput,goodput_per_worker\n");
-    for (size_t i = 0; i < n_d; i++) canvas_text(c, left - 10, top + cell_h * ((double)i + 0.5) + 4, ANCHOR_END, 12, false, INK_MUTED, "%u", ds[i]);
+    for (size_t i = 0; i < n_d; i++) canvas_text(c, left - 10, top + cell_h * ((double)(n_d - 1 - i) + 0.5) + 4, ANCHOR_END, 12, false, INK_MUTED, "%u", ds[i]);
     for (size_t i = 0; i < n_p; i++) canvas_text(c, left + cell_w * ((double)i + 0.5), top + cell_h * (double)n_d + 18, ANCHOR_MIDDLE, 12, false, INK_MUTED, "%u", ps[i]);
     canvas_text(c, left + cell_w * (double)n_p / 2, height - 10, ANCHOR_MIDDLE, 12, false, INK_TEXT, "prefill workers");
     canvas_text_up(c, 22, top + cell_h * (double)n_d / 2, 12, INK_TEXT, "decode workers");
@@ -429,7 +429,7 @@ static void heat(struct pages *p, const char *mode)
         size_t col = 0, row = 0;
         while (col < n_p && ps[col] != g->prefill) col++;
         while (row < n_d && ds[row] != g->decode) row++;
-        double each = g->goodput / workers(p, k), x = left + cell_w * (double)col, y = top + cell_h * (double)row;
+        double each = g->goodput / workers(p, k), x = left + cell_w * (double)col, y = top + cell_h * (double)(n_d - 1 - row);
         bool is_best = each >= most;
         canvas_rect(c, x + 1, y + 1, cell_w - 2, cell_h - 2, INK_SERIES + 0, 0.06 + 0.5 * each / most);
         canvas_text(c, x + cell_w / 2, y + cell_h / 2 - (cell_h > 40 ? 1 : -4), ANCHOR_MIDDLE, 13, is_best, INK_TEXT, is_best ? "%.3g best" : "%.3g", each);
