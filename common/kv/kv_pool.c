@@ -18,7 +18,11 @@
  *
  * The LRU list holds exactly the CACHED blocks, next victim first. A block joins at the young end, except that a block whose parent is already
  * CACHED joins just before its parent (2): a child is never younger than its parent, so a chain is evicted leaf first, in whatever order its
- * owner drops it. A block whose parent has lost its publication can no longer be found, so it becomes FREE instead of CACHED.
+ * owner drops it. A HELD block can outlive its parent, when its owner's own copy of the parent was not the published one: then neither it nor what hangs
+ * on it can be found any more, it is no longer `reachable`, and becomes FREE instead of CACHED.
+ *
+ * Reports: what the router was told and is no longer true goes into the ring `gone` at once; additions wait in the ring `changed` and are told when `gone` is
+ * empty, so that a content that has moved from one block to another is never taken back after it was told. gone + told blocks <= n_blocks.
  *
  * Invariants (asserted): (3) ref > 0 iff HELD; (4) n_free + n_cached + n_held = n_blocks. Everything is allocated at create. */
 #include "common/kv/kv_pool.h"
@@ -47,6 +51,8 @@ struct block {
     int32_t chain;               /* next in the hash bucket */
     int32_t depth;               /* position in the chain: block i of the prompt */
     struct td_hash128 hash;
+    int32_t n_children;          /* published ones that name this publication as their parent */
+    bool reachable;              /* published, and so is everything before it */
     uint64_t told_hash, report_hash; /* what the router has of this block (0 = nothing); its name under the router's seed while it is published */
     bool changed;                /* queued for a report */
 };
@@ -68,6 +74,8 @@ struct td_kv_pool {
     uint64_t report_seed;
     int32_t *changed;            /* [n_blocks], ring of block ids */
     int32_t first_changed, n_changed;
+    uint64_t *gone;              /* [n_blocks], ring of names */
+    int32_t first_gone, n_gone;
     int32_t *scratch;            /* [n_blocks + 1] */
     struct td_kv_pool_stats stats;
 };
@@ -196,6 +204,38 @@ static void name_block(struct td_kv_pool *p, int32_t id)
     td_prefix_hashes(tokens_of(p, id), (size_t)p->layout.block_size, (uint32_t)p->layout.block_size, key, &b->report_hash, 1);
 }
 
+/* The router was told of this block: that is over. */
+static void retract(struct td_kv_pool *p, int32_t id)
+{
+    struct block *b = &p->blocks[id];
+    if (!b->told_hash) return;
+    TD_ASSERT(p->n_gone < p->n_blocks);
+    p->gone[(p->first_gone + p->n_gone++) % p->n_blocks] = b->told_hash;
+    b->told_hash = 0;
+}
+
+static bool follows_a_reachable(const struct td_kv_pool *p, const struct block *b)
+{
+    if (b->parent_publication == 0) return true;
+    const struct block *parent = &p->blocks[b->parent];
+    return parent->publication == b->parent_publication && parent->reachable;
+}
+
+/* A block with children has gone: they, theirs and so on are out of reach. Rare, since chains are evicted leaf first; O(n_blocks) for each generation. */
+static void cut_off_children(struct td_kv_pool *p)
+{
+    for (bool again = true; again;) {
+        again = false;
+        for (int32_t id = 0; id < p->n_blocks; id++) {
+            struct block *b = &p->blocks[id];
+            if (!b->publication || !b->reachable || follows_a_reachable(p, b)) continue;
+            b->reachable = false;
+            retract(p, id);
+            again = b->n_children > 0 || again;
+        }
+    }
+}
+
 static void unpublish(struct td_kv_pool *p, int32_t id)
 {
     struct block *b = &p->blocks[id];
@@ -205,13 +245,12 @@ static void unpublish(struct td_kv_pool *p, int32_t id)
         at = &p->blocks[*at].chain;
     }
     *at = b->chain;
+    if (b->parent_publication && p->blocks[b->parent].publication == b->parent_publication) p->blocks[b->parent].n_children--;
     b->publication = 0;
-    mark_changed(p, id);
-}
-
-static bool parent_is_published(const struct td_kv_pool *p, const struct block *b)
-{
-    return b->parent_publication == 0 || p->blocks[b->parent].publication == b->parent_publication;
+    b->reachable = false;
+    retract(p, id);
+    if (b->n_children > 0) cut_off_children(p);
+    b->n_children = 0;
 }
 
 static void evict(struct td_kv_pool *p, int32_t id)
@@ -253,7 +292,7 @@ void td_kv_prefix_publish(struct td_kv_pool *pool, const int32_t *tokens, const 
     /* When the caller's own block before `first` is published at that place, the chain goes on from there; else walk it from the prompt's start. */
     if (first > 0) {
         const struct block *last = &pool->blocks[block_ids[first - 1]];
-        if (last->publication && last->depth == first - 1 && parent_is_published(pool, last) &&
+        if (last->publication && last->depth == first - 1 && last->reachable &&
             memcmp(tokens_of(pool, block_ids[first - 1]), tokens + (size_t)(first - 1) * block_size, block_size * sizeof *tokens) == 0) {
             parent = block_ids[first - 1];
             parent_publication = last->publication;
@@ -275,6 +314,8 @@ void td_kv_prefix_publish(struct td_kv_pool *pool, const int32_t *tokens, const 
             b->publication = ++pool->n_publications;
             b->parent_publication = parent_publication;
             b->parent = parent;
+            b->reachable = true; /* the walk came here from the prompt's start, or from a reachable block */
+            if (parent_publication) pool->blocks[parent].n_children++;
             b->depth = i;
             b->hash = hash;
             b->chain = pool->buckets[hash.lo & pool->bucket_mask];
@@ -300,18 +341,18 @@ void td_kv_report_begin(struct td_kv_pool *p, uint64_t seed)
     if (!p->prefix_cache) return;
     p->reporting = true;
     p->report_seed = seed;
-    p->first_changed = p->n_changed = 0;
+    p->first_changed = p->n_changed = p->first_gone = p->n_gone = 0;
     int32_t *count = p->scratch; /* blocks by depth: a parent is named before its children */
     memset(count, 0, ((size_t)p->n_blocks + 1) * sizeof *count);
     for (int32_t id = 0; id < p->n_blocks; id++) {
         p->blocks[id].told_hash = 0;
         p->blocks[id].changed = false;
-        if (p->blocks[id].publication) count[p->blocks[id].depth + 1]++;
+        if (p->blocks[id].reachable) count[p->blocks[id].depth + 1]++;
     }
     for (int32_t d = 0; d < p->n_blocks; d++) count[d + 1] += count[d];
     int32_t n = count[p->n_blocks];
     for (int32_t id = 0; id < p->n_blocks; id++)
-        if (p->blocks[id].publication) p->changed[count[p->blocks[id].depth]++] = id;
+        if (p->blocks[id].reachable) p->changed[count[p->blocks[id].depth]++] = id;
     for (int32_t i = 0; i < n; i++) {
         name_block(p, p->changed[i]);
         p->blocks[p->changed[i]].changed = true;
@@ -322,14 +363,13 @@ void td_kv_report_begin(struct td_kv_pool *p, uint64_t seed)
 void td_kv_report_take(struct td_kv_pool *p, size_t max, uint64_t *ret_added, size_t *ret_n_added, uint64_t *ret_evicted, size_t *ret_n_evicted)
 {
     size_t n_added = 0, n_evicted = 0;
-    for (; p->n_changed > 0 && n_added < max && n_evicted < max; p->n_changed--) {
+    for (; p->n_gone > 0 && n_evicted < max; p->n_gone--) {
+        ret_evicted[n_evicted++] = p->gone[p->first_gone];
+        p->first_gone = (p->first_gone + 1) % p->n_blocks;
+    }
+    for (; p->n_changed > 0 && p->n_gone == 0 && n_added < max; p->n_changed--) {
         struct block *b = &p->blocks[p->changed[p->first_changed]];
-        uint64_t now = b->publication && parent_is_published(p, b) ? b->report_hash : 0;
-        if (b->told_hash && b->told_hash != now) {
-            ret_evicted[n_evicted++] = b->told_hash;
-            b->told_hash = 0;
-        }
-        if (now && !b->told_hash) ret_added[n_added++] = b->told_hash = now;
+        if (b->reachable && !b->told_hash) ret_added[n_added++] = b->told_hash = b->report_hash;
         b->changed = false;
         p->first_changed = (p->first_changed + 1) % p->n_blocks;
     }
@@ -386,7 +426,7 @@ void td_kv_pool_unref(struct td_kv_pool *pool, int32_t block_id)
     TD_ASSERT(b->state == HELD && b->ref > 0);
     if (--b->ref > 0) return;
     pool->stats.n_held--;
-    if (b->publication && parent_is_published(pool, b)) {
+    if (b->reachable) {
         b->state = CACHED;
         bool parent_cached = b->parent_publication && pool->blocks[b->parent].state == CACHED;
         lru_insert_before(pool, block_id, parent_cached ? b->parent : NONE);
@@ -423,8 +463,9 @@ td_status td_kv_pool_create(const struct td_kv_pool_config *config, struct td_kv
         p->buckets = malloc(n_buckets * sizeof *p->buckets);
         p->tokens = calloc(n * (size_t)p->layout.block_size, sizeof *p->tokens);
         p->changed = malloc(n * sizeof *p->changed);
+        p->gone = malloc(n * sizeof *p->gone);
         p->scratch = malloc((n + 1) * sizeof *p->scratch);
-        if (!p->buckets || !p->tokens || !p->changed || !p->scratch) goto err_nomem;
+        if (!p->buckets || !p->tokens || !p->changed || !p->gone || !p->scratch) goto err_nomem;
         memset(p->buckets, 0xff, n_buckets * sizeof *p->buckets);
         p->seed = td_random_u64();
     }
@@ -453,6 +494,7 @@ void td_kv_pool_destroy(struct td_kv_pool *pool)
     free(pool->buckets);
     free(pool->tokens);
     free(pool->changed);
+    free(pool->gone);
     free(pool->scratch);
     free(pool);
 }

@@ -122,7 +122,7 @@ static void model_unref(struct model *m, int id)
 {
     struct model_block *b = &m->b[id];
     if (--b->ref) return;
-    if (!b->published || !model_parent_alive(m, id)) {
+    if (!model_reachable(m, id)) { /* what cannot be found is not kept */
         b->state = M_FREE;
         b->published = false;
         return;
@@ -199,11 +199,11 @@ static void request_start(struct model *m, struct td_kv_pool *pool, struct reque
 static void request_publish(struct model *m, struct td_kv_pool *pool, struct request *r)
 {
     int to = r->n_done + (int)rnd((uint32_t)(r->n - r->n_done) + 1);
-    /* Where the pool starts from the caller's last published block the model does so too; the result differs only for unreachable chains. */
+    /* Where the pool starts from the last block of the caller, one that can be found, the model does so too. */
     int parent = -1, i = 0;
     if (r->n_done > 0) {
         int last = r->ids[r->n_done - 1];
-        if (m->b[last].published && m->b[last].depth == r->n_done - 1 && model_parent_alive(m, last)) parent = last, i = r->n_done;
+        if (m->b[last].published && m->b[last].depth == r->n_done - 1 && model_reachable(m, last)) parent = last, i = r->n_done;
     }
     for (; i < to; i++) {
         int id = -1;
