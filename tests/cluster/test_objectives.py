@@ -15,6 +15,10 @@ OK, INVALID, EXHAUSTED = grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, g
 CLASSES = "chat:ttft=60000,tpot=5000 gold:ttft=30000,tpot=2000,weight=4 bulk:weight=0.5,best_effort"
 
 
+# A busy machine must not look like a dead worker here: a failover is a second prefill, and another place in the queue.
+PATIENT = dict(worker_timeout_ms=20000, worker_args=["--peer-timeout-ms", 20000])
+
+
 def objectives(ttft_ms=None, tpot_ms=None):
     o = pb.Objectives()
     if ttft_ms is not None:
@@ -26,7 +30,7 @@ def objectives(ttft_ms=None, tpot_ms=None):
 
 def test_bad_values_name_their_field():
     nan, inf = float("nan"), float("inf")
-    with Cluster(router_args=["--slo-class", CLASSES]) as c:
+    with Cluster(router_args=["--slo-class", CLASSES], **PATIENT) as c:
         cases = [(dict(objectives=objectives(ttft_ms=v)), "objectives.ttft_ms is") for v in (0, -1, nan, inf, 1.5e9)]
         cases += [(dict(objectives=objectives(tpot_ms=v)), "objectives.tpot_ms is") for v in (0, -0.5, nan, -inf, 1e300)]
         cases += [(dict(slo_class="silver"), 'slo_class is "silver"; this router has: chat gold bulk'), (dict(tenant="t" * 65), "tenant has 65 bytes, limit 64"),
@@ -40,7 +44,7 @@ def test_bad_values_name_their_field():
 
 
 def test_the_ledger_says_objectives_and_predictions():
-    with Cluster(router_args=["--slo-class", CLASSES]) as c:
+    with Cluster(router_args=["--slo-class", CLASSES], **PATIENT) as c:
         r = c.generate(prompt="Once upon a time", max_tokens=8, ignore_eos=True)
         assert (r.code, r.ledger.slo_class, r.ledger.slo_ttft_us, r.ledger.slo_tpot_us) == (OK, "chat", 60000000, 5000000), r.details
         r = c.generate(prompt="Once upon a time", max_tokens=8, ignore_eos=True, slo_class="gold", objectives=objectives(tpot_ms=1500.5))
@@ -57,7 +61,7 @@ def test_the_ledger_says_objectives_and_predictions():
 @pytest.mark.parametrize("which", ["ttft_ms", "tpot_ms"])
 def test_impossible_objectives_are_refused_with_a_delay(which):
     """Told before any prefill is spent; one request in 128 is tried all the same, so that the router would notice if it were wrong."""
-    with Cluster() as c:
+    with Cluster(**PATIENT) as c:
         for i in range(8):
             assert c.generate(prompt=f"Story {i}. The little fox walked over the hill.", max_tokens=20, ignore_eos=True).code == OK
         refused = []
@@ -76,7 +80,8 @@ def test_impossible_objectives_are_refused_with_a_delay(which):
 
 def test_gold_overtakes_bulk():
     """One at a time is served; six of a lesser class wait when one of a greater class comes, and one with a priority among the lesser."""
-    with Cluster(prefill=0, decode=1, mode="colocated", router_args=["--slo-class", "bulk:weight=1 gold:weight=4"], worker_args=["--max-seqs", 1]) as c:
+    with Cluster(prefill=0, decode=1, mode="colocated", router_args=["--slo-class", "bulk:weight=1 gold:weight=4"], worker_timeout_ms=20000,
+                 worker_args=["--max-seqs", 1]) as c:
         first = c.stream(c.request(prompt="Once", max_tokens=1500, ignore_eos=True))
         next(first)  # it holds the only place
         order, lock, threads = [], threading.Lock(), []
@@ -110,23 +115,27 @@ def block_adds(path, roles):
 def test_a_prompt_goes_where_its_prefix_is(tmp_path):
     """Each of six long prompts comes twice. A router that did not look would send half of the second ones to the prefill worker that has nothing of them."""
     port, log, roles = free_port(), tmp_path / "decisions", {}
-    with Cluster(prefill=2, decode=1, router_args=["--decision-log", log, "--metrics-listen", f"127.0.0.1:{port}"]) as c:
-        cached, blocks = 0, 0
+    with Cluster(prefill=2, decode=1, router_args=["--decision-log", log, "--metrics-listen", f"127.0.0.1:{port}"], **PATIENT) as c:
+        cached, expected, blocks, told = 0, 0, 0, 0
         for i in range(6):
             prompt = f"Tale number {i}: " + f"The little fox number {i} walked over the hill and saw a dog. " * 12
-            first = c.generate(prompt=prompt, max_tokens=4, temperature=0, ignore_eos=True)
+            first = c.generate(prompt=prompt, max_tokens=24, temperature=0, ignore_eos=True)
             assert first.code == OK and first.usage.cached_tokens == 0, (first.details, first.usage)
             blocks += first.usage.prompt_tokens // 16
             assert first.usage.prompt_tokens >= 10 * 16
             c.wait_for(lambda: block_adds(log, roles) >= blocks, f"{blocks} blocks in the router's index", 10 * SLOW)
             c.wait_idle()
-            again = c.generate(prompt=prompt, max_tokens=4, temperature=0, ignore_eos=True)
+            again = c.generate(prompt=prompt, max_tokens=24, temperature=0, ignore_eos=True)
             assert again.code == OK and again.tokens == first.tokens, again.details
             assert again.ledger.prefill_worker == first.ledger.prefill_worker
-            assert again.usage.cached_tokens >= (first.usage.prompt_tokens - 1) // 16 * 16, again.usage
-            cached += again.usage.cached_tokens
+            expected += (first.usage.prompt_tokens - 1) // 16 * 16
+            if again.ledger.prefill_us:  # else the last token outran the prefill worker's first message, and with it what it found
+                assert again.usage.cached_tokens == (first.usage.prompt_tokens - 1) // 16 * 16, again.usage
+                cached += again.usage.cached_tokens
+                told += 1
         c.wait_for(lambda: scrape(port)['td_prefix_hit_tokens_total{source="found"}'] == cached, "what was found in the metrics", 5 * SLOW)
-        assert scrape(port)['td_prefix_hit_tokens_total{source="predicted"}'] == cached
+        assert scrape(port)['td_prefix_hit_tokens_total{source="predicted"}'] == expected
+        assert told >= 3, told
         c.wait_idle()
     # the log of all this replays to the same decisions (I5)
     replay = subprocess.run([os.path.join(BIN, "tandem"), "sim", "replay", log], capture_output=True, timeout=60 * SLOW)
