@@ -21,6 +21,38 @@ static const struct { const char *name; size_t offset; } fields[] = {
 static double *field(struct sweep_row *row, size_t i) { return (double *)(void *)((char *)row + fields[i].offset); }
 static double field_value(const struct sweep_row *row, size_t i) { return *(const double *)(const void *)((const char *)row + fields[i].offset); }
 
+/* What a row may say: arithmetic and axes stand on it. Unknown numbers are NAN. */
+static td_status check_row(const struct sweep_row *r, const char *where, struct td_err *err)
+{
+    static const size_t shares[] = {offsetof(struct sweep_row, attainment), offsetof(struct sweep_row, ci95_lo), offsetof(struct sweep_row, ci95_hi),
+                                    offsetof(struct sweep_row, attainment_ttft), offsetof(struct sweep_row, attainment_tpot), offsetof(struct sweep_row, attainment_e2el)};
+    if (!(r->rate >= 1e-6 && r->rate <= 1e9)) return td_fail(err, TD_ERR_INVALID, "%s: rate is %g, must be in 1e-6..1e9", where, r->rate);
+    for (size_t i = 0; i < N_FIELDS; i++) {
+        double v = field_value(r, i);
+        bool is_share = false;
+        for (size_t k = 0; k < sizeof shares / sizeof *shares; k++) is_share |= fields[i].offset == shares[k];
+        if (v < 0 || v > (is_share ? 1 : 1e15)) return td_fail(err, TD_ERR_INVALID, "%s: %s is %g, must be in 0..%g", where, fields[i].name, v, is_share ? 1 : 1e15);
+    }
+    for (int k = 0; k < BENCH_N_STAGES; k++)
+        if (r->stages_ms[k] < 0 || r->stages_ms[k] > 1e15) return td_fail(err, TD_ERR_INVALID, "%s: stage %s is %g, must be in 0..1e15 ms", where, bench_stage_names[k], r->stages_ms[k]);
+    if (r->n_good > r->n) return td_fail(err, TD_ERR_INVALID, "%s: n_good is %g, must be at most n, which is %g", where, r->n_good, r->n);
+    return TD_OK;
+}
+
+static td_status check_sweep(const struct sweep *s, const char *path, struct td_err *err)
+{
+    const double limits[] = {s->slo.ttft_ms, s->slo.tpot_ms, s->slo.e2el_ms, s->slo.tbt_ms};
+    for (size_t i = 0; i < 4; i++)
+        if (!(limits[i] >= 0 && limits[i] <= 1e12)) return td_fail(err, TD_ERR_INVALID, "%s: an objective is %g, must be in 0..1e12 ms", path, limits[i]);
+    if (!(s->attainment >= 0 && s->attainment <= 1)) return td_fail(err, TD_ERR_INVALID, "%s: attainment is %g, must be in 0..1", path, s->attainment);
+    for (uint32_t i = 0; i < s->n_scales; i++)
+        if (!(s->scales[i] > (i ? s->scales[i - 1] : 0) && s->scales[i] <= 1e6)) return td_fail(err, TD_ERR_INVALID, "%s: slo_scales must rise, above 0 and up to 1e6", path);
+    for (uint32_t i = 0; i < s->n_configs; i++)
+        if (s->configs[i].goodput < 0 || s->configs[i].goodput > 1e9 || !(s->configs[i].failed_rate >= 0 && s->configs[i].failed_rate <= 1e9))
+            return td_fail(err, TD_ERR_INVALID, "%s: config %s: goodput and failed_rate must be in 0..1e9", path, s->configs[i].name);
+    return TD_OK;
+}
+
 /* --- CSV ------------------------------------------------------------------------------------------------------------------------------ */
 
 static void cell(FILE *f, double v)
@@ -128,7 +160,7 @@ static td_status csv_read(const char *path, FILE *f, struct sweep *s, struct td_
             else if (!strcmp(keys[i], "gpus")) c->gpus = small_number(cells[i]);
             else st = csv_cell(s, row, keys[i], cells[i], where, err);
         }
-        if (!st && !(row->rate > 0)) st = td_fail(err, TD_ERR_INVALID, "%s: rate must be > 0", where);
+        if (!st) st = check_row(row, where, err);
     }
     return st;
 }
@@ -253,7 +285,7 @@ static double *get_array(struct reader *d, const json_t *o, const char *key, siz
     if (d->s || n == 0 || json_array_size(a) != n) return NULL;
     double *x = malloc(n * sizeof *x);
     if (!x) d->s = td_fail(d->err, TD_ERR_NOMEM, "out of memory");
-    for (size_t i = 0; x && i < n; i++) x[i] = at(a, i);
+    for (size_t i = 0; x && i < n; i++) x[i] = at(a, i) >= 0 && at(a, i) < 1e12 ? at(a, i) : NAN;
     return x;
 }
 
@@ -273,8 +305,10 @@ static void get_row(struct reader *d, const json_t *o, struct sweep *s)
     row->config = (uint32_t)(c - s->configs);
     get_s(d, o, "phase", row->phase, sizeof row->phase);
     for (size_t i = 0; i < N_FIELDS; i++) get_f(d, o, fields[i].name, field(row, i));
-    if (!d->s && !(row->rate > 0)) d->s = td_fail(d->err, TD_ERR_INVALID, "%s: rows: rate must be > 0", d->path);
     for (int k = 0; k < BENCH_N_STAGES; k++) get_f(d, json_object_get(o, "stages_ms"), bench_stage_names[k], &row->stages_ms[k]);
+    char where[300];
+    snprintf(where, sizeof where, "%s: row %zu", d->path, s->n_rows);
+    if (!d->s) d->s = check_row(row, where, d->err);
     row->ttft_q = get_array(d, o, "ttft_quantiles_ms", SWEEP_N_QUANTILES);
     row->tpot_q = get_array(d, o, "tpot_quantiles_ms", SWEEP_N_QUANTILES);
     row->scale_joint = get_array(d, o, "slo_scale_attainment", s->n_scales);
@@ -284,7 +318,7 @@ static void get_row(struct reader *d, const json_t *o, struct sweep *s)
     if (!d->s && n && !(row->points = calloc(n, sizeof *row->points))) d->s = td_fail(d->err, TD_ERR_NOMEM, "out of memory");
     for (size_t i = 0; !d->s && i < n; i++) {
         const json_t *p = json_array_get(points, i);
-        if (at(p, 0) > 0 && at(p, 1) > 0) row->points[row->n_points++] = (struct sweep_point){(float)at(p, 0), (float)at(p, 1)};
+        if (at(p, 0) > 1e-6 && at(p, 0) < 1e12 && at(p, 1) > 1e-6 && at(p, 1) < 1e12) row->points[row->n_points++] = (struct sweep_point){(float)at(p, 0), (float)at(p, 1)};
     }
 }
 
@@ -350,6 +384,7 @@ td_status sweep_read(const char *path, struct sweep *ret, struct td_err *err)
     ungetc(first, f);
     td_status st = first == '{' ? json_read(path, &s, err) : csv_read(path, f, &s, err);
     fclose(f);
+    if (!st) st = check_sweep(&s, path, err);
     if (!st && s.n_rows == 0) st = td_fail(err, TD_ERR_INVALID, "%s: has no row", path);
     if (!st && !s.title[0]) snprintf(s.title, sizeof s.title, "Goodput sweep");
     if (st) sweep_free(&s);

@@ -27,7 +27,7 @@ static void pool_rate(const struct sweep *s, uint32_t config, double rate, struc
     *p = (struct sweep_pool){.rate = rate, .least = INFINITY, .greatest = -INFINITY};
     for (size_t i = 0; i < s->n_rows; i++) {
         const struct sweep_row *r = &s->rows[i];
-        if (r->config != config || r->rate != rate || !is_open_loop(r) || !(r->valid > 0) || !(r->n > 0)) continue;
+        if (r->config != config || r->rate != rate || !is_open_loop(r) || !(r->valid > 0) || !(r->n > 0) || isnan(r->n_good) || isnan(r->attainment)) continue;
         p->n_runs++;
         k += r->n_good;
         n += r->n;

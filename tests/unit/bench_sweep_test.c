@@ -253,7 +253,7 @@ static void read_back(void **state)
     sweep_free(&s);
     static const struct { const char *text, *error; } bad[] = {
         {"", "is empty"}, {"a,b\n1,2\n", "must be config"}, {"config,rate\npd,1,2\n", "line 2: has 3 cells, the first line 2"}, {"config,rate\npd,fast\n", "line 2: rate is \"fast\""},
-        {"config,rate\npd,0\n", "line 2: rate must be > 0"}, {"config,rate\n", "has no row"}, {"{}", "must have sweep, configs and rows"}, {"{", "bad"},
+        {"config,rate\npd,0\n", "line 2: rate is 0, must be in"}, {"config,rate\n", "has no row"}, {"{}", "must have sweep, configs and rows"}, {"{", "bad"},
         {"{\"sweep\":{},\"configs\":[],\"rows\":[{\"config\":\"x\",\"rate\":1}]}", "\"x\" is not among configs"},
         {"{\"sweep\":{},\"configs\":[{\"name\":\"x\",\"gpus\":-1}],\"rows\":[]}", "gpus"},
     };
