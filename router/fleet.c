@@ -11,6 +11,7 @@
 #include "router/router.h"
 
 #define MAX_STEPS 64     /* reports in one snapshot */
+#define MAX_BLOCKS 4096  /* added or evicted by one snapshot: ours tell 256 */
 
 static void reject(struct td_rpc_call *call, const char *reason)
 {
@@ -103,6 +104,9 @@ static td_status hello_check(const struct router *r, const Tandem__V1__Hello *h,
                        h->vocab, r->model_name, r->model.vocab);
     if (h->kv_blocks == 0 || h->block_size == 0 || h->max_model_len == 0 || h->max_seqs == 0)
         return td_fail(err, TD_ERR_INVALID, "kv_blocks, block_size, max_model_len and max_seqs must be > 0");
+    if ((uint64_t)h->kv_blocks * h->block_size > TD_CORE_MAX_TOKENS || h->max_seqs > TD_CORE_MAX_SEQS)
+        return td_fail(err, TD_ERR_LIMIT, "kv_blocks %u of block_size %u, limit %llu tokens; max_seqs %u, limit %u", h->kv_blocks, h->block_size,
+                       (unsigned long long)TD_CORE_MAX_TOKENS, h->max_seqs, TD_CORE_MAX_SEQS);
     if (strlen(h->transfer) > 7 || strlen(h->kv_tls) > 7) return td_fail(err, TD_ERR_INVALID, "transfer and kv_tls must have at most 7 bytes");
     uint64_t now = td_now_ns();
     bool sends_kv = strcmp(r->cfg.mode, "colocated") != 0;
@@ -227,16 +231,18 @@ static void take_snapshot(struct worker_conn *w, const Tandem__V1__Snapshot *s)
     w->snap.blocks_added = w->snap.blocks_evicted = NULL;
     w->snap_ns = now;
     struct router *r = w->router;
-    if (s->blocks_reset) router_event(r, (struct td_core_event){.kind = TD_EV_BLOCKS_RESET, .worker = w->index});
-    for (size_t i = 0; i < s->n_blocks_evicted; i++)
+    bool flood = s->n_blocks_added > MAX_BLOCKS || s->n_blocks_evicted > MAX_BLOCKS; /* its blocks are not believed, and this thread is not held up by them */
+    if (flood) td_warn("blocks_flood", "worker=%s added=%zu evicted=%zu limit=%d action=forget_its_blocks", w->name, s->n_blocks_added, s->n_blocks_evicted, MAX_BLOCKS);
+    if (s->blocks_reset || flood) router_event(r, (struct td_core_event){.kind = TD_EV_BLOCKS_RESET, .worker = w->index});
+    for (size_t i = 0; i < s->n_blocks_evicted && !flood; i++)
         router_event(r, (struct td_core_event){.kind = TD_EV_BLOCK_EVICT, .worker = w->index, .a = s->blocks_evicted[i]});
-    for (size_t i = 0; i < s->n_blocks_added; i++)
+    for (size_t i = 0; i < s->n_blocks_added && !flood; i++)
         router_event(r, (struct td_core_event){.kind = TD_EV_BLOCK_ADD, .worker = w->index, .a = s->blocks_added[i]});
     for (size_t i = 0; i < s->n_steps && i < MAX_STEPS; i++)
         router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .worker = w->index, .a = s->steps[i]->prefill_tokens, .b = s->steps[i]->attention_work,
                                                .c = s->steps[i]->decode_seqs, .d = s->steps[i]->context_tokens, .e = s->steps[i]->wall_us});
     router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .worker = w->index, .a = s->seq, .b = (uint64_t)s->kv_held * w->block_size,
-                                           .c = s->tokens_queued, .d = s->running + s->waiting, .e = s->calls_taken});
+                                           .c = s->tokens_queued, .d = (uint64_t)s->running + s->waiting, .e = s->calls_taken});
 }
 
 static void on_worker_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)

@@ -151,7 +151,11 @@ static void on_tick(void *arg)
 {
     struct router *r = arg;
     router_event(r, (struct td_core_event){.kind = TD_EV_TICK, .a = busy_permille(r)});
-    if (r->log) fflush(r->log);
+    if (r->log && (fflush(r->log) || ferror(r->log))) {
+        td_error("decision_log_failed", "file=%s error=\"%s\" action=close", r->cfg.decision_log, strerror(errno));
+        fclose(r->log);
+        r->log = NULL; /* what is there replays up to where it ends */
+    }
     struct td_core_stats st;
     td_core_stats(r->core, &st);
     td_metric_set(r->m->waiting, st.queued);

@@ -22,7 +22,6 @@
 #define MAX_TRIES 16                        /* requests tried in one dispatch: bounds the time of an event while the queue is long */
 #define MAX_PASSED 512                      /* and passed over */
 #define MAX_REJECTED 256                    /* and refused; the next event goes on with the rest */
-#define MAX_TOKENS (1ull << 32)             /* of one request or worker: more is a lie */
 #define STEP_REFRESH_TOKENS 32
 #define PRESSURE_STEP 0.01                  /* of the EWMA over decisions */
 #define MAX_RETRY_MS 60000
@@ -588,7 +587,7 @@ static void on_gone(struct td_core *c, uint32_t worker)
 
 static void on_join(struct td_core *c, const struct td_core_event *e)
 {
-    if (e->worker >= TD_CORE_MAX_WORKERS || e->role > TD_ROLE_DECODE || e->a == 0 || e->a > MAX_TOKENS || e->b == 0 || e->b > TD_CORE_MAX_REQUESTS * 64ull) return;
+    if (e->worker >= TD_CORE_MAX_WORKERS || e->role > TD_ROLE_DECODE || e->a == 0 || e->a > TD_CORE_MAX_TOKENS || e->b == 0 || e->b > TD_CORE_MAX_SEQS) return;
     on_gone(c, e->worker); /* a former holder of this index that nobody saw leave */
     struct td_core_event join = *e;
     if (join.c >= TD_CORE_MAX_NODE_CLASSES) join.c = TD_CORE_MAX_NODE_CLASSES - 1;
@@ -644,11 +643,11 @@ static void count_arrival(struct td_core *c)
 
 static void on_request(struct td_core *c, const struct td_core_event *e)
 {
-    if (e->slot >= c->cfg.max_requests || c->requests[e->slot].phase != FREE || e->a == 0 || e->a > MAX_TOKENS) return;
+    if (e->slot >= c->cfg.max_requests || c->requests[e->slot].phase != FREE || e->a == 0 || e->a > TD_CORE_MAX_TOKENS) return;
     struct request *r = &c->requests[e->slot];
     uint32_t slo_class = e->c < c->cfg.n_classes ? (uint32_t)e->c : 0;
     const struct td_core_class *k = &c->cfg.classes[slo_class];
-    *r = (struct request){.id = e->id, .n_prompt = e->a, .n_tokens = e->a, .max_tokens = e->b < 1 ? 1 : e->b > MAX_TOKENS ? MAX_TOKENS : e->b, .slo_class = slo_class,
+    *r = (struct request){.id = e->id, .n_prompt = e->a, .n_tokens = e->a, .max_tokens = e->b < 1 ? 1 : e->b > TD_CORE_MAX_TOKENS ? TD_CORE_MAX_TOKENS : e->b, .slo_class = slo_class,
                           .tenant = e->d, .ttft_s = objective_s(e->e, k->ttft_ms), .tpot_s = objective_s(e->f, k->tpot_ms),
                           .priority = e->priority < -100 ? -100 : e->priority > 100 ? 100 : e->priority, .arrived_ns = c->now_ns, .moved_ns = c->now_ns,
                           .queued_ns = c->now_ns, .prefill = {.worker = TD_NO_WORKER}, .decode = {.worker = TD_NO_WORKER}, .hashes = r->hashes,
@@ -728,7 +727,7 @@ static void first_seen(struct td_core *c, struct request *r)
 
 static void grow(struct td_core *c, struct request *r, uint64_t n_tokens)
 {
-    if (n_tokens <= r->n_tokens || n_tokens > MAX_TOKENS) return;
+    if (n_tokens <= r->n_tokens || n_tokens > TD_CORE_MAX_TOKENS) return;
     uint32_t worker = r->decode.worker;
     if (worker != TD_NO_WORKER) {
         td_ledger_decode_grow(&c->workers[worker], &r->decode, n_tokens - r->n_tokens);

@@ -30,6 +30,8 @@
 #define TD_CORE_MAX_REQUESTS 16384
 #define TD_CORE_MAX_CLASSES 16           /* SLO classes */
 #define TD_CORE_MAX_NODE_CLASSES 16
+#define TD_CORE_MAX_TOKENS (1ull << 32)  /* of one request, and of one worker's KV: more is a lie */
+#define TD_CORE_MAX_SEQS (1u << 20)      /* of one worker */
 #define TD_CORE_MAX_HASHES 512           /* of one prompt: a longer one gives every second, third ... block's hash */
 
 _Static_assert(TD_CORE_MAX_NODE_CLASSES <= TD_LAT_MAX_CLASSES && TD_CORE_MAX_WORKERS <= TD_LAT_MAX_NODES && TD_CORE_MAX_CLASSES <= TD_LAT_MAX_SLO_CLASSES,

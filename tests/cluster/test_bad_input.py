@@ -823,6 +823,8 @@ HELLOS = [
     ("block_size_0", dict(block_size=0), ["block_size"]),
     ("max_model_len_0", dict(max_model_len=0), ["max_model_len"]),
     ("max_seqs_0", dict(max_seqs=0), ["max_seqs"]),
+    ("max_seqs_huge", dict(max_seqs=(1 << 20) + 1), ["max_seqs", "1048577", "1048576"]),
+    ("kv_huge", dict(kv_blocks=(1 << 32) - 1), ["kv_blocks", "4294967295", "4294967296"]),
 ]
 
 

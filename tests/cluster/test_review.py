@@ -3,6 +3,7 @@ import concurrent.futures
 import ctypes
 import json
 import os
+import queue
 import re
 import signal
 import socket
@@ -150,27 +151,32 @@ def test_up_refuses_a_port_it_cannot_have(listen, why):
 # ---- workers that lie ------------------------------------------------------------------------------------------------------------------------
 
 
-class FakeDecode:
-    """A decode worker made of lies: registers like a real one, answers Decode with what `script(request)` yields, then with `code`."""
+class FakeWorker:
+    """A worker made of lies: registers like a real one, answers Decode (or Prefill) with what `script(request)` yields, then with `code`."""
 
-    def __init__(self, cluster, script, code=OK, name="liar"):
+    def __init__(self, cluster, script, code=OK, name="liar", role="decode"):
         real = [w for w in cluster.status().workers if w.role == "decode"][0]
         self.script, self.code, self.calls = script, code, 0
         self.server = grpc.server(concurrent.futures.ThreadPoolExecutor(8))
-        handlers = {"Decode": grpc.unary_stream_rpc_method_handler(self.decode, wpb.DecodeRequest.FromString, wpb.DecodeEvent.SerializeToString)}
+        decode, prefill = ((wpb.DecodeRequest, wpb.DecodeEvent), (wpb.PrefillRequest, wpb.PrefillEvent))
+        request, event = decode if role == "decode" else prefill
+        handlers = {role.capitalize(): grpc.unary_stream_rpc_method_handler(self.answer, request.FromString, event.SerializeToString)}
         self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("tandem.v1.Worker", handlers),))
         port = self.server.add_insecure_port("127.0.0.1:0")
         self.server.start()
-        hello = wpb.Hello(name=name, role="decode", address=f"127.0.0.1:{port}", incarnation=7, protocol=1, layout_hash=layout_hash(cluster), model="pocket",
+        hello = wpb.Hello(name=name, role=role, address=f"127.0.0.1:{port}", incarnation=7, protocol=1, layout_hash=layout_hash(cluster), model="pocket",
                           block_size=real.block_size, kv_blocks=real.kv_blocks, max_model_len=2048, vocab=vocab(), max_seqs=64, pid=1)
         self.stop = threading.Event()
+        self.snapshots = queue.SimpleQueue()
 
         def messages():
             yield wpb.WorkerMessage(hello=hello)
             seq = 0
             while not self.stop.wait(0.05):
                 seq += 1
-                yield wpb.WorkerMessage(snapshot=wpb.Snapshot(seq=seq))
+                snapshot = wpb.Snapshot() if self.snapshots.empty() else self.snapshots.get()
+                snapshot.seq = seq
+                yield wpb.WorkerMessage(snapshot=snapshot)
 
         join = cluster.channel.stream_stream("/tandem.v1.Registry/Join", request_serializer=wpb.WorkerMessage.SerializeToString,
                                              response_deserializer=wpb.RouterMessage.FromString)
@@ -178,7 +184,7 @@ class FakeDecode:
         first = next(self.stream)
         assert first.WhichOneof("message") == "welcome", first
 
-    def decode(self, request, context):
+    def answer(self, request, context):
         self.calls += 1
         yield from self.script(request)
         if self.code != OK:
@@ -248,7 +254,7 @@ def honest():
 def test_lying_decode_worker(honest, lie):
     """Whatever it says, the client gets the honest worker's tokens, and the router forgets the liar's legs."""
     c, want = honest
-    fake = FakeDecode(c, LIES[lie], name="liar " + lie)
+    fake = FakeWorker(c, LIES[lie], name="liar " + lie)
     try:
         for _ in range(4):  # round robin: two of them meet the liar
             r = c.generate(prompt="Once upon a time", max_tokens=8, **LONG)
@@ -270,12 +276,67 @@ def test_worker_gone_after_the_last_token(honest):
         n = n_of(r)
         yield tokens(*[out(n + i, 10 + i, 2 if i == 7 else 0) for i in range(8)])
 
-    fake = FakeDecode(c, script, code=grpc.StatusCode.UNAVAILABLE, name="dies late")
+    fake = FakeWorker(c, script, code=grpc.StatusCode.UNAVAILABLE, name="dies late")
     try:
         results = [c.generate(prompt="Once upon a time", max_tokens=8, **LONG) for _ in range(4)]
         assert all(r.code == OK and len(r.tokens) == 8 for r in results), results
         assert fake.calls > 0 and any(r.tokens == list(range(10, 18)) for r in results)
         assert all(r.ledger.failovers == 0 for r in results)
+    finally:
+        fake.close()
+    c.wait_for(lambda: len(c.status().workers) == 2, "it to leave", 10 * SLOW)
+
+
+def test_first_token_event_after_decode_has_ended():
+    """Decode was done before the prefill worker's event arrived: the answer still says what the prefix cache held and how long the prefill took."""
+    with Cluster() as c:
+        started, held = threading.Event(), []
+
+        def decode(r):
+            yield wpb.DecodeEvent(ticket=wpb.Ticket(slot=1, grant=b"x" * 40))
+            assert started.wait(10 * SLOW)
+            yield tokens(*[out(n_of(r) + i, 10 + i, 2 if i == 3 else 0) for i in range(4)])
+
+        def prefill(r):
+            started.set()
+            for _ in range(10000):  # until the router has closed decode's leg; it waits for us half a second
+                st = c.status()
+                if [w.assigned for w in st.workers if w.name == "fake decode"] == [0]:
+                    held.append(st.live == 1)
+                    break
+            yield wpb.PrefillEvent(first=wpb.FirstToken(out=out(n_of(r), 10), times=wpb.PrefillTimes(queue_us=1, prefill_us=77, cached_tokens=16)))
+            yield wpb.PrefillEvent(done=wpb.PrefillDone())
+
+        fakes = [FakeWorker(c, decode, name="fake decode"), FakeWorker(c, prefill, name="fake prefill", role="prefill")]
+        try:
+            for w in c.workers.values():
+                w.signal(signal.SIGTERM)
+                assert w.wait_exit(10 * SLOW) == 0
+            c.wait_for(lambda: len(c.status().workers) == 2, "the honest ones to leave", 10 * SLOW)
+            waited = []
+            for _ in range(5):  # a busy machine may take longer than the router waits: then it says nothing of the prefill, but it answers
+                started.clear()
+                held.clear()
+                r = c.generate(ids=list(range(5, 45)), max_tokens=4, **LONG)
+                assert (r.code, r.tokens) == (OK, [10, 11, 12, 13]), r.details
+                led = r.ledger
+                assert led.router_queue_us + led.reserve_us + led.prefill_queue_us + led.prefill_us + led.rpc_us == led.ttft_us
+                if held == [True]:
+                    waited.append((r.usage.cached_tokens, led.failovers))
+            assert waited and set(waited) == {(16, 0)}, waited
+        finally:
+            for f in fakes:
+                f.close()
+
+
+def test_flood_of_prefix_blocks(honest):
+    """A snapshot with more blocks than any of ours tells is not believed, said once, and does no harm."""
+    c, want = honest
+    fake = FakeWorker(c, LIES["nothing"], name="flood")
+    try:
+        fake.snapshots.put(wpb.Snapshot(blocks_added=range(1, 5000)))
+        c.router.wait_log(r"ev=blocks_flood worker=flood added=4999 evicted=0 limit=4096", 10 * SLOW)
+        assert c.generate(prompt="Once upon a time", max_tokens=8, **LONG).tokens == want
     finally:
         fake.close()
     c.wait_for(lambda: len(c.status().workers) == 2, "it to leave", 10 * SLOW)
