@@ -268,23 +268,30 @@ static void on_ref(struct td_xfer *x, struct td_xfer_conn *c)
 }
 
 /* The peer's clock against ours, by frames that it stamped when it made them: the one that came fastest tells best. Clocks drift apart, so an old one is
- * believed 100 us less each second. */
-static void clock_heard(struct td_xfer *x, struct td_xfer_conn *c)
+ * believed 100 us less each second. c: lane 0. */
+static void clock_seen(struct td_xfer_conn *c, uint64_t now, uint32_t said_us)
 {
-    const struct td_xfer_frame *f = &c->rx_frame;
-    if (c->initiator || c->lane || (f->type != TD_XFER_HELLO && f->type != TD_XFER_OPEN && f->type != TD_XFER_PING)) return;
-    uint64_t now = xfer_now(x);
-    uint32_t behind = (uint32_t)(now / TD_NS_PER_US) - f->clock_us, drift = (uint32_t)(since(now, c->clock_ns) / (10000 * TD_NS_PER_US));
+    uint32_t behind = (uint32_t)(now / TD_NS_PER_US) - said_us, drift = (uint32_t)(since(now, c->clock_ns) / (10000 * TD_NS_PER_US));
     if (c->clock_ns && (int32_t)(behind - c->clock_behind_us - drift) >= 0) return;
     c->clock_behind_us = behind;
     c->clock_ns = now;
 }
 
+static void clock_heard(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    const struct td_xfer_frame *f = &c->rx_frame;
+    if (c->initiator || c->lane || (f->type != TD_XFER_HELLO && f->type != TD_XFER_OPEN && f->type != TD_XFER_PING)) return;
+    clock_seen(c, xfer_now(x), f->clock_us);
+}
+
+/* FINAL is no older than the last submit that it tells of: without that, a FINAL that overtook every frame before it in speed (they had waited for this
+ * process's core or lock, say) would end transfers before their last submit, and they would seem shorter than the sender took to submit them. */
 static td_status on_final(struct td_xfer *x, struct td_xfer_conn *c)
 {
     uint64_t now = xfer_now(x);
-    const struct td_xfer_conn *first = xfer_conn_by_id(x, c->link); /* which has heard the clock */
+    struct td_xfer_conn *first = xfer_conn_by_id(x, c->link); /* which has heard the clock */
     TD_ASSERT(first);
+    clock_seen(first, now, c->rx_frame.last_us);
     return td_xfer_core_rx_final(&x->core, now, (uint32_t)(now / TD_NS_PER_US) - first->clock_behind_us, c->link, &c->rx_frame, c->rx_payload);
 }
 

@@ -351,14 +351,13 @@ static void times_begin_at_the_first_submit(void **state)
     struct pair t;
     struct transfer m;
     pair_open(&t, *state, BLOCK_BYTES);
-    bool right = false;
-    for (int try = 0; try < 10 && !right; try++) {
+    for (int try = 0; try < 3; try++) {
         grant(&t, &m, 8, WAIT_MS);
         op(&t, &m, WAIT_MS);
         uint64_t before_first = td_now_ns();
         assert_int_equal(submit(&t, &m, 0, 4, false), TD_OK);
         uint64_t after_first = td_now_ns();
-        while (td_now_ns() < after_first + 5 * TD_NS_PER_MS) stats(t.d); /* the sender computes */
+        while (td_now_ns() < after_first + 5 * TD_NS_PER_MS) stats(t.d); /* the sender computes; and frames wait for the receiver's lock */
         uint64_t before_last = td_now_ns();
         assert_int_equal(submit(&t, &m, 4, 4, true), TD_OK);
         struct td_xfer_event ready = event(t.d);
@@ -368,18 +367,17 @@ static void times_begin_at_the_first_submit(void **state)
         uint64_t after_done = td_now_ns();
         assert_int_equal(done.kind, TD_XFER_OP_DONE);
         uint64_t apart = before_last - after_first, us = 2 * TD_NS_PER_US; /* the wire has whole microseconds */
-        assert_in_range(ready.elapsed_ns, 0, after_ready - before_first + us);
         assert_in_range(ready.tail_ns, 0, after_ready - before_last + us);
         assert_in_range(ready.at_ns, after_first, after_ready);
         assert_in_range(done.elapsed_ns, apart, after_done - before_first);
         assert_in_range(done.elapsed_ns - done.tail_ns, apart, after_done - before_first);
-        right = ready.elapsed_ns >= apart && ready.elapsed_ns - ready.tail_ns >= apart - us;
+        assert_in_range(ready.elapsed_ns, apart - us, after_ready - before_first + us);
+        assert_in_range(ready.elapsed_ns - ready.tail_ns, apart - us, after_ready - before_first + us);
         check_pool(&t, &m, true);
         give_back(&t, m.slot);
         expect(t.d, TD_XFER_SLOT_FREE, TD_OK);
         poison_all(&t);
     }
-    if (!right) fail_msg("the transfers took less than the time between their submits");
     check_idle(&t);
     pair_close(&t);
 }
