@@ -1125,6 +1125,7 @@ static bool take_completions(struct td_xfer *x)
             if (n > 0) any = true;
             if (n < 0) {
                 r->rail[i].dead = true; /* nothing will be told on this rail any more */
+                any = true;             /* who was about to sleep ends its links first */
                 for (uint32_t k = 0; k < MAX_LINKS; k++)
                     for (uint32_t q = 0; r->link[k] && q < r->link[k]->n_qps; q++)
                         if (r->link[k]->qp[q].rail == i && !r->link[k]->broken) {
