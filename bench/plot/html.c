@@ -22,15 +22,16 @@ static const char style[] =
 
 static void text(FILE *out, const char *s) { canvas_escape(s, out); }
 
-static void cell(FILE *out, double v, const char *format)
+static void cell(FILE *out, double v)
 {
-    char s[32];
-    if (isnan(v)) {
-        fputs("<td>–</td>", out);
-        return;
-    }
-    snprintf(s, sizeof s, "%.4g", v);
-    fprintf(out, "<td>%s%s</td>", s, format);
+    if (isnan(v)) fputs("<td>–</td>", out); /* not known */
+    else fprintf(out, "<td>%.4g</td>", v);
+}
+
+static void three(FILE *out, double a, double b, double c)
+{
+    if (isnan(a) || isnan(b) || isnan(c)) fputs("<td>–</td>", out);
+    else fprintf(out, "<td>%.3g / %.3g / %.3g</td>", a, b, c);
 }
 
 static void percent(FILE *out, double v)
@@ -69,11 +70,11 @@ static void goodput_table(const struct sweep *s, FILE *out)
         fprintf(out, "<tr%s><td>", (int)i == w ? " class=\"best\"" : "");
         text(out, c->name);
         fprintf(out, "</td><td>%u</td>", c->gpus);
-        cell(out, c->goodput, "");
-        cell(out, c->gpus ? c->goodput / c->gpus : NAN, "");
-        cell(out, c->failed_rate > 0 ? c->failed_rate : NAN, "");
-        if (r) fprintf(out, "<td>%.4g / %.4g / %.4g</td><td>%.3g / %.3g / %.3g</td>", r->ttft_p50_ms, r->ttft_p90_ms, r->ttft_p99_ms, r->tpot_p50_ms, r->tpot_p90_ms, r->tpot_p99_ms);
-        else fputs("<td>–</td><td>–</td>", out);
+        cell(out, c->goodput);
+        cell(out, c->gpus ? c->goodput / c->gpus : NAN);
+        cell(out, c->failed_rate > 0 ? c->failed_rate : NAN);
+        three(out, r ? r->ttft_p50_ms : NAN, r ? r->ttft_p90_ms : NAN, r ? r->ttft_p99_ms : NAN);
+        three(out, r ? r->tpot_p50_ms : NAN, r ? r->tpot_p90_ms : NAN, r ? r->tpot_p99_ms : NAN);
         fprintf(out, "<td>%s</td></tr>\n", isnan(c->goodput) ? "not looked for" : c->verified ? "searched, verified" : c->searched ? "searched" : "of the rates run");
     }
     fprintf(out, "</tbody></table></div>\n<p class=\"sub\">Latencies: of the run nearest to %.3g requests/s per worker, the rate at which the pictures below compare the configurations.</p>\n",
@@ -97,8 +98,8 @@ static void stage_table(const struct sweep *s, FILE *out)
         fputs("<tr><td>", out);
         text(out, s->configs[i].name);
         fputs("</td>", out);
-        cell(out, r->rate, "");
-        for (int k = 0; k < BENCH_N_STAGES; k++) cell(out, r->stages_ms[k], "");
+        cell(out, r->rate);
+        for (int k = 0; k < BENCH_N_STAGES; k++) cell(out, r->stages_ms[k]);
         fputs("</tr>\n", out);
     }
     fputs("</tbody></table></div>\n", out);
@@ -120,9 +121,9 @@ static void run_table(const struct sweep *s, FILE *out)
         else fprintf(out, "<td>%.1f to %.1f %%</td>", 100 * r->ci95_lo, 100 * r->ci95_hi);
         percent(out, r->attainment_ttft);
         percent(out, r->attainment_tpot);
-        cell(out, r->goodput, "");
-        cell(out, r->ttft_p90_ms, "");
-        cell(out, r->tpot_p90_ms, "");
+        cell(out, r->goodput);
+        cell(out, r->ttft_p90_ms);
+        cell(out, r->tpot_p90_ms);
         fprintf(out, "<td>%s%s</td></tr>\n", r->saturated > 0 ? "saturated " : "", r->valid > 0 ? "" : "not valid");
     }
     fputs("</tbody></table></div></details>\n", out);
@@ -138,9 +139,12 @@ static void fact(FILE *out, const char *name, const char *value)
 
 static void facts(const struct sweep *s, FILE *out)
 {
-    char objectives[200], loads[64];
-    snprintf(objectives, sizeof objectives, "TTFT %.4g ms, TPOT %.4g ms (0 = none) for %.4g %% of the requests%s", s->slo.ttft_ms, s->slo.tpot_ms, 100 * s->attainment,
-             s->slo_sent ? "; told to the router with each request" : "; not told to the router");
+    const struct { const char *name; double ms; } limits[] = {{"TTFT", s->slo.ttft_ms}, {"TPOT", s->slo.tpot_ms}, {"E2EL", s->slo.e2el_ms}, {"TBT", s->slo.tbt_ms}};
+    char objectives[300] = "", loads[64];
+    size_t n = 0;
+    for (size_t i = 0; i < 4; i++)
+        if (limits[i].ms > 0) n += (size_t)snprintf(objectives + n, sizeof objectives - n, "%s%s %.4g ms", n ? ", " : "", limits[i].name, limits[i].ms);
+    if (n) snprintf(objectives + n, sizeof objectives - n, ", for %.4g %% of the requests; %stold to the router with each request", 100 * s->attainment, s->slo_sent ? "" : "not ");
     snprintf(loads, sizeof loads, "%.2f at the start, %.2f at the end (1 min)", s->load1_start, s->load1_end);
     fputs("<h2>What was run</h2>\n<dl>\n", out);
     fact(out, "Objectives", objectives);

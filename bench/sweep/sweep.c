@@ -274,6 +274,8 @@ static td_status plan(struct state *st, struct td_err *err)
     if (isfinite(st->base.arrivals.rate) || st->base.arrivals.ramp) return td_fail(err, TD_ERR_INVALID, "a sweep sets the rate: leave --request-rate and --ramp-up-strategy out");
     if (st->base.arrivals.kind == BENCH_TRACE) st->base.arrivals.kind = st->base.arrivals.burstiness == 1 ? BENCH_POISSON : BENCH_GAMMA; /* lengths of the trace, rates of ours */
     if (st->base.duration_s == 0 && st->base.dataset.n_requests == 0) st->base.duration_s = RUN_SECONDS;
+    const struct bench_class *first = &st->base.classes[0];
+    if (!bench_slo_any(&s->slo) && st->base.n_classes) s->slo = first->slo; /* for the words; each request is judged by its own class */
     static const double pcts[] = {50, 90, 95, 99};
     memcpy(st->base.pcts, pcts, sizeof pcts);
     st->base.n_pcts = 4;
@@ -283,6 +285,8 @@ static td_status plan(struct state *st, struct td_err *err)
         snprintf(s->load, sizeof s->load, "random prompts, %llu tokens in, %llu out%s", (unsigned long long)o->serve.input_len,
                  (unsigned long long)(o->serve.output_len ? o->serve.output_len : 128), o->serve.ignore_eos ? "" : " at most");
     else snprintf(s->load, sizeof s->load, "%s %s", o->serve.dataset_name, o->serve.dataset_path);
+    size_t used = strlen(s->load);
+    if (st->base.n_classes > 1) snprintf(s->load + used, sizeof s->load - used, "; %zu classes, each with its objectives: those shown are %s's", st->base.n_classes, first->name);
     return TD_OK;
 }
 
