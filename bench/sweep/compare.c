@@ -1,7 +1,8 @@
 /* compare.c - tandem bench compare A.json B.json: what differs, by how much, and whether repeats of one run would differ as much.
  *
  * A side is one result of bench serve (or of vLLM's benchmark), several repeats of it with commas between, or a sweep.json.
- *   shares, and percentiles whose file has their intervals: that of the difference from the two intervals (Newcombe 1998)
+ *   shares     interval of the difference from the two intervals (Newcombe 1998)
+ *   percentiles of single runs whose files have their intervals: the same, and above --spread: requests of one run do not tell how runs differ
  *   the rest   with 2 or more repeats on both sides Welch's t interval of the means; else only a rule of thumb: --spread, what repeats of whole
  *              benchmarks have been seen to differ by */
 #include <math.h>
@@ -148,7 +149,7 @@ static double value_of(const struct bench_result *r, enum what w, int metric)
 }
 
 /* A percentile of one run on each side, with its intervals by order statistics. */
-static bool bounded_row(const char *name, const struct bench_result *a, const struct bench_result *b, int metric, double pct, struct tally *t)
+static bool bounded_row(const char *name, const struct bench_result *a, const struct bench_result *b, int metric, double pct, double spread, struct tally *t)
 {
     for (size_t i = 0; i < a->n_pcts; i++)
         for (size_t k = 0; k < b->n_pcts; k++) {
@@ -156,7 +157,8 @@ static bool bounded_row(const char *name, const struct bench_result *a, const st
             struct bench_interval ia = x->pct_ci95[i], ib = y->pct_ci95[k];
             if (a->pcts[i] != pct || b->pcts[k] != pct || !isfinite(ia.lo + ia.hi + ib.lo + ib.hi) || !(ia.hi > 0) || !(ib.hi > 0)) continue;
             struct bench_interval d = newcombe(x->pct[i], ia, y->pct[k], ib);
-            printf("%-34s %9.4g %9.4g %+8.1f%%  [%+.3g, %+.3g]  %s\n", name, x->pct[i], y->pct[k], 100 * (y->pct[k] / x->pct[i] - 1), d.lo, d.hi, judge(t, d.lo > 0 || d.hi < 0));
+            double percent = 100 * (y->pct[k] / x->pct[i] - 1);
+            printf("%-34s %9.4g %9.4g %+8.1f%%  [%+.3g, %+.3g]  %s\n", name, x->pct[i], y->pct[k], percent, d.lo, d.hi, judge(t, (d.lo > 0 || d.hi < 0) && fabs(percent) > spread));
             return true;
         }
     return false;
@@ -197,9 +199,9 @@ static void compare_results(const struct side *a, const struct side *b, double s
         snprintf(name, sizeof name, "Mean %s (ms)", upper[m]);
         result_row(name, a, b, MEAN, m, spread, t);
         snprintf(name, sizeof name, "Median %s (ms)", upper[m]);
-        if (a->n > 1 || b->n > 1 || !bounded_row(name, ra, rb, m, 50, t)) result_row(name, a, b, MEDIAN, m, spread, t);
+        if (a->n > 1 || b->n > 1 || !bounded_row(name, ra, rb, m, 50, spread, t)) result_row(name, a, b, MEDIAN, m, spread, t);
         snprintf(name, sizeof name, "P99 %s (ms)", upper[m]);
-        if (a->n > 1 || b->n > 1 || !bounded_row(name, ra, rb, m, 99, t)) result_row(name, a, b, P99, m, spread, t);
+        if (a->n > 1 || b->n > 1 || !bounded_row(name, ra, rb, m, 99, spread, t)) result_row(name, a, b, P99, m, spread, t);
     }
     if (strcmp(ra->model_id, rb->model_id) != 0) printf("warning: the models differ: A %s, B %s\n", ra->model_id, rb->model_id);
     if (!(ra->request_rate == rb->request_rate) && !(isnan(ra->request_rate) && isnan(rb->request_rate)))
@@ -256,7 +258,7 @@ int td_bench_compare(int argc, char **argv)
         else compare_results(&a, &b, o.spread, &t);
         if (t.n_within)
             printf("\nwarning: %d of %d differences are within run-to-run spread: their interval holds 0%s. Do not read them as better or worse.\n", t.n_within, t.n_within + t.n_clear,
-                   a.n == 1 || b.n == 1 || a.is_sweep ? ", or, where there is none, they are below --spread. Repeats (A1.json,A2.json,A3.json) would tell" : "");
+                   a.n == 1 || b.n == 1 || a.is_sweep ? ", or they are below --spread. Repeats (A1.json,A2.json,A3.json) would tell" : "");
     }
     side_free(&a);
     side_free(&b);
