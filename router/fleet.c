@@ -1,8 +1,8 @@
 /* fleet.c - the workers: their registry streams, what they said last, and the channels to them.
  *
  * A worker is identified by its stream; one that comes back with the same name or address replaces what was left of its former self - but a second
- * process with the name of one that lives is turned away, else the two would throw each other out for ever. Workers of another model, protocol or KV layout,
- * or whose KV ports speak otherwise (kv_tls, transfer), are turned away with a reason: the router never pairs what cannot exchange blocks. */
+ * process with the name of one that lives is turned away, else the two would throw each other out for ever. Workers of another model, protocol or KV
+ * layout, or whose KV ports speak otherwise (kv_tls, transfer), are turned away with a reason: the router never pairs what cannot exchange blocks. */
 #include <string.h>
 
 #include "common/base/clock.h"
@@ -93,14 +93,18 @@ static td_status kv_ports_check(const struct worker_conn *w, const Tandem__V1__H
 static td_status hello_check(const struct router *r, const Tandem__V1__Hello *h, struct td_err *err)
 {
     if (h->protocol != TD_PROTOCOL_VERSION)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "protocol is %u, this router speaks %d (worker version %s)", h->protocol, TD_PROTOCOL_VERSION, h->version);
-    if (strcmp(h->role, "prefill") && strcmp(h->role, "decode")) return td_fail(err, TD_ERR_INVALID, "role is \"%s\", must be prefill or decode", h->role);
+        return td_fail(err, TD_ERR_UNSUPPORTED, "protocol is %u, this router speaks %d (worker version %s)", h->protocol, TD_PROTOCOL_VERSION,
+                       h->version);
+    if (strcmp(h->role, "prefill") && strcmp(h->role, "decode"))
+        return td_fail(err, TD_ERR_INVALID, "role is \"%s\", must be prefill or decode", h->role);
     if (!h->name[0] || strlen(h->name) > 127) return td_fail(err, TD_ERR_INVALID, "name must have 1..127 bytes");
     if (!h->address[0] || strlen(h->address) > 255) return td_fail(err, TD_ERR_INVALID, "address must have 1..255 bytes");
-    if (strlen(h->node_class) >= ROUTER_NODE_CLASS_NAME) return td_fail(err, TD_ERR_INVALID, "node_class has %zu bytes, limit %d", strlen(h->node_class), ROUTER_NODE_CLASS_NAME - 1);
+    if (strlen(h->node_class) >= ROUTER_NODE_CLASS_NAME)
+        return td_fail(err, TD_ERR_INVALID, "node_class has %zu bytes, limit %d", strlen(h->node_class), ROUTER_NODE_CLASS_NAME - 1);
     if (strlen(h->version) > 63) return td_fail(err, TD_ERR_INVALID, "version must have at most 63 bytes");
     if ((int64_t)h->vocab != r->model.vocab)
-        return td_fail(err, TD_ERR_INVALID, "the worker's model \"%s\" has a vocabulary of %u, the router's \"%s\" of %d: not the same model", h->model,
+        return td_fail(err, TD_ERR_INVALID, "the worker's model \"%s\" has a vocabulary of %u, the router's \"%s\" of %d: not the same model",
+                       h->model,
                        h->vocab, r->model_name, r->model.vocab);
     if (h->kv_blocks == 0 || h->block_size == 0 || h->max_model_len == 0 || h->max_seqs == 0)
         return td_fail(err, TD_ERR_INVALID, "kv_blocks, block_size, max_model_len and max_seqs must be > 0");
@@ -114,7 +118,8 @@ static td_status hello_check(const struct router *r, const Tandem__V1__Hello *h,
         const struct worker_conn *w = &r->workers[i];
         if (w->used && !w->gone && !strcmp(w->name, h->name) && w->incarnation != h->incarnation && strcmp(w->address, h->address) &&
             now - w->snap_ns < r->cfg.worker_timeout_ms * TD_NS_PER_MS)
-            return td_fail(err, TD_ERR_INVALID, "name \"%s\" belongs to a worker that lives, at %s (pid %u): names are unique", h->name, w->address, w->pid);
+            return td_fail(err, TD_ERR_INVALID, "name \"%s\" belongs to a worker that lives, at %s (pid %u): names are unique", h->name, w->address,
+                           w->pid);
         if (w->used && !w->gone && w->layout_hash != h->layout_hash && strcmp(w->name, h->name))
             return td_fail(err, TD_ERR_INVALID,
                            "KV layout %016llx differs from %s's %016llx: model, dtype, block size and instruction set must agree in one cluster",
@@ -142,7 +147,8 @@ uint32_t fleet_block_size(const struct router *r)
     return 0;
 }
 
-/* The number of a node class's name: those of the latency table first, then in order of appearance; "" stands for the role. Too many share the last. */
+/* The number of a node class's name: those of the latency table first, then in order of appearance; "" stands for the role. Too many share the
+ * last. */
 static uint32_t node_class_of(struct router *r, const char *name, const char *role)
 {
     if (!name[0]) name = role;
@@ -162,7 +168,8 @@ static void take_hello(struct router *r, struct td_rpc_call *call, const Tandem_
     }
     for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
         struct worker_conn *old = &r->workers[i];
-        if (old->used && !old->gone && (!strcmp(old->name, h->name) || !strcmp(old->address, h->address))) conn_gone(old, "replaced by a new registration");
+        if (old->used && !old->gone && (!strcmp(old->name, h->name) || !strcmp(old->address, h->address)))
+            conn_gone(old, "replaced by a new registration");
     }
     struct worker_conn *w = conn_new(r);
     if (!w) {
@@ -207,7 +214,8 @@ static void take_hello(struct router *r, struct td_rpc_call *call, const Tandem_
     td_info("worker_joined", "worker=%s role=%s address=%s kv_blocks=%u block_size=%u max_len=%u", w->name, w->role_name, w->address, w->kv_blocks,
             w->block_size, w->max_model_len);
     router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_JOIN, .worker = w->index, .role = w->role,
-                                           .a = (uint64_t)w->kv_blocks * w->block_size, .b = h->max_seqs, .c = node_class_of(r, h->node_class, h->role),
+                                           .a = (uint64_t)w->kv_blocks * w->block_size, .b = h->max_seqs,
+                                           .c = node_class_of(r, h->node_class, h->role),
                                            .d = h->max_step_tokens, .e = h->kv_bytes_per_token});
     warm_up(w);
 }
@@ -231,15 +239,19 @@ static void take_snapshot(struct worker_conn *w, const Tandem__V1__Snapshot *s)
     w->snap.blocks_added = w->snap.blocks_evicted = NULL;
     w->snap_ns = now;
     struct router *r = w->router;
-    bool flood = s->n_blocks_added > MAX_BLOCKS || s->n_blocks_evicted > MAX_BLOCKS; /* its blocks are not believed, and this thread is not held up by them */
-    if (flood) td_warn("blocks_flood", "worker=%s added=%zu evicted=%zu limit=%d action=forget_its_blocks", w->name, s->n_blocks_added, s->n_blocks_evicted, MAX_BLOCKS);
+    bool flood = s->n_blocks_added > MAX_BLOCKS || s->n_blocks_evicted > MAX_BLOCKS; /* its blocks are not believed, and this thread is not held up by
+                                                                                      * them */
+    if (flood)
+        td_warn("blocks_flood", "worker=%s added=%zu evicted=%zu limit=%d action=forget_its_blocks", w->name, s->n_blocks_added, s->n_blocks_evicted,
+                MAX_BLOCKS);
     if (s->blocks_reset || flood) router_event(r, (struct td_core_event){.kind = TD_EV_BLOCKS_RESET, .worker = w->index});
     for (size_t i = 0; i < s->n_blocks_evicted && !flood; i++)
         router_event(r, (struct td_core_event){.kind = TD_EV_BLOCK_EVICT, .worker = w->index, .a = s->blocks_evicted[i]});
     for (size_t i = 0; i < s->n_blocks_added && !flood; i++)
         router_event(r, (struct td_core_event){.kind = TD_EV_BLOCK_ADD, .worker = w->index, .a = s->blocks_added[i]});
     for (size_t i = 0; i < s->n_steps && i < MAX_STEPS; i++)
-        router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .worker = w->index, .a = s->steps[i]->prefill_tokens, .b = s->steps[i]->attention_work,
+        router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .worker = w->index, .a = s->steps[i]->prefill_tokens,
+                                               .b = s->steps[i]->attention_work,
                                                .c = s->steps[i]->decode_seqs, .d = s->steps[i]->context_tokens, .e = s->steps[i]->wall_us});
     router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .worker = w->index, .a = s->seq, .b = (uint64_t)s->kv_held * w->block_size,
                                            .c = s->tokens_queued, .d = (uint64_t)s->running + s->waiting, .e = s->calls_taken});

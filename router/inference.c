@@ -166,7 +166,8 @@ static td_status fill_stop(const struct router *r, struct request_state *q, cons
     int64_t room = (int64_t)router_max_len(r) - (int64_t)n_prompt;
     int64_t max_tokens = in->has_max_tokens_case ? in->max_tokens : room;
     if (max_tokens < 1 || max_tokens > room)
-        return td_fail(err, TD_ERR_INVALID, "stop.max_tokens is %lld, must be 1..%lld (longest sequence %u - prompt %zu tokens)", (long long)max_tokens,
+        return td_fail(err, TD_ERR_INVALID, "stop.max_tokens is %lld, must be 1..%lld (longest sequence %u - prompt %zu tokens)",
+                       (long long)max_tokens,
                        (long long)room, router_max_len(r), n_prompt);
     q->max_tokens = (uint64_t)max_tokens;
     q->spec.max_tokens = (uint32_t)max_tokens;
@@ -190,7 +191,7 @@ static td_status fill_stop(const struct router *r, struct request_state *q, cons
     return TD_OK;
 }
 
-/* ---- life of a request_state -------------------------------------------------------------------------------------------------------------------- */
+/* ---- life of a request_state ------------------------------------------------------------------------------------------------------------------- */
 
 static void request_free(struct router *r, struct request_state *q)
 {
@@ -251,7 +252,8 @@ static td_status objective_us(const char *name, bool given, double ms, uint64_t 
 }
 
 /* Class, tenant, objectives and priority into the event, and into the ledger as they were understood. */
-static td_status fill_objectives(struct router *r, struct request_state *q, const Tandem__V1__GenerateRequest *in, struct td_core_event *e, struct td_err *err)
+static td_status fill_objectives(struct router *r, struct request_state *q, const Tandem__V1__GenerateRequest *in, struct td_core_event *e,
+                                 struct td_err *err)
 {
     uint32_t slo_class = 0;
     td_status s = router_class_find(&r->core_cfg, in->slo_class, &slo_class, err);
@@ -352,7 +354,7 @@ static void on_generate_end(struct td_rpc_call *call, bool cancelled, void *ctx)
     request_free(r, q);
 }
 
-/* ---- the end ---------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- the end ----------------------------------------------------------------------------------------------------------------------------------- */
 
 static uint64_t us_between(uint64_t from_ns, uint64_t to_ns) { return from_ns && to_ns > from_ns ? (to_ns - from_ns) / TD_NS_PER_US : 0; }
 
@@ -446,11 +448,13 @@ void request_complete(struct router *r, struct request_state *q)
              (unsigned long long)l->prefill_us, (unsigned long long)l->rpc_us, (unsigned long long)l->ttft_us, (unsigned long long)l->transfer_us,
              (unsigned long long)l->transfer_exposed_us, (unsigned long long)l->decode_queue_us, (unsigned long long)l->first_step_us,
              (unsigned long long)l->e2e_us, (unsigned long long)l->transfer_bytes, l->preemptions, l->failovers,
-             (unsigned long long)l->predicted_ttft_us, (unsigned long long)l->predicted_tpot_us, (unsigned long long)l->slo_ttft_us, (unsigned long long)l->slo_tpot_us,
+             (unsigned long long)l->predicted_ttft_us, (unsigned long long)l->predicted_tpot_us, (unsigned long long)l->slo_ttft_us,
+             (unsigned long long)l->slo_tpot_us,
              l->slo_class, l->transfer_path, l->mode);
     struct td_rpc_metadata md = {"tandem-ledger", ledger};
     td_rpc_call_finish(q->call, GRPC_STATUS_OK, NULL, &md, 1);
-    td_debug("request_done", "req=%s prompt=%u output=%u ttft_us=%llu e2e_us=%llu failovers=%u", q->logged_name, q->n_prompt, q->n_tokens - q->n_prompt,
+    td_debug("request_done", "req=%s prompt=%u output=%u ttft_us=%llu e2e_us=%llu failovers=%u", q->logged_name, q->n_prompt,
+             q->n_tokens - q->n_prompt,
              (unsigned long long)l->ttft_us, (unsigned long long)l->e2e_us, l->failovers);
     request_free(r, q);
 }
@@ -463,13 +467,14 @@ void request_fail(struct router *r, struct request_state *q, const struct td_cor
     snprintf(retry, sizeof retry, "%u", a->retry_ms);
     struct td_rpc_metadata md = {"retry-delay-ms", retry};
     td_rpc_call_finish(q->call, (grpc_status_code)a->code, details, &md, a->retry_ms ? 1 : 0);
-    td_warn("request_failed", "req=%s code=%u msg=%s prompt=%u output=%u", q->logged_name, a->code, td_log_quote(quoted, sizeof quoted, details), q->n_prompt,
+    td_warn("request_failed", "req=%s code=%u msg=%s prompt=%u output=%u", q->logged_name, a->code, td_log_quote(quoted, sizeof quoted, details),
+            q->n_prompt,
             q->n_tokens - q->n_prompt);
     td_metric_add(r->m->failed, 1);
     request_free(r, q);
 }
 
-/* ---- the small methods ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- the small methods ------------------------------------------------------------------------------------------------------------------------- */
 
 static void on_nothing_end(struct td_rpc_call *call, bool cancelled, void *ctx)
 {

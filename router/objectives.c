@@ -31,7 +31,8 @@ static td_status number(const char *where, const char *name, const char *text, d
     char *end;
     double v = strtod(text, &end);
     if (end == text || *end || !(v >= 0 && v <= most))
-        return td_fail(err, TD_ERR_INVALID, "%s: %s is \"%.40s\", must be a number from 0 to %s", where, name, text, most > MAX_OBJECTIVE_MS ? "1e15" : "1e9");
+        return td_fail(err, TD_ERR_INVALID, "%s: %s is \"%.40s\", must be a number from 0 to %s", where, name, text,
+                       most > MAX_OBJECTIVE_MS ? "1e15" : "1e9");
     *ret = v;
     return TD_OK;
 }
@@ -167,7 +168,8 @@ static td_status theta_line(const char *line, const char *where, struct td_lat_t
         }
         double *field = theta_field(t, word);
         if (!field)
-            return td_fail(err, TD_ERR_INVALID, "%s: \"%.40s\" is unknown; there are node_class, a0..a2, b0..b4, link_tau, link_bytes_per_s", where, word);
+            return td_fail(err, TD_ERR_INVALID, "%s: \"%.40s\" is unknown; there are node_class, a0..a2, b0..b4, link_tau, link_bytes_per_s", where,
+                           word);
         if ((s = number(where, word, value, MAX_COEFFICIENT, field, err))) return s;
     }
     return name[0] ? TD_OK : td_fail(err, TD_ERR_INVALID, "%s: node_class is missing", where);
@@ -200,7 +202,8 @@ td_status router_latency_table_read(FILE *in, const char *path, struct td_core_c
     for (int n = 1; !s && more; n++) {
         snprintf(where, sizeof where, "latency_table %.200s line %d", path, n);
         if ((s = table_line(in, where, line, sizeof line, &more, err)) || !line[0]) continue;
-        if (c->n_thetas == TD_CORE_MAX_NODE_CLASSES) return td_fail(err, TD_ERR_LIMIT, "%s: more than %d node classes", where, TD_CORE_MAX_NODE_CLASSES);
+        if (c->n_thetas == TD_CORE_MAX_NODE_CLASSES)
+            return td_fail(err, TD_ERR_LIMIT, "%s: more than %d node classes", where, TD_CORE_MAX_NODE_CLASSES);
         s = theta_line(line, where, &c->thetas[c->n_thetas], names[c->n_thetas], err);
         for (uint32_t i = 0; !s && i < c->n_thetas; i++)
             if (!strcmp(names[i], names[c->n_thetas])) s = td_fail(err, TD_ERR_INVALID, "%s: node_class %s is given twice", where, names[i]);

@@ -22,13 +22,17 @@ const struct td_option router_options[] = {
     {"served_model_name", TD_OPT_STR, "", 0, 0, NULL, OFF(served_model_name), "name clients use; default the directory's name"},
     {"listen", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, OFF(listen), "address for clients and workers; port 0 = any"},
     {"mode", TD_OPT_ENUM, "pd", 0, 0, "pd|colocated|hybrid", OFF(mode), "who prefills: prefill workers, decode workers, or by prompt length"},
-    {"policy", TD_OPT_ENUM, "goodput", 0, 0, "goodput|round_robin|least_request|least_token|power_of_two|cache_aware|lmetric|kv_cost|conductor", OFF(policy),
+    {"policy", TD_OPT_ENUM, "goodput", 0, 0, "goodput|round_robin|least_request|least_token|power_of_two|cache_aware|lmetric|kv_cost|conductor",
+     OFF(policy),
      "which workers get the next request, and when none should"},
     {"slo_class", TD_OPT_STR, "", 0, 0, NULL, OFF(slo_class),
      "classes of requests: \"gold:ttft=450,tpot=40,weight=4 bulk:preset=mlperf-llama2-70b,best_effort\"; ms; the first, or \"default\", is what unnamed ones get"},
-    {"attainment", TD_OPT_F64, "0.9", 0.5, 0.999, NULL, OFF(attainment), "share of placed requests that must meet their objectives: what the learned margins aim at, 0.5..0.999"},
-    {"latency_table", TD_OPT_STR, "", 0, 0, NULL, OFF(latency_table), "prior of the latency model by node class, as `tandem bench calibrate` writes it; empty = learn from nothing"},
-    {"prefix_entries", TD_OPT_U64, "1048576", 0, 1 << 28, NULL, OFF(prefix_entries), "(block, worker) pairs the prefix index can hold; 0 = place without looking at prefixes"},
+    {"attainment", TD_OPT_F64, "0.9", 0.5, 0.999, NULL, OFF(attainment),
+     "share of placed requests that must meet their objectives: what the learned margins aim at, 0.5..0.999"},
+    {"latency_table", TD_OPT_STR, "", 0, 0, NULL, OFF(latency_table),
+     "prior of the latency model by node class, as `tandem bench calibrate` writes it; empty = learn from nothing"},
+    {"prefix_entries", TD_OPT_U64, "1048576", 0, 1 << 28, NULL, OFF(prefix_entries),
+     "(block, worker) pairs the prefix index can hold; 0 = place without looking at prefixes"},
     {"hybrid_local_tokens", TD_OPT_U64, "64", 0, 1 << 30, NULL, OFF(hybrid_local_tokens),
      "hybrid, other policies than goodput: shorter prompts are prefilled on the decode worker"},
     {"max_requests", TD_OPT_I64, "1024", 1, TD_CORE_MAX_REQUESTS, NULL, OFF(max_requests), "live requests; more are refused with a retry delay"},
@@ -46,7 +50,8 @@ const struct td_option router_options[] = {
     {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_cert), "certificate chain (PEM); with tls_key turns TLS on"},
     {"tls_key", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_key), "private key (PEM)"},
     {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_ca), "CA that workers, and clients, must be signed by (mutual TLS)"},
-    {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_server_name), "name that workers' certificates must hold; empty = the host each advertises"},
+    {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_server_name),
+     "name that workers' certificates must hold; empty = the host each advertises"},
     {"tls_client_auth", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(tls_client_auth), "with tls_ca: refuse callers that show no certificate of it"},
     {0},
 };
@@ -190,27 +195,38 @@ static struct router_metrics *metrics_new(void)
     m.failovers = td_counter("td_request_failovers_total", "", "Attempts moved to other workers");
     m.prompt_tokens = td_counter("td_prompt_tokens_total", "", "Prompt tokens accepted");
     m.output_tokens = td_counter("td_generation_tokens_total", "", "Output tokens sent");
-    m.refused = td_counter("td_request_refused_total", "", "Requests refused because objectives or queues had no room (in td_request_failure_total too)");
+    m.refused = td_counter("td_request_refused_total", "",
+                           "Requests refused because objectives or queues had no room (in td_request_failure_total too)");
     m.deflected = td_counter("td_request_deflected_total", "", "Requests prefilled on a decode worker by choice");
     m.wasted = td_counter("td_wasted_prefill_tokens_total", "", "Prompt tokens computed for attempts that were lost");
-    m.good = td_counter("td_slo_requests_total", "outcome=\"good\"", "Finished requests with objectives, by outcome; one that misses both counts in both");
-    m.missed_ttft = td_counter("td_slo_requests_total", "outcome=\"missed_ttft\"", "Finished requests with objectives, by outcome; one that misses both counts in both");
-    m.missed_tpot = td_counter("td_slo_requests_total", "outcome=\"missed_tpot\"", "Finished requests with objectives, by outcome; one that misses both counts in both");
-    m.hit_predicted = td_counter("td_prefix_hit_tokens_total", "source=\"predicted\"", "Prompt tokens that the index expected, or the worker found, in its prefix cache");
-    m.hit_real = td_counter("td_prefix_hit_tokens_total", "source=\"found\"", "Prompt tokens that the index expected, or the worker found, in its prefix cache");
+    m.good = td_counter("td_slo_requests_total", "outcome=\"good\"",
+                        "Finished requests with objectives, by outcome; one that misses both counts in both");
+    m.missed_ttft = td_counter("td_slo_requests_total", "outcome=\"missed_ttft\"",
+                               "Finished requests with objectives, by outcome; one that misses both counts in both");
+    m.missed_tpot = td_counter("td_slo_requests_total", "outcome=\"missed_tpot\"",
+                               "Finished requests with objectives, by outcome; one that misses both counts in both");
+    m.hit_predicted = td_counter("td_prefix_hit_tokens_total", "source=\"predicted\"",
+                                 "Prompt tokens that the index expected, or the worker found, in its prefix cache");
+    m.hit_real = td_counter("td_prefix_hit_tokens_total", "source=\"found\"",
+                            "Prompt tokens that the index expected, or the worker found, in its prefix cache");
     static const char *const role_label[2] = {"role=\"prefill\"", "role=\"decode\""};
     static const char *const bound_label[TD_BOUND_N] = {"by=\"none\"", "by=\"prefill\"", "by=\"transfer\"", "by=\"decode\"", "by=\"router\""};
     for (int i = 0; i < 2; i++) {
-        m.wanted[i] = td_gauge("td_recommended_workers", role_label[i], "Workers that the offered load asks for, with hysteresis; 0 = too early to say");
+        m.wanted[i] = td_gauge("td_recommended_workers", role_label[i],
+                               "Workers that the offered load asks for, with hysteresis; 0 = too early to say");
         m.needed[i] = td_gauge("td_needed_workers", role_label[i], "The same before rounding and hysteresis");
         m.utilisation[i] = td_gauge("td_worker_utilisation", role_label[i], "Share of time the role's workers spend in steps, EWMA");
     }
     for (int i = 0; i < TD_BOUND_N; i++) m.bound[i] = td_gauge("td_goodput_bound", bound_label[i], "1 = this bounds goodput now");
     m.arrival_rate = td_gauge("td_request_arrival_rate", "", "Requests per second, half-life 5 s");
-    m.coverage[0] = td_gauge("td_prediction_coverage", "objective=\"ttft\"", "Share of the last 512 placed requests within prediction times margin; aims at attainment");
-    m.coverage[1] = td_gauge("td_prediction_coverage", "objective=\"tpot\"", "Share of the last 512 placed requests within prediction times margin; aims at attainment");
-    m.mape[0] = td_gauge("td_prediction_mape", "objective=\"ttft\"", "Mean absolute error of predictions over the last 512, relative to what was observed");
-    m.mape[1] = td_gauge("td_prediction_mape", "objective=\"tpot\"", "Mean absolute error of predictions over the last 512, relative to what was observed");
+    m.coverage[0] = td_gauge("td_prediction_coverage", "objective=\"ttft\"",
+                             "Share of the last 512 placed requests within prediction times margin; aims at attainment");
+    m.coverage[1] = td_gauge("td_prediction_coverage", "objective=\"tpot\"",
+                             "Share of the last 512 placed requests within prediction times margin; aims at attainment");
+    m.mape[0] = td_gauge("td_prediction_mape", "objective=\"ttft\"",
+                         "Mean absolute error of predictions over the last 512, relative to what was observed");
+    m.mape[1] = td_gauge("td_prediction_mape", "objective=\"tpot\"",
+                         "Mean absolute error of predictions over the last 512, relative to what was observed");
     m.mismatches = td_counter("td_token_mismatch_total", "", "A worker contradicted a token already sent (must stay 0)");
     return &m;
 }
@@ -313,7 +329,7 @@ td_status router_open(struct router *r, const struct router_config *config, stru
     return TD_OK;
 }
 
-/* ---- run, drain, close -------------------------------------------------------------------------------------------------------------------------- */
+/* ---- run, drain, close ------------------------------------------------------------------------------------------------------------------------- */
 
 void router_run(struct router *r)
 {

@@ -27,7 +27,8 @@
 #define ROUTER_MAX_STOP_BYTES 1024
 
 struct router_config {
-    const char *model, *served_model_name, *listen, *mode, *policy, *slo_class, *latency_table, *decision_log, *log_level, *tls_cert, *tls_key, *tls_ca, *tls_server_name, *metrics_listen;
+    const char *model, *served_model_name, *listen, *mode, *policy, *slo_class, *latency_table, *decision_log, *log_level, *tls_cert, *tls_key,
+        *tls_ca, *tls_server_name, *metrics_listen;
     int64_t max_requests, max_queued, max_model_len;
     uint64_t hybrid_local_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, max_failovers, drain_timeout_ms, max_message_bytes;
     uint64_t prefix_entries;

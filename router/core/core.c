@@ -30,7 +30,8 @@
 #define MAX_PREDICTED_S 1e9                 /* what an action may say */
 
 /* gRPC codes, so that the core needs no gRPC header */
-enum { G_OK = 0, G_CANCELLED = 1, G_INVALID = 3, G_DEADLINE = 4, G_NOT_FOUND = 5, G_EXHAUSTED = 8, G_PRECONDITION = 9, G_RANGE = 11, G_UNIMPLEMENTED = 12,
+enum { G_OK = 0, G_CANCELLED = 1, G_INVALID = 3, G_DEADLINE = 4, G_NOT_FOUND = 5, G_EXHAUSTED = 8, G_PRECONDITION = 9, G_RANGE = 11,
+       G_UNIMPLEMENTED = 12,
        G_UNAVAILABLE = 14 };
 
 _Static_assert(TD_CORE_MAX_CLASSES <= TD_ORDER_MAX_CLASSES, "the queue has a place for each class");
@@ -92,9 +93,12 @@ static td_status check_classes(const struct td_core_config *g, struct td_err *er
     for (uint32_t i = 0; i < g->n_classes; i++) {
         const struct td_core_class *k = &g->classes[i];
         if (!k->name[0]) return td_fail(err, TD_ERR_INVALID, "slo_class: class %u has no name", i);
-        if (!(k->ttft_ms >= 0 && k->ttft_ms <= MAX_OBJECTIVE_MS)) return td_fail(err, TD_ERR_INVALID, "slo_class %s: ttft is %g ms, must be 0 (none) or up to 1e9", k->name, k->ttft_ms);
-        if (!(k->tpot_ms >= 0 && k->tpot_ms <= MAX_OBJECTIVE_MS)) return td_fail(err, TD_ERR_INVALID, "slo_class %s: tpot is %g ms, must be 0 (none) or up to 1e9", k->name, k->tpot_ms);
-        if (!(k->weight > 0 && k->weight <= 1e6)) return td_fail(err, TD_ERR_INVALID, "slo_class %s: weight is %g, must be above 0 and up to 1e6", k->name, k->weight);
+        if (!(k->ttft_ms >= 0 && k->ttft_ms <= MAX_OBJECTIVE_MS))
+            return td_fail(err, TD_ERR_INVALID, "slo_class %s: ttft is %g ms, must be 0 (none) or up to 1e9", k->name, k->ttft_ms);
+        if (!(k->tpot_ms >= 0 && k->tpot_ms <= MAX_OBJECTIVE_MS))
+            return td_fail(err, TD_ERR_INVALID, "slo_class %s: tpot is %g ms, must be 0 (none) or up to 1e9", k->name, k->tpot_ms);
+        if (!(k->weight > 0 && k->weight <= 1e6))
+            return td_fail(err, TD_ERR_INVALID, "slo_class %s: weight is %g, must be above 0 and up to 1e6", k->name, k->weight);
         for (uint32_t j = 0; j < i; j++)
             if (!strcmp(g->classes[j].name, k->name)) return td_fail(err, TD_ERR_INVALID, "slo_class: %s is given twice", k->name);
     }
@@ -207,7 +211,8 @@ static void refresh_step(struct td_core *c, uint32_t worker)
 {
     struct td_core_worker *w = &c->workers[worker];
     if (w->role != TD_ROLE_DECODE) return;
-    w->step_s = td_latency_step(c->latency, worker, w->n_active + w->n_pending + 1.0, (double)(w->active_tokens + w->reserved_tokens), w->mix_rows, 0);
+    w->step_s = td_latency_step(c->latency, worker, w->n_active + w->n_pending + 1.0, (double)(w->active_tokens + w->reserved_tokens), w->mix_rows,
+                                0);
     td_ledger_changed(w);
 }
 
@@ -294,7 +299,8 @@ static void learn_from(struct td_core *c, const struct request *r)
     td_latency_observe_output(c->latency, r->slo_class, (uint32_t)(n_out > UINT32_MAX ? UINT32_MAX : n_out));
     td_order_charge(c->order, r->tenant, 2.0 * (double)n_out, c->now_ns);
     if (r->first_ns == 0) return;
-    double ttft = (double)(r->first_ns - r->arrived_ns) * 1e-9, tpot = n_out > 1 ? (double)(r->last_ns - r->first_ns) * 1e-9 / (double)(n_out - 1) : 0;
+    double ttft = (double)(r->first_ns - r->arrived_ns) * 1e-9,
+        tpot = n_out > 1 ? (double)(r->last_ns - r->first_ns) * 1e-9 / (double)(n_out - 1) : 0;
     if (n_out > 1 && r->failovers == 0 && r->choice.tpot_s > 0)
         td_latency_observe_ratio(c->latency, TD_LAT_TPOT, r->slo_class, r->choice.decode_bucket, r->choice.tpot_s, tpot);
     if (r->ttft_s >= INFINITY && r->tpot_s >= INFINITY) return;
@@ -317,8 +323,8 @@ static void complete(struct td_core *c, struct request *r)
     forget(c, r);
 }
 
-/* Decode has ended, or the output is complete. On a busy machine its last token can overtake the prefill worker's first-token event, which says what that worker
- * found in its cache and how long it took: the client's last message waits for it, but not for long (on_tick). */
+/* Decode has ended, or the output is complete. On a busy machine its last token can overtake the prefill worker's first-token event, which says what
+ * that worker found in its cache and how long it took: the client's last message waits for it, but not for long (on_tick). */
 static void finish(struct td_core *c, struct request *r)
 {
     if (!r->prefill.pending || !r->decode_flows) {
@@ -403,7 +409,8 @@ static uint64_t us_of(double s) { return (uint64_t)(fmin(s, MAX_PREDICTED_S) * 1
 
 enum outcome { PLACED, HELD, REJECTED };
 
-/* Asks the policy about r; carries out what it says. The decode side reserves first (DESIGN section 2); the prefill worker hears of it with the ticket. */
+/* Asks the policy about r; carries out what it says. The decode side reserves first (DESIGN section 2); the prefill worker hears of it with the
+ * ticket. */
 static enum outcome place(struct td_core *c, struct request *r, const struct td_policy_ask *asked, bool *ret_no_room)
 {
     struct td_policy_view v = view_of(c);
@@ -465,7 +472,8 @@ static double fullness(const struct td_core *c)
     return fmin(1, fmax(seqs / max_seqs, kv / max_kv));
 }
 
-/* What was held in this dispatch: who is no easier to place is not tried, so that many that fit nowhere do not use up the tries of those behind them. */
+/* What was held in this dispatch: who is no easier to place is not tried, so that many that fit nowhere do not use up the tries of those behind
+ * them. */
 struct held {
     bool any;
     uint64_t n_tokens;
@@ -485,8 +493,9 @@ static void note_held(struct held *h, const struct td_policy_ask *a)
     *h = (struct held){.any = true, .n_tokens = a->n_tokens, .n_out = a->n_out, .tpot_s = a->tpot_s};
 }
 
-/* r was held for so long that those behind it would starve it: one worker of each role it needs is kept for it during this dispatch, the one that empties
- * soonest. That is the same one from dispatch to dispatch, since nothing else comes to it. Nothing is kept for a request that fits nowhere even alone. */
+/* r was held for so long that those behind it would starve it: one worker of each role it needs is kept for it during this dispatch, the one that
+ * empties soonest. That is the same one from dispatch to dispatch, since nothing else comes to it. Nothing is kept for a request that fits nowhere
+ * even alone. */
 static void keep_room(struct td_core *c, const struct td_policy_ask *a, uint32_t *kept, uint32_t *n_kept)
 {
     struct td_policy_view v = view_of(c);
@@ -587,7 +596,9 @@ static void on_gone(struct td_core *c, uint32_t worker)
 
 static void on_join(struct td_core *c, const struct td_core_event *e)
 {
-    if (e->worker >= TD_CORE_MAX_WORKERS || e->role > TD_ROLE_DECODE || e->a == 0 || e->a > TD_CORE_MAX_TOKENS || e->b == 0 || e->b > TD_CORE_MAX_SEQS) return;
+    if (e->worker >= TD_CORE_MAX_WORKERS || e->role > TD_ROLE_DECODE || e->a == 0 || e->a > TD_CORE_MAX_TOKENS || e->b == 0 ||
+        e->b > TD_CORE_MAX_SEQS)
+        return;
     on_gone(c, e->worker); /* a former holder of this index that nobody saw leave */
     struct td_core_event join = *e;
     if (join.c >= TD_CORE_MAX_NODE_CLASSES) join.c = TD_CORE_MAX_NODE_CLASSES - 1;
@@ -615,7 +626,8 @@ static void on_snapshot(struct td_core *c, const struct td_core_event *e)
 static void on_step(struct td_core *c, const struct td_core_event *e)
 {
     struct td_core_worker *w = known_worker(c, e->worker);
-    if (!w || e->e == 0 || e->e > 600000000 || e->a > 1u << 20 || e->c > 1u << 20 || e->b > 1ull << 50 || e->d > 1ull << 40) return; /* no step is like that */
+    /* no step is like that */
+    if (!w || e->e == 0 || e->e > 600000000 || e->a > 1u << 20 || e->c > 1u << 20 || e->b > 1ull << 50 || e->d > 1ull << 40) return;
     struct td_lat_step s = {.prefill_tokens = (uint32_t)e->a, .decode_seqs = (uint32_t)e->c, .wall_us = (uint32_t)e->e, .attention_work = e->b,
                             .context_tokens = e->d};
     td_latency_observe_step(c->latency, e->worker, &s);
@@ -626,7 +638,7 @@ static void on_step(struct td_core *c, const struct td_core_event *e)
     if (e->c) refresh_step(c, e->worker);
 }
 
-/* ---- requests ----------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- requests ---------------------------------------------------------------------------------------------------------------------------------- */
 
 static double objective_s(uint64_t own_us, double class_ms)
 {
@@ -647,9 +659,11 @@ static void on_request(struct td_core *c, const struct td_core_event *e)
     struct request *r = &c->requests[e->slot];
     uint32_t slo_class = e->c < c->cfg.n_classes ? (uint32_t)e->c : 0;
     const struct td_core_class *k = &c->cfg.classes[slo_class];
-    *r = (struct request){.id = e->id, .n_prompt = e->a, .n_tokens = e->a, .max_tokens = e->b < 1 ? 1 : e->b > TD_CORE_MAX_TOKENS ? TD_CORE_MAX_TOKENS : e->b, .slo_class = slo_class,
+    *r = (struct request){.id = e->id, .n_prompt = e->a, .n_tokens = e->a,
+                          .max_tokens = e->b < 1 ? 1 : e->b > TD_CORE_MAX_TOKENS ? TD_CORE_MAX_TOKENS : e->b, .slo_class = slo_class,
                           .tenant = e->d, .ttft_s = objective_s(e->e, k->ttft_ms), .tpot_s = objective_s(e->f, k->tpot_ms),
-                          .priority = e->priority < -100 ? -100 : e->priority > 100 ? 100 : e->priority, .arrived_ns = c->now_ns, .moved_ns = c->now_ns,
+                          .priority = e->priority < -100 ? -100 : e->priority > 100 ? 100 : e->priority, .arrived_ns = c->now_ns,
+                          .moved_ns = c->now_ns,
                           .queued_ns = c->now_ns, .prefill = {.worker = TD_NO_WORKER}, .decode = {.worker = TD_NO_WORKER}, .hashes = r->hashes,
                           .hash_tokens = e->hash_tokens};
     if (r->hashes && e->hash_tokens > 0) {
@@ -659,16 +673,19 @@ static void on_request(struct td_core *c, const struct td_core_event *e)
     }
     c->n_live++;
     count_arrival(c);
-    uint32_t n_p = c->n_by_role[TD_ROLE_PREFILL], any = n_p ? c->by_role[TD_ROLE_PREFILL][0] : c->n_by_role[TD_ROLE_DECODE] ? c->by_role[TD_ROLE_DECODE][0] : 0;
+    uint32_t n_p = c->n_by_role[TD_ROLE_PREFILL],
+        any = n_p ? c->by_role[TD_ROLE_PREFILL][0] : c->n_by_role[TD_ROLE_DECODE] ? c->by_role[TD_ROLE_DECODE][0] : 0;
     r->work_s = td_latency_prefill(c->latency, any, r->n_tokens, 0, c->workers[any].max_step_tokens);
     double n_out = td_latency_output(c->latency, slo_class, 0.5, r->max_tokens);
     td_advice_arrival(&c->advice, c->now_s, r->work_s,
-                      td_latency_transfer(c->latency, c->workers[any].node_class, 0, (double)(r->n_tokens * c->workers[any].kv_bytes_per_token)), n_out,
+                      td_latency_transfer(c->latency, c->workers[any].node_class, 0, (double)(r->n_tokens * c->workers[any].kv_bytes_per_token)),
+                      n_out,
                       (double)r->n_tokens + n_out / 2, r->tpot_s);
     queue_insert(c, r);
     /* With others waiting it takes its place behind them (dispatch goes by order); refused at once when even so its objective is out of reach. */
     if (td_order_n(c->order) > 1 && c->policy == td_policy_goodput && r->ttft_s < INFINITY) {
-        double ahead = fmax(0, td_order_work_s(c->order, slo_class) - r->work_s) / (n_p ? n_p : c->n_by_role[TD_ROLE_DECODE] ? c->n_by_role[TD_ROLE_DECODE] : 1);
+        uint32_t n_d = c->n_by_role[TD_ROLE_DECODE];
+        double ahead = fmax(0, td_order_work_s(c->order, slo_class) - r->work_s) / (n_p ? n_p : n_d ? n_d : 1);
         if (ahead > r->ttft_s && !k->best_effort) {
             fail(c, r, G_EXHAUSTED, "the TTFT objective cannot be met now", ahead - r->ttft_s);
             return;
@@ -704,7 +721,8 @@ static void on_ticket(struct td_core *c, const struct td_core_event *e)
             requeue(c, r, false); /* give the reservation back, wait in the queue */
             return;
         }
-        td_ledger_prefill_open(&c->workers[p], &r->prefill, p, r->n_tokens, td_latency_prefill(c->latency, p, r->n_tokens, 0, c->workers[p].max_step_tokens),
+        td_ledger_prefill_open(&c->workers[p], &r->prefill, p, r->n_tokens, td_latency_prefill(c->latency, p, r->n_tokens, 0,
+                                                                                               c->workers[p].max_step_tokens),
                                c->now_s);
         r->choice.ttft_s = 0; /* it was predicted of another: nothing is learned from it */
     }
@@ -722,7 +740,8 @@ static void first_seen(struct td_core *c, struct request *r)
     if (r->first_ns) return;
     r->first_ns = c->now_ns;
     if (r->choice.ttft_s > 0 && r->failovers == 0)
-        td_latency_observe_ratio(c->latency, TD_LAT_TTFT, r->slo_class, r->choice.prefill_bucket, r->choice.ttft_s, (double)(c->now_ns - r->placed_ns) * 1e-9);
+        td_latency_observe_ratio(c->latency, TD_LAT_TTFT, r->slo_class, r->choice.prefill_bucket, r->choice.ttft_s,
+                                 (double)(c->now_ns - r->placed_ns) * 1e-9);
 }
 
 static void grow(struct td_core *c, struct request *r, uint64_t n_tokens)
@@ -806,7 +825,8 @@ static void on_prefill_end(struct td_core *c, const struct td_core_event *e)
     struct request *r = current(c, e, false);
     if (!r || !prefill_told(r)) return;
     uint32_t worker = r->prefill.worker;
-    if (e->a == G_OK && e->b > 0 && e->c > 0 && e->b < 1ull << 50 && e->c < 600000000) td_latency_observe_transfer(c->latency, c->workers[worker].node_class, e->b, e->c);
+    if (e->a == G_OK && e->b > 0 && e->c > 0 && e->b < 1ull << 50 && e->c < 600000000)
+        td_latency_observe_transfer(c->latency, c->workers[worker].node_class, e->b, e->c);
     leg_close(c, &r->prefill);
     if (r->finished_ns) {
         complete(c, r);
@@ -851,7 +871,8 @@ static void update_utilisation(struct td_core *c)
 static void update_advice(struct td_core *c, uint64_t busy_permille)
 {
     struct td_advice_fleet f = {.utilisation = {c->utilisation[0], c->utilisation[1]}, .decode_pressure = c->decode_pressure,
-                                .refused_share = c->refused_share, .colocated = c->cfg.mode == TD_MODE_COLOCATED, .router_busy = (double)(busy_permille < 1000 ? busy_permille : 1000) / 1000};
+                                .refused_share = c->refused_share, .colocated = c->cfg.mode == TD_MODE_COLOCATED,
+                                .router_busy = (double)(busy_permille < 1000 ? busy_permille : 1000) / 1000};
     for (int role = 0; role < 2; role++)
         for (uint32_t i = 0; i < c->n_by_role[role]; i++) {
             const struct td_core_worker *w = &c->workers[c->by_role[role][i]];
@@ -949,7 +970,7 @@ size_t td_core_step(struct td_core *c, const struct td_core_event *event, struct
     return c->n_out;
 }
 
-/* ---- views --------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- views ------------------------------------------------------------------------------------------------------------------------------------- */
 
 void td_core_worker_view(const struct td_core *c, uint32_t worker, struct td_core_worker_view *ret_view)
 {
@@ -968,7 +989,8 @@ void td_core_account(const struct td_core *c, uint32_t worker, struct td_core_ac
     const struct td_core_worker *w = &c->workers[worker];
     *ret_account = (struct td_core_account){.assigned = w->assigned, .n_pending = w->n_pending, .n_active = w->n_active, .n_min_tpot = w->n_min_tpot,
                                             .assigned_tokens = w->assigned_tokens, .promised_tokens = w->promised_tokens,
-                                            .pending_tokens = w->pending_tokens, .planned_tokens = w->planned_tokens, .active_tokens = w->active_tokens,
+                                            .pending_tokens = w->pending_tokens, .planned_tokens = w->planned_tokens,
+                                            .active_tokens = w->active_tokens,
                                             .reserved_tokens = w->reserved_tokens, .local_tokens = w->local_tokens, .pending_s = w->pending_s,
                                             .min_tpot_s = w->min_tpot_s, .kept = w->kept};
     struct td_core_scan want;
@@ -996,7 +1018,8 @@ uint64_t td_core_decisions(const struct td_core *c) { return c->decisions; }
 
 struct td_core_memory td_core_memory(uint64_t max_prefix_entries)
 {
-    struct td_core_memory m = {.per_request = sizeof(struct request) + td_order_slot_bytes() + (max_prefix_entries ? TD_CORE_MAX_HASHES * sizeof(uint64_t) : 0),
+    size_t hashes = max_prefix_entries ? TD_CORE_MAX_HASHES * sizeof(uint64_t) : 0;
+    struct td_core_memory m = {.per_request = sizeof(struct request) + td_order_slot_bytes() + hashes,
                                .fixed = sizeof(struct td_core) + TD_CORE_MAX_WORKERS * sizeof(uint32_t)};
     return m;
 }

@@ -34,7 +34,8 @@
 #define TD_CORE_MAX_SEQS (1u << 20)      /* of one worker */
 #define TD_CORE_MAX_HASHES 512           /* of one prompt: a longer one gives every second, third ... block's hash */
 
-_Static_assert(TD_CORE_MAX_NODE_CLASSES <= TD_LAT_MAX_CLASSES && TD_CORE_MAX_WORKERS <= TD_LAT_MAX_NODES && TD_CORE_MAX_CLASSES <= TD_LAT_MAX_SLO_CLASSES,
+_Static_assert(TD_CORE_MAX_NODE_CLASSES <= TD_LAT_MAX_CLASSES && TD_CORE_MAX_WORKERS <= TD_LAT_MAX_NODES &&
+               TD_CORE_MAX_CLASSES <= TD_LAT_MAX_SLO_CLASSES,
                "the latency model has a place for each");
 #define TD_CORE_MAX_ACTIONS_PER_EVENT (8 * TD_CORE_MAX_REQUESTS) /* ret_actions has room for so many: a request emits at most 8 per event */
 
@@ -71,7 +72,8 @@ struct td_core_config {
 
 enum td_core_event_kind {
     TD_EV_TICK = 1,         /* a = how busy the router's own thread was since the last, in 1/1000 */
-    TD_EV_WORKER_JOIN,      /* worker, role, a = kv tokens it can hold, b = max_seqs, c = node class, d = rows of one step (0 = unknown), e = KV bytes per token */
+    TD_EV_WORKER_JOIN,      /* worker, role, a = kv tokens it can hold, b = max_seqs, c = node class, d = rows of one step (0 = unknown), e = KV bytes
+                             * per token */
     TD_EV_WORKER_SNAPSHOT,  /* worker, a = seq, b = kv tokens held, c = tokens queued, d = running + waiting, e = calls it has taken from us */
     TD_EV_WORKER_DRAIN,     /* worker */
     TD_EV_WORKER_GONE,      /* worker: its registry stream ended */
@@ -79,10 +81,12 @@ enum td_core_event_kind {
     TD_EV_BLOCK_ADD,        /* worker, a = chain hash of a block that its prefix cache now has */
     TD_EV_BLOCK_EVICT,      /* worker, a = chain hash */
     TD_EV_BLOCKS_RESET,     /* worker: forget all of its blocks */
-    TD_EV_REQUEST,          /* slot, id, a = prompt tokens, b = max output tokens, c = SLO class, d = tenant (a hash; 0 = none), e = TTFT objective in us,
+    TD_EV_REQUEST,          /* slot, id, a = prompt tokens, b = max output tokens, c = SLO class, d = tenant (a hash; 0 = none), e = TTFT objective in
+                             * us,
                              * f = TPOT objective in us (0 = the class's), priority; hashes of the prompt's full blocks */
     TD_EV_TICKET,           /* slot, id, attempt, a = cached tokens */
-    TD_EV_FIRST_TOKEN,      /* slot, id, attempt: the prefill leg's; a = 1 when it is also the last; b = sequence length now; c = tokens found in its cache */
+    TD_EV_FIRST_TOKEN,      /* slot, id, attempt: the prefill leg's; a = 1 when it is also the last; b = sequence length now; c = tokens found in its
+                             * cache */
     TD_EV_TOKEN,            /* slot, id, attempt: the decode leg's; a = sequence length now; b = 1 when it is the last */
     TD_EV_PREFILL_END,      /* slot, id, attempt, a = gRPC code, b = bytes sent, c = us that took */
     TD_EV_DECODE_END,       /* slot, id, attempt, a = gRPC code */
@@ -90,7 +94,8 @@ enum td_core_event_kind {
     TD_EV_CANCEL,           /* slot, id: the client has gone */
 };
 
-/* Events with a worker, slot, class or time that cannot be are dropped or clamped, never trusted: time never goes back (an earlier now_ns counts as the latest seen). */
+/* Events with a worker, slot, class or time that cannot be are dropped or clamped, never trusted: time never goes back (an earlier now_ns counts as
+ * the latest seen). */
 #define TD_EV_N_KINDS (TD_EV_CANCEL + 1)
 
 struct td_core_event {
@@ -183,9 +188,9 @@ uint64_t td_core_decisions(const struct td_core *core);                     /* p
 struct td_core_memory { size_t per_request, fixed; };
 struct td_core_memory td_core_memory(uint64_t max_prefix_entries);
 
-/* --- decision log: text, one line an event ("e ...") or an action ("a ..."), fields as key=value. First the configuration: one "c" line, a "k" line for each
- * class, a "t" line for each theta; a request's hashes follow its event in "h" lines. Pure formatting and parsing over buffers; the daemon does the
- * writing. The reader is one state machine, fed line by line: it says when a whole event is there. ------------------------------------------------- */
+/* --- decision log: text, one line an event ("e ...") or an action ("a ..."), fields as key=value. First the configuration: one "c" line, a "k" line
+ * for each class, a "t" line for each theta; a request's hashes follow its event in "h" lines. Pure formatting and parsing over buffers; the daemon
+ * does the writing. The reader is one state machine, fed line by line: it says when a whole event is there. */
 #define TD_CORE_LINE_MAX 1024
 #define TD_CORE_HASHES_PER_LINE 48
 /* i = 0..: line i of the configuration; 0 when there are no more. */
@@ -202,7 +207,8 @@ struct td_core_reader {
     uint32_t n_hashes_missing, n_classes_missing, n_thetas_missing;
     bool have_config;
 };
-/* ret_event: TD_READ_EVENT when reader->event is whole, TD_READ_CONFIG when reader->config is, TD_READ_ACTION for an action's line, else TD_READ_MORE. */
+/* ret_event: TD_READ_EVENT when reader->event is whole, TD_READ_CONFIG when reader->config is, TD_READ_ACTION for an action's line, else
+ * TD_READ_MORE. */
 enum td_core_read { TD_READ_MORE, TD_READ_CONFIG, TD_READ_EVENT, TD_READ_ACTION };
 td_status td_core_read_line(struct td_core_reader *reader, const char *line, enum td_core_read *ret_read, struct td_err *err);
 

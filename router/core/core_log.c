@@ -1,4 +1,5 @@
-/* core_log.c - the decision log's lines. Numbers only, so a line has one reading; keys in a fixed order; doubles as hexadecimal floats, which are exact. */
+/* core_log.c - the decision log's lines. Numbers only, so a line has one reading; keys in a fixed order; doubles as hexadecimal floats, which are
+ * exact. */
 #include "router/core/core.h"
 
 #include <inttypes.h>
@@ -15,15 +16,18 @@ int td_core_config_format(const struct td_core_config *c, uint32_t i, char *line
         return snprintf(line, line_bytes,
                         "c version=%d mode=%d policy=%s max_requests=%u max_queued=%u hybrid_local_tokens=%u worker_timeout_ms=%u queue_timeout_ms=%u "
                         "stall_ms=%u max_failovers=%u max_prefix_entries=%" PRIu64 " attainment=%a seed=%" PRIu64 " classes=%u thetas=%u\n",
-                        VERSION, (int)c->mode, c->policy, c->max_requests, c->max_queued, c->hybrid_local_tokens, c->worker_timeout_ms, c->queue_timeout_ms,
+                        VERSION, (int)c->mode, c->policy, c->max_requests, c->max_queued, c->hybrid_local_tokens, c->worker_timeout_ms,
+                        c->queue_timeout_ms,
                         c->stall_ms, c->max_failovers, c->max_prefix_entries, c->attainment, c->seed, c->n_classes, c->n_thetas);
     if (--i < c->n_classes) {
         const struct td_core_class *k = &c->classes[i];
-        return snprintf(line, line_bytes, "k name=%s ttft_ms=%a tpot_ms=%a weight=%a best_effort=%d\n", k->name, k->ttft_ms, k->tpot_ms, k->weight, k->best_effort ? 1 : 0);
+        return snprintf(line, line_bytes, "k name=%s ttft_ms=%a tpot_ms=%a weight=%a best_effort=%d\n", k->name, k->ttft_ms, k->tpot_ms, k->weight,
+                        k->best_effort ? 1 : 0);
     }
     if ((i -= c->n_classes) >= c->n_thetas) return 0;
     const struct td_lat_theta *t = &c->thetas[i];
-    return snprintf(line, line_bytes, "t known=%d p=%a,%a,%a d=%a,%a,%a,%a,%a link=%a,%a\n", t->known ? 1 : 0, t->prefill[0], t->prefill[1], t->prefill[2],
+    return snprintf(line, line_bytes, "t known=%d p=%a,%a,%a d=%a,%a,%a,%a,%a link=%a,%a\n", t->known ? 1 : 0, t->prefill[0], t->prefill[1],
+                    t->prefill[2],
                     t->decode[0], t->decode[1], t->decode[2], t->decode[3], t->decode[4], t->link_tau, t->link_bytes_per_s);
 }
 
@@ -32,7 +36,8 @@ int td_core_event_format(const struct td_core_event *e, char *line, size_t line_
     return snprintf(line, line_bytes,
                     "e kind=%d now=%" PRIu64 " worker=%u slot=%u attempt=%u role=%d priority=%d id=%" PRIu64 " a=%" PRIu64 " b=%" PRIu64 " c=%" PRIu64 " d=%" PRIu64
                     " e=%" PRIu64 " f=%" PRIu64 " hashes=%u hash_tokens=%u\n",
-                    (int)e->kind, e->now_ns, e->worker, e->slot, e->attempt, (int)e->role, e->priority, e->id, e->a, e->b, e->c, e->d, e->e, e->f, e->n_hashes,
+                    (int)e->kind, e->now_ns, e->worker, e->slot, e->attempt, (int)e->role, e->priority, e->id, e->a, e->b, e->c, e->d, e->e, e->f,
+                    e->n_hashes,
                     e->hash_tokens);
 }
 
@@ -52,7 +57,8 @@ int td_core_action_format(const struct td_core_action *a, char *line, size_t lin
     return snprintf(line, line_bytes,
                     "a kind=%d slot=%u id=%" PRIu64 " attempt=%u worker=%u local=%d code=%u retry_ms=%u key=%" PRIu64 " ttft_us=%" PRIu64 " tpot_us=%" PRIu64
                     " reason=\"%s\"\n",
-                    (int)a->kind, a->slot, a->id, a->attempt, a->worker, a->local ? 1 : 0, a->code, a->retry_ms, a->key, a->ttft_us, a->tpot_us, a->reason);
+                    (int)a->kind, a->slot, a->id, a->attempt, a->worker, a->local ? 1 : 0, a->code, a->retry_ms, a->key, a->ttft_us, a->tpot_us,
+                    a->reason);
 }
 
 /* ---- reading --------------------------------------------------------------------------------------------------------------------------------- */
@@ -89,7 +95,8 @@ static td_status read_class(struct td_core_reader *r, const char *line, struct t
     if (!r->n_classes_missing) return bad_line(err, line, "is one class more than the configuration says");
     struct td_core_class *k = &r->config.classes[r->config.n_classes - r->n_classes_missing];
     int best_effort = 0;
-    if (sscanf(line, "k name=%31[^ ] ttft_ms=%la tpot_ms=%la weight=%la best_effort=%d", k->name, &k->ttft_ms, &k->tpot_ms, &k->weight, &best_effort) != 5)
+    if (sscanf(line, "k name=%31[^ ] ttft_ms=%la tpot_ms=%la weight=%la best_effort=%d", k->name, &k->ttft_ms, &k->tpot_ms, &k->weight,
+               &best_effort) != 5)
         return bad_line(err, line, "is not a class of ours");
     k->best_effort = best_effort != 0;
     r->n_classes_missing--;
@@ -101,7 +108,8 @@ static td_status read_theta(struct td_core_reader *r, const char *line, struct t
     if (!r->n_thetas_missing) return bad_line(err, line, "is one theta more than the configuration says");
     struct td_lat_theta *t = &r->config.thetas[r->config.n_thetas - r->n_thetas_missing];
     int known = 0;
-    if (sscanf(line, "t known=%d p=%la,%la,%la d=%la,%la,%la,%la,%la link=%la,%la", &known, &t->prefill[0], &t->prefill[1], &t->prefill[2], &t->decode[0],
+    if (sscanf(line, "t known=%d p=%la,%la,%la d=%la,%la,%la,%la,%la link=%la,%la", &known, &t->prefill[0], &t->prefill[1], &t->prefill[2],
+               &t->decode[0],
                &t->decode[1], &t->decode[2], &t->decode[3], &t->decode[4], &t->link_tau, &t->link_bytes_per_s) != 11)
         return bad_line(err, line, "is not a theta of ours");
     t->known = known != 0;
@@ -116,7 +124,8 @@ static td_status read_event(struct td_core_reader *r, const char *line, struct t
     int n = sscanf(line,
                    "e kind=%d now=%" SCNu64 " worker=%u slot=%u attempt=%u role=%d priority=%d id=%" SCNu64 " a=%" SCNu64 " b=%" SCNu64 " c=%" SCNu64 " d=%" SCNu64
                    " e=%" SCNu64 " f=%" SCNu64 " hashes=%u hash_tokens=%u",
-                   &kind, &e.now_ns, &e.worker, &e.slot, &e.attempt, &role, &e.priority, &e.id, &e.a, &e.b, &e.c, &e.d, &e.e, &e.f, &e.n_hashes, &e.hash_tokens);
+                   &kind, &e.now_ns, &e.worker, &e.slot, &e.attempt, &role, &e.priority, &e.id, &e.a, &e.b, &e.c, &e.d, &e.e, &e.f, &e.n_hashes,
+                   &e.hash_tokens);
     if (n != 16 || kind < TD_EV_TICK || kind >= TD_EV_N_KINDS || role < 0 || role > 1) return bad_line(err, line, "is not an event of ours");
     if (e.n_hashes > TD_CORE_MAX_HASHES) return bad_line(err, line, "has too many hashes");
     e.kind = (enum td_core_event_kind)kind;

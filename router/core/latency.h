@@ -6,17 +6,17 @@
  *   decode step of B sequences with K tokens of context, and c prefill rows mixed in:   b0 + b1*B + b2*K + b3*c + b4*attention_work
  * Steps with decode rows teach b, the others a. Until a class has shown a mixed step, prefill rows beside decode rows cost what they cost alone; a
  * mixed step is never predicted below its prefill rows alone. Where a class has run no prefill alone, its mixed steps speak for that too.
- * Theta belongs to a node class and is refined by recursive least squares with forgetting (0.999); each node has a correction beside it: the median of
- * observed / model over the last 64 steps in each of 16 buckets of step size, used from 5 samples on, clamped to [0.5, 2].
+ * Theta belongs to a node class and is refined by recursive least squares with forgetting (0.999); each node has a correction beside it: the median
+ * of observed / model over the last 64 steps in each of 16 buckets of step size, used from 5 samples on, clamped to [0.5, 2].
  *
- * Margins: `q` of a (class, load bucket) is a quantile tracker of observed / predicted at admission: q += eta * (tau - [ratio <= q]) scaled by q, clamped to
- * [0.5, 3]. A request is feasible when prediction * q meets its objective. So the margin is learned, not set (reference: a margin of 1.0 parks every decode
- * node exactly on its objective and nearly all requests miss by a hair).
+ * Margins: `q` of a (class, load bucket) is a quantile tracker of observed / predicted at admission: q += eta * (tau - [ratio <= q]) scaled by q,
+ * clamped to [0.5, 3]. A request is feasible when prediction * q meets its objective. So the margin is learned, not set (reference: a margin of 1.0
+ * parks every decode node exactly on its objective and nearly all requests miss by a hair).
  *
  * Output lengths: EWMA of mean and of the 0.9 quantile for each SLO class (and for all of them together while a class has fewer than 20).
  *
- * Pure: no clock, no allocation after create, no I/O; the same calls give the same bits. One thread. Sources: DistServe (Zhong et al. 2024) for the step
- * model, Koenker and Bassett 1978 for the quantile, Ljung and Soderstrom 1983 for recursive least squares. */
+ * Pure: no clock, no allocation after create, no I/O; the same calls give the same bits. One thread. Sources: DistServe (Zhong et al. 2024) for the
+ * step model, Koenker and Bassett 1978 for the quantile, Ljung and Soderstrom 1983 for recursive least squares. */
 #ifndef TD_ROUTER_LATENCY_H
 #define TD_ROUTER_LATENCY_H
 
@@ -71,7 +71,8 @@ void td_latency_observe_transfer(struct td_latency *latency, uint32_t node_class
 void td_latency_observe_output(struct td_latency *latency, uint32_t slo_class, uint32_t n_output);
 
 /* Predictions, in seconds, the node's correction included. Monotone: more tokens, longer context, more sequences or bytes never predict less. */
-double td_latency_prefill(const struct td_latency *latency, uint32_t node, uint64_t u, uint64_t h, uint32_t chunk_tokens);  /* whole prompt, in chunks */
+/* whole prompt, in chunks */
+double td_latency_prefill(const struct td_latency *latency, uint32_t node, uint64_t u, uint64_t h, uint32_t chunk_tokens);
 double td_latency_step(const struct td_latency *latency, uint32_t node, double decode_seqs, double context_tokens, double prefill_tokens,
                        double attention_work);
 double td_latency_transfer(const struct td_latency *latency, uint32_t node_class, double backlog_bytes, double bytes);

@@ -25,7 +25,8 @@ void td_ledger_changed(struct td_core_worker *w)
 void td_ledger_join(struct td_core_worker *w, const struct td_core_event *e)
 {
     struct td_core_scan *scan = w->scan;
-    *w = (struct td_core_worker){.state = TD_WORKER_READY, .role = e->role, .kv_tokens = e->a, .max_seqs = (uint32_t)e->b, .node_class = (uint32_t)e->c,
+    *w = (struct td_core_worker){.state = TD_WORKER_READY, .role = e->role, .kv_tokens = e->a, .max_seqs = (uint32_t)e->b,
+                                 .node_class = (uint32_t)e->c,
                                  .max_step_tokens = (uint32_t)e->d, .kv_bytes_per_token = e->e, .snapshot_ns = e->now_ns, .correction = 1,
                                  .min_tpot_s = INFINITY, .scan = scan};
     td_ledger_changed(w);

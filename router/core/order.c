@@ -37,7 +37,8 @@ struct td_order {
     struct tenant tenants[N_TENANTS];
     uint32_t n_tenants;
     /* the walk */
-    double service[N_TENANTS];  /* now, of those with a list in its class: worked out once, since next would cost an exp2 for each of them each time */
+    double service[N_TENANTS];  /* now, of those with a list in its class: worked out once, since next would cost an exp2 for each of them each
+                                 * time */
     uint16_t given;             /* whose slot was given last: the caller may have charged that one since */
     uint32_t walk_rank;
     double fullness;
@@ -275,5 +276,6 @@ size_t td_order_slot_bytes(void) { return sizeof(struct item); }
 uint64_t td_order_wire_key(const struct td_order *o, const struct td_order_key *k)
 {
     uint64_t us = k->deadline_ns / 1000, most = ((uint64_t)1 << 50) - 1;
-    return (uint64_t)o->rank_of[k->slo_class] << 60 | (uint64_t)(uint32_t)(100 - k->priority) << 51 | (k->hopeless ? (uint64_t)1 << 50 : 0) | (us < most ? us : most);
+    uint64_t rank = o->rank_of[k->slo_class], priority = (uint32_t)(100 - k->priority), hopeless = k->hopeless;
+    return rank << 60 | priority << 51 | hopeless << 50 | (us < most ? us : most);
 }

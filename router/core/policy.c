@@ -25,7 +25,9 @@ uint32_t td_policy_keep(const struct td_policy_view *v, const struct td_policy_a
         const struct td_core_worker *w = &v->workers[at], *b = best == TD_NO_WORKER ? w : &v->workers[best];
         if (w->state != TD_WORKER_READY || w->kept || a->n_tokens + 1 > w->kv_tokens) continue;
         if (role == TD_ROLE_DECODE && a->tpot_s < INFINITY && td_latency_step(v->latency, at, 1, (double)a->n_tokens, 0, 0) > a->tpot_s) continue;
-        if (best == TD_NO_WORKER || w->promised_tokens < b->promised_tokens || (w->promised_tokens == b->promised_tokens && w->assigned < b->assigned)) best = at;
+        if (best == TD_NO_WORKER || w->promised_tokens < b->promised_tokens ||
+            (w->promised_tokens == b->promised_tokens && w->assigned < b->assigned))
+            best = at;
     }
     return best;
 }
@@ -84,7 +86,8 @@ static double predicted_prefill(const struct td_policy_view *v, const struct td_
 static double predicted_step(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t at)
 {
     const struct td_core_worker *w = &v->workers[at];
-    return td_latency_step(v->latency, at, w->n_active + w->n_pending + 1.0, (double)(w->active_tokens + w->reserved_tokens + a->n_tokens) + a->n_out / 2,
+    return td_latency_step(v->latency, at, w->n_active + w->n_pending + 1.0,
+                           (double)(w->active_tokens + w->reserved_tokens + a->n_tokens) + a->n_out / 2,
                            w->mix_rows, 0);
 }
 
@@ -131,13 +134,22 @@ static uint32_t pick_two(const struct td_policy_view *v, const struct td_policy_
     return least(v, a, role, tokens); /* both full: somebody else may have room */
 }
 
-static uint32_t pick_least_request(const struct td_policy_view *v, const struct td_policy_ask *a, enum td_core_role role) { return least(v, a, role, requests); }
-static uint32_t pick_least_token(const struct td_policy_view *v, const struct td_policy_ask *a, enum td_core_role role) { return least(v, a, role, tokens); }
+static uint32_t pick_least_request(const struct td_policy_view *v, const struct td_policy_ask *a, enum td_core_role role)
+{
+    return least(v, a, role, requests);
+}
+static uint32_t pick_least_token(const struct td_policy_view *v, const struct td_policy_ask *a, enum td_core_role role)
+{
+    return least(v, a, role, tokens);
+}
 static uint32_t pick_lmetric(const struct td_policy_view *v, const struct td_policy_ask *a, enum td_core_role role)
 {
     return least(v, a, role, role == TD_ROLE_PREFILL ? lmetric : tokens);
 }
-static uint32_t pick_kv_cost(const struct td_policy_view *v, const struct td_policy_ask *a, enum td_core_role role) { return least(v, a, role, kv_cost); }
+static uint32_t pick_kv_cost(const struct td_policy_view *v, const struct td_policy_ask *a, enum td_core_role role)
+{
+    return least(v, a, role, kv_cost);
+}
 
 static uint32_t pick_cache_aware(const struct td_policy_view *v, const struct td_policy_ask *a, enum td_core_role role)
 {
@@ -161,7 +173,7 @@ static uint32_t pick_conductor(const struct td_policy_view *v, const struct td_p
     return least(v, a, role, role == TD_ROLE_PREFILL ? predicted_prefill : predicted_step);
 }
 
-/* ---- baselines: the two sides one after the other ------------------------------------------------------------------------------------------------ */
+/* ---- baselines: the two sides one after the other ---------------------------------------------------------------------------------------------- */
 
 void td_policy_hits(const struct td_policy_view *v, const struct td_policy_ask *a, struct td_prefix_match *m, size_t *ret_n)
 {
@@ -200,11 +212,13 @@ void td_policy_predict_prefill(const struct td_policy_view *v, const struct td_p
 void td_policy_predict_decode(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t worker, struct td_decode_part *r)
 {
     const struct td_core_worker *w = &v->workers[worker];
-    *r = (struct td_decode_part){.worker = worker, .bucket = td_load_bucket(w->n_active + w->n_pending, w->max_seqs), .hit_tokens = v->hit_tokens[worker],
+    *r = (struct td_decode_part){.worker = worker, .bucket = td_load_bucket(w->n_active + w->n_pending, w->max_seqs),
+                                 .hit_tokens = v->hit_tokens[worker],
                                  .step_s = predicted_step(v, a, worker)};
 }
 
-void td_policy_predict_pair(const struct td_policy_view *v, const struct td_policy_ask *a, const struct td_prefill_part *p, const struct td_decode_part *d,
+void td_policy_predict_pair(const struct td_policy_view *v, const struct td_policy_ask *a, const struct td_prefill_part *p,
+                            const struct td_decode_part *d,
                             struct td_choice *c)
 {
     double all = p->all_s, tail = p->tail_s;
@@ -275,7 +289,10 @@ static void place_by(const struct td_policy_view *v, const struct td_policy_ask 
 }
 
 static void round_robin(const struct td_policy_view *v, const struct td_policy_ask *a, struct td_choice *c) { place_by(v, a, pick_round_robin, c); }
-static void least_request(const struct td_policy_view *v, const struct td_policy_ask *a, struct td_choice *c) { place_by(v, a, pick_least_request, c); }
+static void least_request(const struct td_policy_view *v, const struct td_policy_ask *a, struct td_choice *c)
+{
+    place_by(v, a, pick_least_request, c);
+}
 static void least_token(const struct td_policy_view *v, const struct td_policy_ask *a, struct td_choice *c) { place_by(v, a, pick_least_token, c); }
 static void power_of_two(const struct td_policy_view *v, const struct td_policy_ask *a, struct td_choice *c) { place_by(v, a, pick_two, c); }
 static void cache_aware(const struct td_policy_view *v, const struct td_policy_ask *a, struct td_choice *c) { place_by(v, a, pick_cache_aware, c); }
@@ -294,7 +311,7 @@ static void conductor(const struct td_policy_view *v, const struct td_policy_ask
     c->reason = late ? "the TTFT objective cannot be met now" : "the TPOT objective cannot be met now";
 }
 
-/* ---- names ------------------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- names ------------------------------------------------------------------------------------------------------------------------------------- */
 
 static const struct {
     const char *name;

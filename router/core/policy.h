@@ -1,7 +1,8 @@
-/* policy.h - where the next request goes: a function of what the core knows, chosen by name at start. All policies see the same inputs, so they can be compared.
+/* policy.h - where the next request goes: a function of what the core knows, chosen by name at start. All policies see the same inputs, so they can
+ * be compared.
  *
- * A policy answers PLACE with a pair (or one decode worker that prefills for itself), HOLD (ask again when something has changed) or REJECT. Only `conductor` and
- * `goodput` reject. What each of them minimises stands over its function; sources in the table of policy.c. */
+ * A policy answers PLACE with a pair (or one decode worker that prefills for itself), HOLD (ask again when something has changed) or REJECT. Only
+ * `conductor` and `goodput` reject. What each of them minimises stands over its function; sources in the table of policy.c. */
 #ifndef TD_ROUTER_POLICY_H
 #define TD_ROUTER_POLICY_H
 
@@ -113,8 +114,8 @@ static inline bool td_worker_can_take(const struct td_core_worker *w, uint64_t n
 {
     return w->state == TD_WORKER_READY && !w->shunned && !w->kept && w->assigned < w->max_seqs && n_tokens <= w->kv_tokens;
 }
-/* The worker of a role that would soonest have room for the request once nothing more is given to it; TD_NO_WORKER when none ever has, or when even alone there
- * it would miss its TPOT objective. */
+/* The worker of a role that would soonest have room for the request once nothing more is given to it; TD_NO_WORKER when none ever has, or when even
+ * alone there it would miss its TPOT objective. */
 uint32_t td_policy_keep(const struct td_policy_view *view, const struct td_policy_ask *ask, enum td_core_role role);
 /* Any other prefill worker for a pair that was chosen before: the least backlog. TD_NO_WORKER when none can. */
 uint32_t td_policy_prefill_again(const struct td_policy_view *view, uint64_t n_tokens);
@@ -126,7 +127,8 @@ const char *td_policy_names(void);                /* "round_robin|..." */
 #define TD_POLICY_MAX_MATCHES 64
 void td_policy_hits(const struct td_policy_view *view, const struct td_policy_ask *ask, struct td_prefix_match *ret_matches, size_t *ret_n);
 void td_policy_hits_clear(const struct td_policy_view *view, const struct td_prefix_match *matches, size_t n_matches);
-/* The same in its parts, so that k * m pairs cost k + m predictions: what depends on the prefill worker alone, on the decode worker alone, on both. */
+/* The same in its parts, so that k * m pairs cost k + m predictions: what depends on the prefill worker alone, on the decode worker alone, on
+ * both. */
 struct td_prefill_part {
     uint32_t worker, bucket;
     uint64_t hit_tokens, last_tokens;

@@ -1,16 +1,19 @@
 /* policy_goodput.c - predict, reserve, admit: place a request only where both of its objectives and those promised to others will be met.
  *
- *  1. Candidates: the few prefill workers that would finish it first and the few decode workers with the shortest next step, by one scan over the ledgers; every
- *     worker that holds a part of its prefix; in hybrid mode also decode workers that prefill it themselves.
- *  2. A pair is feasible when predicted TTFT * q_T <= what is left of the objective, predicted TPOT * q_D <= the objective, the KV that it is expected to need fits
- *     at its end, and the decode worker's step with it keeps the tightest objective among those who are there. q are learned margins (latency.h).
- *  3. Among feasible pairs: least TTFT + gap; within 5 % of that the least TPOT; within 5 % of both, at random: equal nodes share, nobody is herded. Prefix hits
- *     act through the uncomputed work alone: they need no weight.
- *  4. None: reject when no worker could keep the TPOT objective even alone; else hold while there is slack; reject when even now TTFT * q_T with the queue ahead is over what is left, before any prefill is spent. One request in 128 that would be held or
- *     rejected is placed all the same where there is room, else the margins would only learn from those that were expected to be good.
+ *  1. Candidates: the few prefill workers that would finish it first and the few decode workers with the shortest next step, by one scan over the
+ *     ledgers; every worker that holds a part of its prefix; in hybrid mode also decode workers that prefill it themselves.
+ *  2. A pair is feasible when predicted TTFT * q_T <= what is left of the objective, predicted TPOT * q_D <= the objective, the KV that it is
+ *     expected to need fits at its end, and the decode worker's step with it keeps the tightest objective among those who are there. q are learned
+ *     margins (latency.h).
+ *  3. Among feasible pairs: least TTFT + gap; within 5 % of that the least TPOT; within 5 % of both, at random: equal nodes share, nobody is
+ *     herded. Prefix hits act through the uncomputed work alone: they need no weight.
+ *  4. None: reject when no worker could keep the TPOT objective even alone; else hold while there is slack; reject when even now TTFT * q_T with
+ *     the queue ahead is over what is left, before any prefill is spent. One request in 128 that would be held or rejected is placed all the same
+ *     where there is room, else the margins would only learn from those that were expected to be good.
  *
- * A local prefill on a decode worker (deflection) may use what its step budget leaves: rows c such that a step with them keeps the tightest objective there, at most
- * C_MAX and on average MIX_SHARE of its steps' rows.                                              Source: reference notes on goodput, C3; DistServe; Mooncake. */
+ * A local prefill on a decode worker (deflection) may use what its step budget leaves: rows c such that a step with them keeps the tightest
+ * objective there, at most C_MAX and on average MIX_SHARE of its steps' rows.
+ * Source: reference notes on goodput, C3; DistServe; Mooncake. */
 #include <math.h>
 
 #include "router/core/policy.h"
@@ -74,7 +77,8 @@ static void prefill_candidates(const struct td_policy_view *v, const struct td_p
     for (uint32_t left = n; left > 0; left--, i = i + 1 < n ? i + 1 : 0) {
         const struct td_core_scan *w = &v->scans[workers[i]];
         if (a->n_tokens >= w->room_tokens) continue;
-        /* Equal prompts cost the same on equal nodes: the backlog decides, of work or of the link; tokens break the tie while nothing is known of times. */
+        /* Equal prompts cost the same on equal nodes: the backlog decides, of work or of the link; tokens break the tie while nothing is known of
+         * times. */
         double wait_s = w->prefill.busy_s > v->now_s ? w->prefill.busy_s - v->now_s : 0;
         keep_best(s, workers[i], wait_s * 1e6 + w->prefill.pending + w->prefill.assigned);
     }
@@ -112,8 +116,8 @@ struct found {
     bool any, room;
 };
 
-/* A margin above 1 refuses requests that would more likely than not have been good. That is right when what they cost would make others miss, so it counts by how scarce
- * prefill time and room on decode workers are: what lies idle has no price. */
+/* A margin above 1 refuses requests that would more likely than not have been good. That is right when what they cost would make others miss, so it
+ * counts by how scarce prefill time and room on decode workers are: what lies idle has no price. */
 static double price_of(const struct td_policy_view *v, bool local)
 {
     double u = v->utilisation[local ? TD_ROLE_DECODE : TD_ROLE_PREFILL];
@@ -135,7 +139,8 @@ static double tpot_margin(const struct td_policy_view *v, const struct td_policy
 }
 
 /* Is this pair good, and is it better? c holds its predictions. */
-static void consider(const struct td_policy_view *v, const struct td_policy_ask *a, const struct td_choice *c, bool fits, const struct factors *x, struct found *f)
+static void consider(const struct td_policy_view *v, const struct td_policy_ask *a, const struct td_choice *c, bool fits, const struct factors *x,
+                     struct found *f)
 {
     double price = x->price, q_t = x->q_t, q_d = x->q_d;
     const struct td_core_worker *d = &v->workers[c->decode];
@@ -205,7 +210,8 @@ static void consider_local(const struct td_policy_view *v, const struct td_polic
             double u = (double)(a->n_tokens - c.hit_tokens) + (double)w->local_tokens;
             if (rows < C_MIN || (w->n_active && w->mix_rows > MIX_SHARE * rows)) continue;
             double n_steps = ceil(u / rows);
-            c.prefill_s = c.ttft_s = n_steps * td_latency_step(v->latency, c.decode, w->n_active, (double)w->active_tokens, fmin(rows, u), fmin(rows, u) * (double)a->n_tokens / 2);
+            c.prefill_s = c.ttft_s = n_steps * td_latency_step(v->latency, c.decode, w->n_active, (double)w->active_tokens, fmin(rows, u),
+                                                               fmin(rows, u) * (double)a->n_tokens / 2);
         }
         struct factors x = {.price = price, .q_t = ttft_margin(v, a, c.prefill_bucket, price), .q_d = tpot_margin(v, a, c.decode_bucket)};
         consider(v, a, &c, fits, &x, f);
