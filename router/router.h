@@ -1,7 +1,8 @@
 /* router.h - the router daemon: the I/O around router/core. One loop thread owns everything in this file's structs.
  *
  * Files: inference.c takes clients' calls in, legs.c talks to workers on their behalf, output.c turns tokens into text and stop decisions,
- * fleet.c keeps the workers' registrations, router.c opens, drains and closes it all and carries out the core's actions. */
+ * fleet.c keeps the workers' registrations, objectives.c reads classes and latency tables,
+ * router.c opens, drains and closes it all and carries out the core's actions. */
 #ifndef TD_ROUTER_H
 #define TD_ROUTER_H
 

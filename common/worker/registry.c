@@ -192,7 +192,8 @@ static void on_tick(void *arg)
     }
     if (!r->welcomed && now > r->hello_ns + WELCOME_MS * TD_NS_PER_MS) td_rpc_call_cancel(r->call);
     if (atomic_load(&r->w->draining) && !r->told_drain) send_drain(r);
-    if (!r->unhealthy) send_snapshot(r, now); /* a worker that makes no progress falls silent: the router moves its requests */
+    /* Before the welcome, blocks have a former router's names. A worker that makes no progress falls silent: the router moves its requests. */
+    if (r->welcomed && !r->unhealthy) send_snapshot(r, now);
 }
 
 td_status td_registry_create(struct td_worker *w, struct td_registry **ret_registry, struct td_err *err)
@@ -208,7 +209,8 @@ td_status td_registry_create(struct td_worker *w, struct td_registry **ret_regis
     const char *path = real ? real : dir, *slash = strrchr(path, '/');
     snprintf(r->model, sizeof r->model, "%s", slash ? slash + 1 : path);
     free(real);
-    struct td_rpc_channel_config c = {.loop = w->loop, .target = w->cfg.router, .keepalive_ms = (uint32_t)w->cfg.peer_timeout_ms / 2 + 1, .tls = w->use_tls ? &w->tls : NULL};
+    struct td_rpc_channel_config c = {
+        .loop = w->loop, .target = w->cfg.router, .keepalive_ms = (uint32_t)w->cfg.peer_timeout_ms / 2 + 1, .tls = w->use_tls ? &w->tls : NULL};
     td_status s = td_rpc_channel_create(&c, &r->channel, err);
     if (s) {
         free(r);
