@@ -157,9 +157,9 @@ static void why(const struct sweep *s, const struct sweep_row *r, FILE *out)
         if (r->itl_p99_ms > 3 * r->itl_p50_ms) fprintf(out, ", and single gaps reach %.3g ms at p99 (median %.3g): other work sits in the decode steps", r->itl_p99_ms, r->itl_p50_ms);
         fprintf(out, ". ");
     } else if (late_ttft > 0) {
-        fprintf(out, "TTFT is what fails: p90 is %.3g ms. ", r->ttft_p90_ms);
+        fprintf(out, "TTFT is what fails: p90 is %.4g ms. ", r->ttft_p90_ms);
     }
-    if (ttft > 0) fprintf(out, "Of a mean TTFT of %.3g ms, %.0f %% is %s.", ttft, 100 * ms(r->stages_ms[longest]) / ttft, bench_stage_names[longest]);
+    if (ttft > 0) fprintf(out, "Of a mean TTFT of %.4g ms, %.0f %% is %s.", ttft, 100 * ms(r->stages_ms[longest]) / ttft, bench_stage_names[longest]);
 }
 
 /* The row to explain a configuration's limit by: the lowest rate above its goodput that missed the attainment. */
