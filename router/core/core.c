@@ -211,8 +211,7 @@ static void refresh_step(struct td_core *c, uint32_t worker)
 {
     struct td_core_worker *w = &c->workers[worker];
     if (w->role != TD_ROLE_DECODE) return;
-    w->step_s = td_latency_step(c->latency, worker, w->n_active + w->n_pending + 1.0, (double)(w->active_tokens + w->reserved_tokens), w->mix_rows,
-                                0);
+    w->step_s = td_worker_step_s(c->latency, worker, w, w->n_active + w->n_pending + 1.0, (double)(w->active_tokens + w->reserved_tokens));
     td_ledger_changed(w);
 }
 
@@ -632,7 +631,10 @@ static void on_step(struct td_core *c, const struct td_core_event *e)
                             .context_tokens = e->d};
     td_latency_observe_step(c->latency, e->worker, &s);
     w->busy_us += e->e;
-    w->mix_rows += 0.05 * ((double)e->a - w->mix_rows);
+    if (e->c) { /* prefill steps without decode rows disturb nobody */
+        w->mix_share += 0.05 * ((e->a ? 1 : 0) - w->mix_share);
+        if (e->a) w->mix_rows += 0.2 * ((double)e->a - w->mix_rows);
+    }
     w->correction = td_latency_correction(c->latency, e->worker);
     td_ledger_changed(w);
     if (e->c) refresh_step(c, e->worker);

@@ -83,12 +83,17 @@ static double predicted_prefill(const struct td_policy_view *v, const struct td_
     uint64_t hit = v->hit_tokens[at];
     return fmax(0, w->free_at_s - v->now_s) + td_latency_prefill(v->latency, at, a->n_tokens - hit, hit, w->max_step_tokens);
 }
+double td_worker_step_s(const struct td_latency *l, uint32_t at, const struct td_core_worker *w, double n_seqs, double context_tokens)
+{
+    double alone = td_latency_step(l, at, n_seqs, context_tokens, 0, 0);
+    if (w->mix_share < 1e-3) return alone;
+    return alone + w->mix_share * (td_latency_step(l, at, n_seqs, context_tokens, w->mix_rows, 0) - alone);
+}
+
 static double predicted_step(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t at)
 {
     const struct td_core_worker *w = &v->workers[at];
-    return td_latency_step(v->latency, at, w->n_active + w->n_pending + 1.0,
-                           (double)(w->active_tokens + w->reserved_tokens + a->n_tokens) + a->n_out / 2,
-                           w->mix_rows, 0);
+    return td_worker_step_s(v->latency, at, w, w->n_active + w->n_pending + 1.0, (double)(w->active_tokens + w->reserved_tokens + a->n_tokens) + a->n_out / 2);
 }
 
 static uint32_t least(const struct td_policy_view *v, const struct td_policy_ask *a, enum td_core_role role, score_fn score)

@@ -52,7 +52,7 @@ struct td_core_worker {
     uint64_t reserved_tokens;   /* decode: context of those on the way */
     uint64_t local_tokens;      /* decode: prompt tokens it is to prefill itself */
     double link_free_at_s;      /* prefill: when its link has sent what is on the way */
-    double mix_rows;            /* decode: EWMA of prefill rows in a step */
+    double mix_share, mix_rows; /* decode: EWMA share of the steps with decode rows that had prefill rows too, and how many those had */
     double min_tpot_s;          /* decode: tightest objective among its requests; INFINITY = none */
     uint32_t n_min_tpot;        /* decode: how many have just that one; 0 with requests left: core.c looks for the next */
     uint64_t busy_us;           /* sum of reported step times since the last tick */
@@ -145,6 +145,8 @@ void td_policy_predict_decode(const struct td_policy_view *view, const struct td
 void td_policy_predict_pair(const struct td_policy_view *view, const struct td_policy_ask *ask, const struct td_prefill_part *prefill,
                             const struct td_decode_part *decode, struct td_choice *choice);
 void td_policy_predict(const struct td_policy_view *view, const struct td_policy_ask *ask, struct td_choice *choice);   /* of its workers */
+/* Mean step of a decode worker with so many sequences and context: with prefill rows mixed in as often as it was lately. */
+double td_worker_step_s(const struct td_latency *latency, uint32_t at, const struct td_core_worker *worker, double n_seqs, double context_tokens);
 uint32_t td_load_bucket(uint32_t n, uint32_t full);   /* 0..TD_LAT_LOAD_BUCKETS-1 */
 void td_policy_goodput(const struct td_policy_view *view, const struct td_policy_ask *ask, struct td_choice *ret_choice);   /* policy_goodput.c */
 

@@ -208,7 +208,7 @@ static void consider_local(const struct td_policy_view *v, const struct td_polic
         if (!a->force_local) {
             double rows = spare_rows(v, c.decode, tpot_margin(v, a, c.decode_bucket));
             double u = (double)(a->n_tokens - c.hit_tokens) + (double)w->local_tokens;
-            if (rows < C_MIN || (w->n_active && w->mix_rows > MIX_SHARE * rows)) continue;
+            if (rows < C_MIN || (w->n_active && w->mix_share * w->mix_rows > MIX_SHARE * rows)) continue;
             double n_steps = ceil(u / rows);
             c.prefill_s = c.ttft_s = n_steps * td_latency_step(v->latency, c.decode, w->n_active, (double)w->active_tokens, fmin(rows, u),
                                                                fmin(rows, u) * (double)a->n_tokens / 2);
