@@ -1595,7 +1595,8 @@ static int fake_cq_create(struct td_vb_device *device, uint32_t depth, struct td
     struct fake_device *d = (struct fake_device *)device;
     if (!depth || depth > d->f->o.limits.max_cqe) return EINVAL;
     struct fake_cq *cq = aligned_alloc(64, (sizeof *cq + 63) / 64 * 64);
-    struct cqe *ring = calloc(pow2_from(depth), sizeof *ring);
+    struct cqe *ring = malloc(pow2_from(depth) * sizeof *ring);
+    if (ring) memset(ring, 0xa5, pow2_from(depth) * sizeof *ring); /* resident from the start, as a device's pinned queue is; an entry read before it is written shows */
     int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (!cq || !ring || fd < 0) {
         int e = fd < 0 ? errno : ENOMEM;
