@@ -237,7 +237,7 @@ def test_up_status(up):
     rc, table, err = up.cli("status")
     assert rc == 0 and not err
     lines = table.decode().splitlines()
-    assert s["model"] in lines[0] and "WORKER" in lines[1] and len(lines) == 6
+    assert s["model"] in lines[0] and "requests/s   bound by" in lines[1] and "WORKER" in lines[2] and len(lines) == 7
     assert all(re.search(rf"^{w['name']} .*{w['role']} .*ready .*{w['address']}", table.decode(), re.M) for w in s["workers"])
 
 
