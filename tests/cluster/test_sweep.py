@@ -12,7 +12,7 @@ import xml.dom.minidom
 import grpc
 import pytest
 
-from harness import BIN, POCKET, SLOW, Cluster
+from harness import BIN, POCKET, SHORT, SLOW, Cluster
 
 TANDEM = os.path.join(BIN, "tandem")
 LOAD = ["--isl", "32", "--osl", "8", "--ignore-eos", "--max-sched-lag-ms", "100000", "--no-send-slo"]
@@ -91,6 +91,7 @@ def check_pictures(folder, wanted):
     return text
 
 
+@pytest.mark.skipif(SHORT, reason="the short form of sanitizer builds has the other sweeps")
 def test_sweep_of_two_modes(tmp_path):
     """Two rates on two clusters that the sweep starts itself."""
     d = tmp_path / "out"
@@ -197,6 +198,7 @@ def test_options_are_refused_by_name():
     assert "two files" in err
 
 
+@pytest.mark.skipif(SHORT, reason="the short form of sanitizer builds leaves the engine's grid out: fit_test has the numbers")
 def test_calibrated_table_is_what_the_router_reads(tmp_path):
     table = tmp_path / "latency.table"
     out, _ = bench("calibrate", "--model", POCKET, "--dtype", "f32", "--kv-memory", "16MiB", "--prefill-grid", "16,128,256", "--context-grid", "0,256", "--batch-grid", "1,4,8", "--chunk-grid", "64",

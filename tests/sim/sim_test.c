@@ -200,7 +200,7 @@ static void test_schedules(void **state)
 {
     (void)state;
     const char *seeds = getenv("TANDEM_SIM_SEEDS"), *first = getenv("TANDEM_SIM_SEED");
-    uint64_t n = seeds ? strtoull(seeds, NULL, 10) : getenv("TANDEM_TEST_SHORT") ? 40 : 150, from = first ? strtoull(first, NULL, 10) : 1;
+    uint64_t n = seeds ? strtoull(seeds, NULL, 10) : getenv("TANDEM_TEST_SHORT") ? 15 : 150, from = first ? strtoull(first, NULL, 10) : 1;
     uint64_t n_ok = 0, n_failovers = 0, n_preempted = 0, n_cancelled = 0, n_refused = 0;
     for (uint64_t seed = from; seed < from + n; seed++) {
         struct td_sim_config c;

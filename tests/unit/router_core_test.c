@@ -559,7 +559,7 @@ static void test_random_play(void **state)
     (void)state;
     const char *env = getenv("SEED");
     uint64_t seed = env ? strtoull(env, NULL, 10) : 1;
-    for (uint64_t i = 0; i < 2 * N_POLICIES; i++) random_play(seed + i, (enum td_core_mode)(i % 3), policies[i % N_POLICIES]);
+    for (uint64_t i = 0; i < (getenv("TANDEM_TEST_SHORT") ? 1 : 2) * (uint64_t)N_POLICIES; i++) random_play(seed + i, (enum td_core_mode)(i % 3), policies[i % N_POLICIES]);
 }
 
 static void test_log_refuses_nonsense(void **state)
