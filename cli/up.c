@@ -18,6 +18,7 @@
 #include "common/base/clock.h"
 #include "common/base/signals.h"
 #include "common/base/thread_pool.h"
+#include "router/core/core.h"
 
 #define MAX_CHILDREN 130
 #define MAX_ARGS 64
@@ -37,7 +38,7 @@ static const struct td_option options[] = {
     {"decode", TD_OPT_I64, "1", 1, 64, NULL, OFF(decode), "decode workers"},
     {"listen", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, OFF(listen), "router's address"},
     {"mode", TD_OPT_ENUM, "pd", 0, 0, "pd|colocated|hybrid", OFF(mode), "who prefills"},
-    {"policy", TD_OPT_ENUM, "goodput", 0, 0, "goodput|round_robin|least_request|least_token|power_of_two|cache_aware|lmetric|kv_cost|conductor", OFF(policy), "router's policy"},
+    {"policy", TD_OPT_ENUM, "goodput", 0, 0, TD_CORE_POLICIES, OFF(policy), "router's policy"},
     {"hybrid_local_tokens", TD_OPT_U64, "64", 0, 1 << 30, NULL, OFF(hybrid_local_tokens), "hybrid: shorter prompts stay on the decode worker"},
     {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", OFF(dtype), "compute and KV type"},
     {"ops", TD_OPT_STR, "", 0, 0, NULL, OFF(ops), "kernel table: ref, avx2, avx512"},

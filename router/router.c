@@ -22,7 +22,7 @@ const struct td_option router_options[] = {
     {"served_model_name", TD_OPT_STR, "", 0, 0, NULL, OFF(served_model_name), "name clients use; default the directory's name"},
     {"listen", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, OFF(listen), "address for clients and workers; port 0 = any"},
     {"mode", TD_OPT_ENUM, "pd", 0, 0, "pd|colocated|hybrid", OFF(mode), "who prefills: prefill workers, decode workers, or by prompt length"},
-    {"policy", TD_OPT_ENUM, "goodput", 0, 0, "goodput|round_robin|least_request|least_token|power_of_two|cache_aware|lmetric|kv_cost|conductor",
+    {"policy", TD_OPT_ENUM, "goodput", 0, 0, TD_CORE_POLICIES,
      OFF(policy),
      "which workers get the next request, and when none should"},
     {"slo_class", TD_OPT_STR, "", 0, 0, NULL, OFF(slo_class),

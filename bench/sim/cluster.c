@@ -885,7 +885,7 @@ static void on_action(void *ctx, const struct td_core_action *a)
                                   .attempt = a->attempt,
                                   .worker = a->worker,
                                   .id = a->id,
-                                  .key = td_port_key(a, o->at_ns),
+                                  .key = a->key,
                                   .a = (uint64_t)s->n_tokens,
                                   .b = decode ? 0 : s->attempt_cached,
                                   .flag = a->local,

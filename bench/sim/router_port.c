@@ -86,11 +86,6 @@ void td_port_destroy(struct td_port *p)
 
 const char *td_port_policies(void) { return td_policy_names(); }
 bool td_port_wants_blocks(const struct td_port *p) { return p->prefix_index; }
-uint64_t td_port_key(const struct td_core_action *a, uint64_t arrived_ns)
-{
-    (void)arrived_ns;
-    return a->key;
-}
 
 static void step(struct td_port *p, struct td_core_event e)
 {

@@ -44,8 +44,6 @@ td_status td_port_create(const struct td_port_config *config, void (*on_action)(
 void td_port_destroy(struct td_port *port);
 const char *td_port_policies(void);         /* "a|b|c" */
 bool td_port_wants_blocks(const struct td_port *port);
-/* The ordering key that goes to the workers with an action; arrived_ns: of its request. */
-uint64_t td_port_key(const struct td_core_action *action, uint64_t arrived_ns);
 
 void td_port_tick(struct td_port *port, uint64_t now_ns);
 void td_port_join(struct td_port *port, uint64_t now_ns, const struct td_port_worker *worker);

@@ -389,14 +389,14 @@ static struct td_policy_view view_of(struct td_core *c)
                                    .latency = c->latency, .index = c->index, .hit_tokens = c->hit_tokens};
 }
 
-static struct td_policy_ask ask_of(const struct td_core *c, const struct request *r, double queue_s)
+static struct td_policy_ask ask_of(const struct td_core *c, const struct request *r)
 {
     uint64_t sent = r->n_tokens - r->n_prompt, left = r->max_tokens > sent ? r->max_tokens - sent : 1;
     double expected = td_latency_output(c->latency, r->slo_class, 0.5, r->max_tokens) - (double)sent;
     bool local = wants_local(c, r);
     const struct td_core_class *k = &c->cfg.classes[r->slo_class];
     struct td_policy_ask a = {.id = r->id, .n_tokens = r->n_tokens, .max_tokens = left, .n_out = fmin(fmax(expected, 1), (double)left),
-                              .slo_class = r->slo_class, .ttft_s = r->ttft_s, .tpot_s = r->tpot_s, .queue_s = queue_s, .best_effort = k->best_effort,
+                              .slo_class = r->slo_class, .ttft_s = r->ttft_s, .tpot_s = r->tpot_s, .best_effort = k->best_effort,
                               .started = r->first_ns != 0, .force_local = local, .allow_deflect = c->cfg.mode == TD_MODE_HYBRID && !local,
                               .hashes = r->hashes, .n_hashes = c->index ? r->n_hashes : 0, .hash_tokens = r->hash_tokens};
     if (a.started) a.ttft_s = INFINITY;
@@ -520,7 +520,7 @@ static void dispatch(struct td_core *c)
         uint32_t slot = td_order_next(c->order);
         if (slot == TD_ORDER_NONE) break;
         struct request *r = &c->requests[slot];
-        struct td_policy_ask a = ask_of(c, r, 0);
+        struct td_policy_ask a = ask_of(c, r);
         if (no_easier(&no_room, &a, false) || no_easier(&tight[r->slo_class], &a, true)) {
             passed++;
             continue;

@@ -26,6 +26,8 @@
 #include "router/core/advice.h"
 #include "router/core/latency.h"
 
+#define TD_CORE_POLICIES \
+    "goodput|round_robin|least_request|least_token|power_of_two|cache_aware|lmetric|kv_cost|conductor"
 #define TD_CORE_MAX_WORKERS 1024
 #define TD_CORE_MAX_REQUESTS 16384
 #define TD_CORE_MAX_CLASSES 16           /* SLO classes */

@@ -162,7 +162,6 @@ void td_ledger_snapshot(struct td_core_worker *w, const struct td_core_event *e,
     w->snapshot_ns = e->now_ns;
     w->held_tokens = e->b;
     w->queued_tokens = e->c;
-    w->n_busy = (uint32_t)(e->d > UINT32_MAX ? UINT32_MAX : e->d);
     w->calls_seen = e->e;
     uint64_t told = w->pending_tokens - w->planned_tokens;
     if (w->role == TD_ROLE_PREFILL && w->calls_seen >= w->calls_sent && told > 0) {

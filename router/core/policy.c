@@ -334,4 +334,4 @@ td_policy_fn td_policy_by_name(const char *name)
     return NULL;
 }
 
-const char *td_policy_names(void) { return "goodput|round_robin|least_request|least_token|power_of_two|cache_aware|lmetric|kv_cost|conductor"; }
+const char *td_policy_names(void) { return TD_CORE_POLICIES; }

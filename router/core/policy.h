@@ -57,7 +57,6 @@ struct td_core_worker {
     uint32_t n_min_tpot;        /* decode: how many have just that one; 0 with requests left: core.c looks for the next */
     uint64_t busy_us;           /* sum of reported step times since the last tick */
     uint64_t snapshot_seq, snapshot_ns, held_tokens, queued_tokens, calls_sent, calls_seen;
-    uint32_t n_busy;
     struct td_core_scan *scan;  /* its place in the core's array; NULL = none */
 };
 
@@ -69,10 +68,9 @@ struct td_policy_ask {
     double n_out;               /* output still expected, >= 1 */
     uint32_t slo_class;
     double ttft_s, tpot_s;      /* what is left of the TTFT objective; the TPOT objective */
-    double queue_s;             /* predicted work of those ahead of it in the router's queue, for each prefill worker */
     bool best_effort;           /* may not be rejected */
     bool started;               /* its first token was sent: only TPOT counts, and it is never rejected */
-    bool force_local, force_remote, allow_deflect;
+    bool force_local, allow_deflect;
     const uint64_t *hashes;
     uint32_t n_hashes, hash_tokens;
 };
@@ -81,7 +79,7 @@ enum td_verdict { TD_HOLD, TD_PLACE, TD_REJECT };
 struct td_choice {
     enum td_verdict verdict;
     uint32_t prefill, decode;   /* prefill == TD_NO_WORKER: local */
-    bool local, explore;
+    bool local;
     bool no_room;               /* HOLD: no pair of workers has the room, whatever the objectives */
     bool decode_bound;          /* not placed, and the TTFT objective was not the reason */
     uint64_t hit_tokens;        /* expected in the prefix cache of the worker that prefills */

@@ -145,7 +145,7 @@ static void consider(const struct td_policy_view *v, const struct td_policy_ask 
     double price = x->price, q_t = x->q_t, q_d = x->q_d;
     const struct td_core_worker *d = &v->workers[c->decode];
     if (d->assigned == 0 && q_d > 1) q_d = 1; /* waiting would not make it better, and nobody else is there to suffer */
-    double need = (a->queue_s + c->ttft_s) * q_t, cost = c->ttft_s + c->gap_s + price * c->prefill_s;
+    double need = c->ttft_s * q_t, cost = c->ttft_s + c->gap_s + price * c->prefill_s;
     if (need < f->least_ttft_need) f->least_ttft_need = need;
     if (fits && (!f->room || cost < f->fastest_cost)) {
         f->room = true;
@@ -263,7 +263,6 @@ void td_policy_goodput(const struct td_policy_view *v, const struct td_policy_as
         *c = f.fastest;
     } else if (f.room && explores(a)) {
         *c = f.fastest;
-        c->explore = true;
     } else if (bound && !a->best_effort && (f.least_ttft_need < INFINITY ? f.least_ttft_need > a->ttft_s : a->ttft_s <= 0)) {
         c->verdict = TD_REJECT; /* with no candidate at all there is slack until the deadline itself */
         c->reason = "the TTFT objective cannot be met now";
