@@ -110,10 +110,15 @@ struct td_attn_args {
     int32_t window;
     void *scratch;              /* base of n_parts slices of scratch_bytes_per_part */
     size_t scratch_bytes_per_part;
+    const void *plan;           /* device tables: what td_ops.attn_plan wrote, on the host; it was also put at `device_plan` */
+    const void *device_plan;
 };
 
+struct td_device;
+
 struct td_ops {
-    const char *name;           /* "ref", "avx2", "avx512" */
+    const char *name;           /* "ref", "avx2", "avx512", "cuda" */
+    const struct td_device *device; /* NULL: arguments are the host's memory; else device.h says what is different */
 
     size_t (*packed_bytes)(int32_t n_out, int32_t n_in, enum td_dtype dtype);
     /* Rows [row0, row0 + n_rows) of the checkpoint's row-major [n_out, n_in] `src` into `packed`; row0 and n_rows multiples of 64 except at
@@ -132,6 +137,16 @@ struct td_ops {
 
     size_t (*attn_scratch_bytes)(int32_t n_heads, int32_t n_kv_heads, int32_t head_dim, int32_t block_size);
     void (*attn)(const struct td_attn_args *a, int part, int n_parts);
+
+    /* Device tables only, else NULL. How the rows of one step are cut into thread blocks: written once per step by the host from host arrays, put on the device,
+     * used by the attention of every layer. ret_shape: all of it that decides grids (two steps with equal shapes may share a graph); no more than 40 bits. */
+    size_t (*attn_plan_bytes)(int32_t max_rows, int32_t max_len);
+    void (*attn_plan)(const int32_t *positions, const int32_t *row_seq, int32_t n_rows, void *ret_plan, uint64_t *ret_shape);
+
+    /* Fused pairs, so that a normed or gated row crosses memory once; NULL: the caller uses the two entries. Same bits as the pair. next->x is not read: the
+     * prepared rows go straight to next->scratch. */
+    void (*rmsnorm_prepare)(const struct td_rmsnorm_args *a, const struct td_gemm_args *next, int part, int n_parts);
+    void (*silu_mul_prepare)(const float *gate, const float *up, int64_t gate_stride, int64_t up_stride, const struct td_gemm_args *next, int part, int n_parts);
 
     /* out[r,i] = silu(gate[r,i]) * up[r,i]; out may alias gate. [n_rows, dim], strides in elements */
     void (*silu_mul)(float *out, const float *gate, const float *up, int32_t n_rows, int32_t dim, int64_t out_stride, int64_t gate_stride,

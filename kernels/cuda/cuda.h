@@ -1,0 +1,47 @@
+/* cuda.h - what the files of kernels/cuda share: the device's state, and the entries that cuda.cu puts into the table.
+ *
+ * One process, one device, one owning thread for steps; copies for KV transfer may come from other threads on a stream of their own. */
+#ifndef TD_KERNELS_CUDA_CUDA_H
+#define TD_KERNELS_CUDA_CUDA_H
+
+#include "kernels/cuda/port.h"
+
+struct td_cuda {
+    int index, n_sms, cc;             /* cc: 80, 89, 90 */
+    bool is_deterministic;
+    cudaStream_t compute;             /* entries go here, in order */
+    cudaError_t first_error;          /* sticky: the device is lost for this process */
+    const char *first_error_at;
+};
+extern struct td_cuda td_cuda;        /* the singleton; cuda.cu */
+
+/* Checks a runtime call or the launch before it (TD_LAUNCHED); remembers the first error with its label. False: failed, now or before. */
+bool td_cuda_ok(cudaError_t error, const char *label);
+#define TD_LAUNCHED(label) ((void)td_cuda_ok(cudaGetLastError(), (label)))
+
+/* rows.cu */
+void td_cuda_rmsnorm(const struct td_rmsnorm_args *a, int part, int n_parts);
+void td_cuda_rmsnorm_prepare(const struct td_rmsnorm_args *a, const struct td_gemm_args *next, int part, int n_parts);
+void td_cuda_rope(const struct td_rope_args *a, int part, int n_parts);
+void td_cuda_kv_store(const struct td_kv_store_args *a, int part, int n_parts);
+void td_cuda_silu_mul(float *out, const float *gate, const float *up, int32_t n_rows, int32_t dim, int64_t out_stride, int64_t gate_stride, int64_t up_stride,
+                      int part, int n_parts);
+void td_cuda_silu_mul_prepare(const float *gate, const float *up, int64_t gate_stride, int64_t up_stride, const struct td_gemm_args *next, int part, int n_parts);
+void td_cuda_embed(float *out, const void *table, enum td_dtype dtype, const int32_t *ids, int32_t n_rows, int32_t dim, int part, int n_parts);
+
+/* gemm.cu: cuBLASLt */
+size_t td_cuda_packed_bytes(int32_t n_out, int32_t n_in, enum td_dtype dtype);
+void td_cuda_pack(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype, const void *src, enum td_dtype src_dtype, int32_t row0, int32_t n_rows);
+size_t td_cuda_gemm_scratch_bytes(int32_t n_rows, int32_t n_in);
+void td_cuda_gemm_prepare(const struct td_gemm_args *a, int part, int n_parts);
+void td_cuda_gemm(const struct td_gemm_args *a, int part, int n_parts);
+td_status td_cuda_gemm_open(struct td_err *err);
+void td_cuda_gemm_close(void);
+
+/* attn.cu (choice and plan), attn_f32.cu, attn_mma.cu */
+size_t td_cuda_attn_scratch_bytes(int32_t n_heads, int32_t n_kv_heads, int32_t head_dim, int32_t block_size);
+size_t td_cuda_attn_plan_bytes(int32_t max_rows, int32_t max_len);
+void td_cuda_attn_plan(const int32_t *positions, const int32_t *row_seq, int32_t n_rows, void *ret_plan, uint64_t *ret_shape);
+void td_cuda_attn(const struct td_attn_args *a, int part, int n_parts);
+
+#endif

@@ -1,0 +1,60 @@
+/* port.h - the words that every .cu of this folder is written in, for two compilers.
+ *
+ * Why here: no ordinary machine has a GPU, so each .cu compiles with nvcc (libtandem_cuda.so) and, as C++ with -DTD_CUDA_EMULATE, with the host's compiler
+ * (libtandem_cuda_emu.so): blocks, warps, shared memory, barriers, shuffles and atomics are then emu/emu.h's, the runtime calls emu/runtime.h's, and the
+ * machine's special instructions (ptx.h) have twins with the same layout of fragments. What a .cu may use is what stands here and in ptx.h.
+ *
+ * House rules for .cu files: C style, no STL; templates only over constants. Explicit fmaf() (nvcc runs with -fmad=false, the host with -ffp-contract=off). Only
+ * TD_LAUNCH, never <<<>>>. Shared memory: TD_SHARED_BYTES for the launch's dynamic bytes, __shared__ for small fixed arrays. Every warp word takes a full
+ * mask (0xffffffff). A pointer of a kernel is device memory; 16-bit floats are uint16_t and td_bf16 words. */
+#ifndef TD_KERNELS_CUDA_PORT_H
+#define TD_KERNELS_CUDA_PORT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef TD_CUDA_EMULATE
+#include "kernels/cuda/emu/emu.h"     /* __global__, threadIdx .., __syncthreads, __shfl_*_sync, atomics, TD_LAUNCH, TD_SHARED_BYTES */
+#include "kernels/cuda/emu/runtime.h" /* cudaMalloc, streams, events, graphs, IPC: the calls we use, on the host */
+#else
+#include <cuda_runtime.h>
+
+#define TD_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__)
+/* `name`: this block's dynamic shared memory as an array of `type`, aligned to 128 bytes. */
+#define TD_SHARED_BYTES(type, name)                              \
+    extern __shared__ __align__(128) uint8_t td_shared_bytes_[]; \
+    type *name = (type *)td_shared_bytes_
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#define _Noreturn
+#define _Static_assert static_assert
+#include "common/base/dtype.h"
+#include "common/base/status.h"
+#include "kernels/device.h"
+#include "kernels/ops.h"
+#undef _Noreturn
+}
+#endif
+
+/* bf16 as the host's dtype.h has it, in either world. */
+__device__ static inline float td_cu_bf16_to_f32(uint16_t h)
+{
+    uint32_t u = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+__device__ static inline uint16_t td_cu_f32_to_bf16(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40u);
+    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+
+#endif

@@ -1,0 +1,74 @@
+/* device.h - what a table of ops brings along when its memory is not the host's.
+ *
+ * Why here: kernels/cuda fills it in libtandem_cuda.so, which is loaded at run time (`--device cuda`); the forward pass, the engine and the workers know this
+ * header only, so that one set of programs runs with and without a GPU. The same sources, compiled by the host's compiler against kernels/cuda/emu, make
+ * libtandem_cuda_emu.so: the same table on a machine without a GPU, for tests (slow; info.is_emulated).
+ *
+ * With a device table, pointers in the arguments of ops entries are the device's unless said; an entry issues work to the compute stream and returns; it is
+ * called with n_parts = 1 by the one thread that owns the device; what goes wrong shows at step_end or wait. Block tables are device arrays of device pointers.
+ * A row whose position is -1 is padding: nothing is stored or read for it and its outputs are of no use, but finite.
+ *
+ * Steps. step_begin .. entries, put, get .. step_end .. wait. With a graph key other than 0 the entries of the first step of that key are recorded as a CUDA graph
+ * and later steps of the key only launch it: everything that the entries were given - pointers, counts - must be the same for the same key; what varies goes
+ * through `put` from the same pinned memory. One process per device: the table is a singleton.
+ *
+ * Errors: TD_ERR_DEVICE with CUDA's own words. After a failed launch or an ECC error the device is lost for the process: every later call fails the same way,
+ * and the worker drains itself. */
+#ifndef TD_KERNELS_DEVICE_H
+#define TD_KERNELS_DEVICE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/status.h"
+#include "kernels/ops.h"
+
+struct td_device_info {
+    char name[128];                   /* "NVIDIA H200" */
+    char uuid[48];                    /* "GPU-..." */
+    char pci[24];                     /* "0000:1b:00.0" */
+    int32_t index, cc_major, cc_minor, n_sms;
+    uint64_t memory_bytes;
+    bool is_emulated;
+};
+
+struct td_device_config {
+    int32_t index;                    /* of the visible devices */
+    bool deterministic;               /* the same GEMM algorithm for every number of rows (I1) */
+    const char *library;              /* NULL or "": TANDEM_CUDA_LIBRARY, else libtandem_cuda.so beside the program or where the loader looks */
+};
+
+struct td_device {
+    struct td_device_info info;
+
+    /* ---- memory: plain allocations (cudaMalloc), so that IPC and dma-buf can export them. Boot only. TD_ERR_NOMEM says what was asked, what is free. */
+    td_status (*alloc)(size_t bytes, const char *what, void **ret_memory, struct td_err *err);
+    void (*release)(void *memory);
+    td_status (*alloc_pinned)(size_t bytes, const char *what, void **ret_memory, struct td_err *err); /* the host's, page-locked */
+    void (*release_pinned)(void *memory);
+    td_status (*free_bytes)(uint64_t *ret_free, uint64_t *ret_total, struct td_err *err);
+    td_status (*upload)(void *device_memory, const void *host_memory, size_t bytes, struct td_err *err);   /* block until done */
+    td_status (*download)(void *host_memory, const void *device_memory, size_t bytes, struct td_err *err);
+
+    /* ---- steps: the owning thread. step_begin: true = issue the entries; false = they are recorded under this key already, go to step_end at once. */
+    bool (*step_begin)(uint64_t graph_key);
+    void (*put)(void *device_memory, const void *pinned, size_t bytes); /* part of the step, in order with the entries */
+    void (*get)(void *pinned, const void *device_memory, size_t bytes);
+    td_status (*step_end)(struct td_err *err);
+    td_status (*wait)(struct td_err *err); /* until everything issued is done */
+
+    void (*close)(void); /* frees what the table holds itself; memory handed out must have come back */
+};
+
+/* Loads the library and opens the device. ret_ops->device is set. One at a time. Errors, all precise: TD_ERR_UNSUPPORTED (no library, no driver, no device, an
+ * architecture below sm_80), TD_ERR_INVALID (no such index), TD_ERR_NOMEM, TD_ERR_DEVICE. */
+td_status td_device_open(const struct td_device_config *config, const struct td_ops **ret_ops, struct td_err *err);
+void td_device_close(const struct td_ops *ops); /* NULL is fine */
+
+/* What the library exports, and the number that both sides were built with. */
+#define TD_CUDA_ABI 1
+#define TD_CUDA_OPEN_SYMBOL "td_cuda_open"
+typedef td_status td_cuda_open_fn(uint32_t abi, const struct td_device_config *config, const struct td_ops **ret_ops, struct td_err *err);
+
+#endif
