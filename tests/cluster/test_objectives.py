@@ -78,18 +78,24 @@ def test_impossible_objectives_are_refused_with_a_delay(which):
         c.wait_idle()
 
 
-def test_gold_overtakes_bulk():
+def starts(path):
+    """Requests, numbered by arrival, in the order in which the router first sent them to a worker: the clients' threads may learn of the ends in another one."""
+    text = path.read_text()
+    arrived = re.findall(r"^e kind=10 now=\d+ .* id=(\d+) ", text, re.MULTILINE)
+    return list(dict.fromkeys(arrived.index(i) for i in re.findall(r"^a kind=1 slot=\d+ id=(\d+) ", text, re.MULTILINE)))
+
+
+def test_gold_overtakes_bulk(tmp_path):
     """One at a time is served; six of a lesser class wait when one of a greater class comes, and one with a priority among the lesser."""
-    with Cluster(prefill=0, decode=1, mode="colocated", router_args=["--slo-class", "bulk:weight=1 gold:weight=4"], worker_timeout_ms=20000,
-                 worker_args=["--max-seqs", 1]) as c:
+    log = tmp_path / "decisions"
+    with Cluster(prefill=0, decode=1, mode="colocated", router_args=["--slo-class", "bulk:weight=1 gold:weight=4", "--decision-log", log],
+                 worker_timeout_ms=20000, worker_args=["--max-seqs", 1]) as c:
         first = c.stream(c.request(prompt="Once", max_tokens=1500, ignore_eos=True))
         next(first)  # it holds the only place
-        order, lock, threads = [], threading.Lock(), []
+        codes, threads = {}, []
 
         def run(name, **fields):
-            r = c.generate(c.request(prompt=f"Story {name}", max_tokens=3, ignore_eos=True, **fields))
-            with lock:
-                order.append((name, r.code))
+            codes[name] = c.generate(c.request(prompt=f"Story {name}", max_tokens=3, ignore_eos=True, **fields)).code
 
         for i, (name, fields) in enumerate([(f"bulk{i}", {}) for i in range(6)] + [("urgent", dict(priority=5)), ("gold", dict(slo_class="gold"))]):
             threads.append(threading.Thread(target=run, args=(name,), kwargs=fields))
@@ -98,10 +104,10 @@ def test_gold_overtakes_bulk():
         first.cancel()
         for t in threads:
             t.join()
-        assert all(code == OK for _, code in order), order
-        names = [name for name, _ in order]  # they end in the order in which they were served
-        assert names == ["gold", "urgent"] + [f"bulk{i}" for i in range(6)], names
+        assert len(codes) == 8 and set(codes.values()) == {OK}, codes
         c.wait_idle()
+        c.wait_for(lambda: len(starts(log)) == 9, "nine requests in the decision log", 10 * SLOW)
+        assert starts(log) == [0, 8, 7, 1, 2, 3, 4, 5, 6], starts(log)  # the one that held the place, gold, urgent, bulk
 
 
 def block_adds(path, roles):
