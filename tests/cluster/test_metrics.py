@@ -28,8 +28,13 @@ def scrape(port):
 def test_metrics_say_what_happened():
     port = free_port()
     with Cluster(decode=2, router_args=["--metrics-listen", f"127.0.0.1:{port}"], envs={"decode-0": {"TANDEM_FAULT": "decode_token:kill:20"}}) as c:
-        results = c.generate_many([c.request(prompt=f"Story {i}", max_tokens=30, temperature=0, ignore_eos=True) for i in range(6)])
-        assert [r.code for r in results] == [OK] * 6, [r.details for r in results]
+        results = []
+        for round in range(10):  # the router may give the first ones all to the other worker, which is as good
+            results += c.generate_many([c.request(prompt=f"Story {round} {i}", max_tokens=30, temperature=0, ignore_eos=True) for i in range(6)])
+            if c.status().failovers:
+                break
+        n = len(results)
+        assert [r.code for r in results] == [OK] * n, [r.details for r in results]
         assert c.generate(prompt="", max_tokens=1).code == grpc.StatusCode.INVALID_ARGUMENT
         stream = c.stream(c.request(prompt="Once", max_tokens=1500, ignore_eos=True))
         next(stream)
@@ -40,11 +45,11 @@ def test_metrics_say_what_happened():
         c.wait_for(lambda: scrape(port)["td_request_failovers_total"] == status.failovers, "the failovers in the metrics", 5)
         c.wait_for(lambda: scrape(port)["td_num_requests_running"] == 0, "no request running", 5)
         m = scrape(port)
-        assert m["td_request_success_total"] == m["td_e2e_request_latency_seconds_count"] == m["td_time_to_first_token_seconds_count"] == 6
-        assert m["td_time_per_output_token_seconds_count"] == m["td_kv_transfer_seconds_count"] == 6
+        assert m["td_request_success_total"] == m["td_e2e_request_latency_seconds_count"] == m["td_time_to_first_token_seconds_count"] == n
+        assert m["td_time_per_output_token_seconds_count"] == m["td_kv_transfer_seconds_count"] == n
         assert m["td_request_failure_total"] == 1 and m["td_request_cancelled_total"] == 1
         assert m["td_prompt_tokens_total"] > sum(r.usage.prompt_tokens for r in results)  # the cancelled one too
-        assert m["td_generation_tokens_total"] > sum(r.usage.output_tokens for r in results) == 180
+        assert m["td_generation_tokens_total"] > sum(r.usage.output_tokens for r in results) == 30 * n
         assert m["td_num_requests_waiting"] == 0 and m["td_token_mismatch_total"] == 0
         stages = sum(m[f'td_stage_seconds_sum{{stage="{s}"}}'] for s in ("router_queue", "reserve", "prefill_queue", "prefill", "rpc"))
         assert abs(stages - m["td_time_to_first_token_seconds_sum"]) < 1e-9  # I6, in sum
