@@ -21,6 +21,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/base/device_memory.h"
 #include "common/base/status.h"
 #include "kernels/ops.h"
 
@@ -58,6 +59,8 @@ struct td_device {
     td_status (*step_end)(struct td_err *err);
     td_status (*wait)(struct td_err *err); /* until everything issued is done */
 
+    const struct td_device_memory *memory; /* what KV transfer copies with, beside the steps; as long as the table */
+
     void (*close)(void); /* frees what the table holds itself; memory handed out must have come back */
 };
 
@@ -67,7 +70,7 @@ td_status td_device_open(const struct td_device_config *config, const struct td_
 void td_device_close(const struct td_ops *ops); /* NULL is fine */
 
 /* What the library exports, and the number that both sides were built with. */
-#define TD_CUDA_ABI 1
+#define TD_CUDA_ABI 2
 #define TD_CUDA_OPEN_SYMBOL "td_cuda_open"
 typedef td_status td_cuda_open_fn(uint32_t abi, const struct td_device_config *config, const struct td_ops **ret_ops, struct td_err *err);
 

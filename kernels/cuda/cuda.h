@@ -38,6 +38,10 @@ void td_cuda_gemm(const struct td_gemm_args *a, int part, int n_parts);
 td_status td_cuda_gemm_open(struct td_err *err);
 void td_cuda_gemm_close(void);
 
+/* copy.cu: KV transfer. open after the device is chosen (td_cuda.index), close before it is given up */
+td_status td_cuda_memory_open(const struct td_device_info *info, const struct td_device_memory **ret_memory, struct td_err *err);
+void td_cuda_memory_close(void);
+
 /* attn.cu (choice and plan), attn_f32.cu, attn_mma.cu */
 size_t td_cuda_attn_scratch_bytes(int32_t n_heads, int32_t n_kv_heads, int32_t head_dim, int32_t block_size);
 size_t td_cuda_attn_plan_bytes(int32_t max_rows, int32_t max_len);

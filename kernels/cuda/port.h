@@ -32,6 +32,7 @@
 extern "C" {
 #define _Noreturn
 #define _Static_assert static_assert
+#include "common/base/device_memory.h"
 #include "common/base/dtype.h"
 #include "common/base/status.h"
 #include "kernels/device.h"

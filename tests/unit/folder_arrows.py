@@ -21,7 +21,7 @@ ARROWS = {
     "common/xfer": ("common/base", "common/kv"),
     "common/model": ("common/base", "common/kv", "kernels"),
     "common/worker": COMMON + ("proto",),  # proto: the messages that common/rpc carries
-    "kernels": ("common/base/status.h", "common/base/dtype.h"),
+    "kernels": ("common/base/status.h", "common/base/dtype.h", "common/base/device_memory.h"),
     "proto": (),
     "prefill": COMMON + ("proto",),
     "decode": COMMON + ("proto",),
