@@ -24,6 +24,7 @@
 #include "common/base/device_memory.h"
 #include "common/base/status.h"
 #include "kernels/ops.h"
+#include "kernels/sample.h"
 
 struct td_device_info {
     char name[128];                   /* "NVIDIA H200" */
@@ -60,6 +61,10 @@ struct td_device {
     td_status (*wait)(struct td_err *err); /* until everything issued is done */
 
     const struct td_device_memory *memory; /* what KV transfer copies with, beside the steps; as long as the table */
+    /* ---- sampling (sample.h): issued like an entry. sample_clear: once, before the first step (blocks). */
+    size_t (*sample_scratch_bytes)(int32_t max_rows, int32_t vocab);
+    td_status (*sample_clear)(void *scratch, int32_t max_rows, int32_t vocab, struct td_err *err);
+    void (*sample)(const struct td_sample_args *a);
 
     void (*close)(void); /* frees what the table holds itself; memory handed out must have come back */
 };

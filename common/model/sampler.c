@@ -225,6 +225,66 @@ td_status td_sampling_check(const struct td_sampling *s, int32_t vocab, struct t
     return TD_OK;
 }
 
+/* ---- a device's rows ------------------------------------------------------------------------------------------------------------------- */
+
+static bool has_penalties(const struct td_sampling *s)
+{
+    return s->repetition_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0;
+}
+
+size_t td_sample_payload_bytes(const struct td_sampling *s, int32_t n_tokens)
+{
+    size_t tokens = has_penalties(s) ? (size_t)n_tokens * sizeof(int32_t) : 0;
+    return (tokens + 7) / 8 * 8 + (size_t)s->n_logit_bias * sizeof(struct td_sample_bias);
+}
+
+td_status td_sample_pack(const struct td_sampling *s, const int32_t *tokens, int32_t n_tokens, int32_t n_prompt, int32_t logits_row,
+                         struct td_sample_payload *payload, struct td_sample_row *ret_row, uint32_t *features)
+{
+    size_t need = td_sample_payload_bytes(s, n_tokens);
+    if (need > payload->bytes - payload->used)
+        return TD_ERR_LIMIT;
+    unsigned char *at = payload->base + payload->used;
+    struct td_sample_bias *bias = (struct td_sample_bias *)(void *)(at + need) - s->n_logit_bias;
+    if (has_penalties(s) && n_tokens > 0)
+        memcpy(at, tokens, (size_t)n_tokens * sizeof *tokens);
+    for (int32_t i = 0; i < s->n_logit_bias; i++) {     /* stable by token: equal ones add up in the request's order */
+        int32_t k = i;
+        for (; k > 0 && bias[k - 1].token > s->logit_bias[i].token; k--)
+            bias[k] = bias[k - 1];
+        bias[k] = (struct td_sample_bias){.token = s->logit_bias[i].token, .bias = s->logit_bias[i].bias};
+    }
+    payload->used += need;
+    *ret_row = (struct td_sample_row){.seed = s->seed, .tokens = has_penalties(s) ? (const int32_t *)(void *)at : NULL,
+                                      .bias = s->n_logit_bias > 0 ? bias : NULL, .logits_row = logits_row, .n_tokens = n_tokens,
+                                      .n_prompt = n_prompt, .n_bias = s->n_logit_bias, .top_k = s->top_k, .n_logprobs = s->n_logprobs,
+                                      .temperature = s->temperature, .top_p = s->top_p, .min_p = s->min_p,
+                                      .repetition_penalty = s->repetition_penalty, .presence_penalty = s->presence_penalty,
+                                      .frequency_penalty = s->frequency_penalty};
+    *features |= (s->temperature > 0 || s->n_logprobs >= 0 ? TD_SAMPLE_WEIGHTS : 0) |
+                 (has_penalties(s) || s->n_logit_bias > 0 ? TD_SAMPLE_ADJUST : 0);
+    return TD_OK;
+}
+
+void td_sample_pack_padding(struct td_sample_row *ret_row)
+{
+    *ret_row = (struct td_sample_row){.logits_row = -1, .top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
+}
+
+td_status td_sample_unpack(const struct td_sample_result *result, struct td_sampled *ret_sampled)
+{
+    if (result->status != TD_OK)
+        return (td_status)result->status;
+    struct td_sampled out = {.token = result->token, .logprob = result->logprob, .n_top = result->n_top};
+    TD_ASSERT(out.n_top >= 0 && out.n_top <= TD_MAX_TOP_LOGPROBS);
+    for (int32_t i = 0; i < out.n_top; i++) {
+        out.top_tokens[i] = result->top_tokens[i];
+        out.top_logprobs[i] = result->top_logprobs[i];
+    }
+    *ret_sampled = out;
+    return TD_OK;
+}
+
 /* ---- adjusted logits ------------------------------------------------------------------------------------------------------------------- */
 
 /* vLLM's definitions: repetition over prompt and output, once per distinct token; presence and frequency over the output. */
@@ -479,7 +539,7 @@ td_status td_sample(struct td_sampler *sm, const struct td_sampling *s, const fl
     if (best == sm->vocab || raw_max == INFINITY)
         return TD_ERR_CORRUPT;
 
-    bool penalties = s->repetition_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0;
+    bool penalties = has_penalties(s);
     bool adjusted = penalties || s->n_logit_bias > 0;
     double max = raw_max;
     if (adjusted || s->temperature > 0) {

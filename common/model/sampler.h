@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "common/base/status.h"
+#include "kernels/sample.h"
 
 #define TD_MAX_LOGIT_BIAS 1024
 #define TD_MAX_TOP_LOGPROBS 20
@@ -55,6 +56,23 @@ td_status td_sampling_check(const struct td_sampling *s, int32_t vocab, struct t
  * TD_ERR_CORRUPT; with penalties on, a token outside [0, vocab) gives TD_ERR_INVALID. */
 td_status td_sample(struct td_sampler *sampler, const struct td_sampling *s, const float *logits, const int32_t *tokens, int32_t n_tokens,
                     int32_t n_prompt, struct td_sampled *ret_sampled);
+
+/* The same on a device table (kernels/sample.h), row by row with the same bits: td_sample_pack, td_device.sample, td_sample_unpack.
+ * td_sample_pack writes *ret_row from a checked s and adds to *features what the row needs (0 before the first row of a step). The tokens, if s
+ * has penalties, and the bias are copied to payload->base + payload->used, pinned memory of `bytes` bytes, which stays as it is until the step
+ * is done; td_sample_payload_bytes says how much a row takes. TD_ERR_LIMIT: no room, nothing changed. */
+struct td_sample_payload {
+    unsigned char *base;     /* aligned to 8 */
+    size_t bytes, used;
+};
+
+size_t td_sample_payload_bytes(const struct td_sampling *s, int32_t n_tokens);
+td_status td_sample_pack(const struct td_sampling *s, const int32_t *tokens, int32_t n_tokens, int32_t n_prompt, int32_t logits_row,
+                         struct td_sample_payload *payload, struct td_sample_row *ret_row, uint32_t *features);
+void td_sample_pack_padding(struct td_sample_row *ret_row);     /* a row for which nothing is done */
+
+/* As td_sample would have returned it; *ret_sampled untouched unless TD_OK. */
+td_status td_sample_unpack(const struct td_sample_result *result, struct td_sampled *ret_sampled);
 
 /* Philox4x32-10: out = f(counter, key). Exposed for its published test vectors and for the CUDA twin. */
 void td_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t ret_out[4]);

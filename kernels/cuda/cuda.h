@@ -48,4 +48,9 @@ size_t td_cuda_attn_plan_bytes(int32_t max_rows, int32_t max_len);
 void td_cuda_attn_plan(const int32_t *positions, const int32_t *row_seq, int32_t n_rows, void *ret_plan, uint64_t *ret_shape);
 void td_cuda_attn(const struct td_attn_args *a, int part, int n_parts);
 
+/* sample.cu */
+size_t td_cuda_sample_scratch_bytes(int32_t max_rows, int32_t vocab);
+td_status td_cuda_sample_clear(void *scratch, int32_t max_rows, int32_t vocab, struct td_err *err);
+void td_cuda_sample(const struct td_sample_args *a);
+
 #endif
