@@ -6,7 +6,8 @@
  *
  * With a device table, pointers in the arguments of ops entries are the device's unless said; an entry issues work to the compute stream and returns; it is
  * called with n_parts = 1 by the one thread that owns the device; what goes wrong shows at step_end or wait. Block tables are device arrays of device pointers.
- * A row whose position is -1 is padding: nothing is stored or read for it and its outputs are of no use, but finite.
+ * A row whose position is -1 is padding (also to attn_plan): nothing is stored or read for it and its outputs are of no use, but finite. embed with an F32 table
+ * also picks rows of activations: td_ops.embed(out, x, TD_F32, rows, ..).
  *
  * Steps. step_begin .. entries, put, get .. step_end .. wait. With a graph key other than 0 the entries of the first step of that key are recorded as a CUDA graph
  * and later steps of the key only launch it: everything that the entries were given - pointers, counts - must be the same for the same key; what varies goes
@@ -33,6 +34,7 @@ struct td_device_info {
     int32_t index, cc_major, cc_minor, n_sms;
     uint64_t memory_bytes;
     bool is_emulated;
+    bool is_deterministic;            /* as the config asked */
 };
 
 struct td_device_config {
@@ -44,7 +46,7 @@ struct td_device_config {
 struct td_device {
     struct td_device_info info;
 
-    /* ---- memory: plain allocations (cudaMalloc), so that IPC and dma-buf can export them. Boot only. TD_ERR_NOMEM says what was asked, what is free. */
+    /* ---- memory: plain allocations (cudaMalloc), so that IPC and dma-buf can export them. Boot only, any thread. TD_ERR_NOMEM says what was asked, what is free. */
     td_status (*alloc)(size_t bytes, const char *what, void **ret_memory, struct td_err *err);
     void (*release)(void *memory);
     td_status (*alloc_pinned)(size_t bytes, const char *what, void **ret_memory, struct td_err *err); /* the host's, page-locked */

@@ -123,7 +123,8 @@ struct td_ops {
     size_t (*packed_bytes)(int32_t n_out, int32_t n_in, enum td_dtype dtype);
     /* Rows [row0, row0 + n_rows) of the checkpoint's row-major [n_out, n_in] `src` into `packed`; row0 and n_rows multiples of 64 except at
      * the end, so that loading can run on all threads and show progress. compute type = dtype of the result: src dtype may differ
-     * (src F16/BF16/F32 -> F32 exactly; F32/F16 -> BF16 rounds). */
+     * (src F16/BF16/F32 -> F32 exactly; F32/F16 -> BF16 rounds). Any thread. Device tables: both are the host's memory; a matrix is packed in pieces, each as if
+     * it were the whole (row0 = 0, n_out = n_rows), and the loader uploads the piece of rows [r, ..) to data + packed_bytes(r, n_in, dtype), r % 64 == 0. */
     void (*pack)(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype, const void *src, enum td_dtype src_dtype, int32_t row0,
                  int32_t n_rows);
 
@@ -147,6 +148,11 @@ struct td_ops {
      * prepared rows go straight to next->scratch. */
     void (*rmsnorm_prepare)(const struct td_rmsnorm_args *a, const struct td_gemm_args *next, int part, int n_parts);
     void (*silu_mul_prepare)(const float *gate, const float *up, int64_t gate_stride, int64_t up_stride, const struct td_gemm_args *next, int part, int n_parts);
+
+    /* What stands between the product of q, k, v and attention, in one pass over those rows: the heads of q and k normed (q_norm and k_norm: w and eps alone are
+     * read; NULL: no norm), rope, kv_store. Heads of q: rope->n_heads - store->kv.n_kv_heads. NULL: the caller uses the entries. Same bits as they. */
+    void (*rope_store)(const struct td_rmsnorm_args *q_norm, const struct td_rmsnorm_args *k_norm, const struct td_rope_args *rope,
+                       const struct td_kv_store_args *store, int part, int n_parts);
 
     /* out[r,i] = silu(gate[r,i]) * up[r,i]; out may alias gate. [n_rows, dim], strides in elements */
     void (*silu_mul)(float *out, const float *gate, const float *up, int32_t n_rows, int32_t dim, int64_t out_stride, int64_t gate_stride,
