@@ -13,7 +13,8 @@
  * Types. Activations between entries are f32. With compute dtype BF16 the inputs of a GEMM and of attention are rounded to bf16
  * (nearest even) and accumulated in f32; with F32 nothing is rounded. Weights of F16 files keep f16 storage and are widened exactly;
  * a GEMM with them rounds no activation. For attention the compute type is the cache's: q is rounded when the cache is BF16, the
- * probabilities stay f32.
+ * probabilities stay f32 - except on a device with tensor cores, where they enter the product with V as bf16 does any GEMM: rounded to
+ * bf16 (the sum that they are divided by is that of the rounded ones).
  * All pointers are borrowed; no two arguments alias unless said. */
 #ifndef TD_KERNELS_OPS_H
 #define TD_KERNELS_OPS_H
@@ -93,7 +94,7 @@ struct td_kv_store_args {
 #define TD_ATTN_HEAD_DIM_MAX 256 /* head_dim of attention: even, at most this; the model refuses others by name */
 
 /* out[r,h,:] = softmax(q[r,h,:] . K^T * scale) V over key positions max(0, p - window + 1) .. p, p = positions[r]
- * (window 0 = all). Slots outside that range are never read (they may hold NaN). GQA: head h reads kv head h / (n_heads/n_kv_heads).
+ * (window 0 = all; scale > 0). Slots outside that range are never read (they may hold NaN). GQA: head h reads kv head h / (n_heads/n_kv_heads).
  *   q, out [n_rows, n_heads, head_dim] f32, strides q_stride, out_stride
  * Rows of one sequence with consecutive positions are adjacent, so a prefill chunk can be tiled.
  * scratch: attn_scratch_bytes(...) bytes per PART (the caller gives part p the p-th slice). */
@@ -110,8 +111,14 @@ struct td_attn_args {
     int32_t window;
     void *scratch;              /* base of n_parts slices of scratch_bytes_per_part */
     size_t scratch_bytes_per_part;
-    const void *plan;           /* device tables: what td_ops.attn_plan wrote, on the host; it was also put at `device_plan` */
-    const void *device_plan;
+    const void *plan;           /* device tables: what td_ops.attn_plan wrote, on the host; it was also put at `device_plan` (256-byte aligned). Attention counts */
+    void *device_plan;          /* arrivals in it and leaves it as it found it, so that every layer of the step can use it */
+};
+
+/* What attn_plan looks at: host arrays, as the device's will be in the step. */
+struct td_attn_plan_args {
+    const int32_t *positions, *row_seq;  /* [n_rows]; position -1: padding */
+    int32_t n_rows, n_heads, n_kv_heads; /* of this rank */
 };
 
 struct td_device;
@@ -140,9 +147,10 @@ struct td_ops {
     void (*attn)(const struct td_attn_args *a, int part, int n_parts);
 
     /* Device tables only, else NULL. How the rows of one step are cut into thread blocks: written once per step by the host from host arrays, put on the device,
-     * used by the attention of every layer. ret_shape: all of it that decides grids (two steps with equal shapes may share a graph); no more than 40 bits. */
-    size_t (*attn_plan_bytes)(int32_t max_rows, int32_t max_len);
-    void (*attn_plan)(const int32_t *positions, const int32_t *row_seq, int32_t n_rows, void *ret_plan, uint64_t *ret_shape);
+     * used by the attention of every layer. ret_shape: all of it that decides grids (two steps with equal shapes may share a graph); no more than 40 bits.
+     * attn_plan_bytes bytes are put, whatever the step. */
+    size_t (*attn_plan_bytes)(int32_t max_rows, int32_t n_kv_heads);
+    void (*attn_plan)(const struct td_attn_plan_args *a, void *ret_plan, uint64_t *ret_shape);
 
     /* Fused pairs, so that a normed or gated row crosses memory once; NULL: the caller uses the two entries. Same bits as the pair. next->x is not read: the
      * prepared rows go straight to next->scratch. */

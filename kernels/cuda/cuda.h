@@ -44,8 +44,8 @@ void td_cuda_memory_close(void);
 
 /* attn.cu (choice and plan), attn_f32.cu, attn_mma.cu */
 size_t td_cuda_attn_scratch_bytes(int32_t n_heads, int32_t n_kv_heads, int32_t head_dim, int32_t block_size);
-size_t td_cuda_attn_plan_bytes(int32_t max_rows, int32_t max_len);
-void td_cuda_attn_plan(const int32_t *positions, const int32_t *row_seq, int32_t n_rows, void *ret_plan, uint64_t *ret_shape);
+size_t td_cuda_attn_plan_bytes(int32_t max_rows, int32_t n_kv_heads);
+void td_cuda_attn_plan(const struct td_attn_plan_args *a, void *ret_plan, uint64_t *ret_shape);
 void td_cuda_attn(const struct td_attn_args *a, int part, int n_parts);
 
 /* sample.cu */
