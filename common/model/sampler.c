@@ -13,7 +13,7 @@
  * order), repeat until few are left. The first histogram, over all weights above 0, is shared by the three. Lowest and highest fall into different
  * buckets, so every later round makes progress, and the range shrinks 2000-fold: few rounds even for rows made to be awkward.
  *
- * Same bits everywhere: double, + - * / and conversions only, contraction off, our own exp and log (libm's differ between versions).
+ * Same bits everywhere, on a device too: kernels/sample_math.h.
  *
  * Not finite: NaN and -inf are no candidates. +inf is an overflow upstream, where no distribution exists: TD_ERR_CORRUPT like a row without a
  * finite logit. */
@@ -23,8 +23,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SAMPLER_MAX_VOCAB (1 << 19)
-#define WEIGHT_ONE 0x1p44
+#include "kernels/sample_math.h"
+
 #define N_BUCKETS 2048
 #define LEAF 24                     /* at most so many candidates are sorted by insertion */
 #define SEEN 0x80000000u            /* seen[]: the token occurs; the bits below count it in the output */
@@ -55,35 +55,17 @@ typedef uint64_t v4u __attribute__((vector_size(32)));
 typedef int32_t v4i __attribute__((vector_size(16)));
 typedef uint16_t v16h __attribute__((vector_size(32)));
 
-/* ---- Philox4x32-10 -------------------------------------------------------------------------------------------------------------------- */
-
 void td_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t ret_out[4])
 {
-    uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3], k0 = key[0], k1 = key[1];
-
-    for (int round = 0; round < 10; round++) {
-        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
-        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
-        c1 = (uint32_t)p1;
-        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-        c3 = (uint32_t)p0;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    ret_out[0] = c0;
-    ret_out[1] = c1;
-    ret_out[2] = c2;
-    ret_out[3] = c3;
+    td_sample_philox(counter, key, ret_out);
 }
 
-/* ---- exp and log with the same bits everywhere ---------------------------------------------------------------------------------------- */
+/* ---- exp with the same bits everywhere ------------------------------------------------------------------------------------------------- */
 
-#define Y_MIN (-100.0)
 #define FIRST_SCALE ((N_BUCKETS - 1) / 31.0)     /* 2^-44 = e^-30.5: no candidate is more than 31 below the maximum */
 
-/* For x[0..BLOCK): y = (x - max) / temperature, at most 0; ret_e = e^y; ret_bucket = the first-round bucket of y. NaN and what is below -100
- * count as -100. y = k ln2 + r, |r| <= ln2 / 2, Taylor to r^12 (the rest is below 2e-16), times 2^k. Element by element: the compiler splits
- * the vectors as the machine allows, and the bits stay. */
+/* For x[0..BLOCK): y = (x - max) / temperature, at most 0; ret_e = e^y; ret_bucket = the first-round bucket of y. td_sample_exp on vectors:
+ * the compiler splits them as the machine allows, and the bits stay. */
 static inline __attribute__((always_inline)) void weigh_body(const double *x, double max, double temperature, double *ret_e, int32_t *ret_bucket)
 {
     const v4d magic = 0x1.8p52 + (v4d){0};     /* adding it rounds to an integer, which then stands in the low bits */
@@ -92,8 +74,8 @@ static inline __attribute__((always_inline)) void weigh_body(const double *x, do
         v4d y;
         memcpy(&y, x + i, sizeof y);
         y = (y - max) / temperature;
-        v4u above = (v4u)(y > Y_MIN);
-        y = (v4d)(((v4u)y & above) | ((v4u)(Y_MIN + (v4d){0}) & ~above));
+        v4u above = (v4u)(y > TD_SAMPLE_Y_MIN);
+        y = (v4d)(((v4u)y & above) | ((v4u)(TD_SAMPLE_Y_MIN + (v4d){0}) & ~above));
         v4i bucket = __builtin_convertvector(y * -FIRST_SCALE, v4i);
         memcpy(ret_bucket + i, &bucket, sizeof bucket);
         v4d km = y * 0x1.71547652b82fep0 + magic, k = km - magic;
@@ -134,31 +116,12 @@ static void weigh(const double *x, double max, double temperature, double *ret_e
     weigh_body(x, max, temperature, ret_e, ret_bucket);
 }
 
-/* ln z for z >= 1: z = m 2^k, m in [0.7, 1.42), ln m = 2 atanh((m - 1) / (m + 1)). */
-static double log_ge1(double z)
-{
-    uint64_t bits;
-    memcpy(&bits, &z, sizeof bits);
-    int k = (int)(bits >> 52) - 1023;
-    bits = (bits & 0xfffffffffffffull) | 0x3ff0000000000000ull;
-    double m;
-    memcpy(&m, &bits, sizeof m);
-    if (m > 0x1.6a09e667f3bcdp0) {
-        m *= 0.5;
-        k++;
-    }
-    double s = (m - 1.0) / (m + 1.0), s2 = s * s, sum = 0;
-    for (int i = 23; i >= 1; i -= 2)
-        sum = sum * s2 + 1.0 / i;
-    return (double)k * 0x1.62e42fefa39efp-1 + 2.0 * s * sum;
-}
-
 /* ---- life and checks ------------------------------------------------------------------------------------------------------------------- */
 
 td_status td_sampler_create(int32_t vocab, struct td_sampler **ret_sampler, struct td_err *err)
 {
-    if (vocab < 1 || vocab > SAMPLER_MAX_VOCAB)
-        return td_fail(err, TD_ERR_INVALID, "sampler: vocab is %d, must be in [1, %d]", (int)vocab, SAMPLER_MAX_VOCAB);
+    if (vocab < 1 || vocab > TD_SAMPLE_MAX_VOCAB)
+        return td_fail(err, TD_ERR_INVALID, "sampler: vocab is %d, must be in [1, %d]", (int)vocab, TD_SAMPLE_MAX_VOCAB);
     struct td_sampler *s = calloc(1, sizeof *s);
     if (s == NULL)
         return td_fail(err, TD_ERR_NOMEM, "sampler: no memory");
@@ -324,7 +287,8 @@ static td_status apply_penalties(struct td_sampler *sm, const struct td_sampling
 
 static void put_logprobs(const struct td_sampling *s, const float *logits, int32_t vocab, double max, struct td_sampled *out)
 {
-    double z = 0, l64[BLOCK], e[BLOCK];
+    v4u hi = {0}, lo = {0};     /* of the sum of all e^y, as sample_math.h has it */
+    double l64[BLOCK], e[BLOCK];
     int32_t n = 0, want = s->n_logprobs, unused[BLOCK];
 
     for (int32_t base = 0; base < vocab; base += BLOCK) {
@@ -334,9 +298,16 @@ static void put_logprobs(const struct td_sampling *s, const float *logits, int32
         for (int32_t i = len; i < BLOCK; i++)
             l64[i] = -INFINITY;
         weigh(l64, max, 1, e, unused);
-        for (int32_t i = 0; i < len; i++)
-            z += e[i];     /* NaN and -inf: e^-100, which the maximum's 1 swallows */
+        for (int32_t i = 0; i < BLOCK; i += 4) {     /* td_sample_parts; NaN, -inf and the pad are e^-100 and add 0 */
+            v4d v;
+            memcpy(&v, e + i, sizeof v);
+            v *= 0x1p32;
+            v4d h = v + TD_SAMPLE_HI_MAGIC, l = (v - (h - TD_SAMPLE_HI_MAGIC)) * 0x1p44 + TD_SAMPLE_LO_MAGIC;
+            hi += (v4u)h - (v4u)(TD_SAMPLE_HI_MAGIC + (v4d){0});
+            lo += (v4u)l - (v4u)(TD_SAMPLE_LO_MAGIC + (v4d){0});
+        }
     }
+    double log_z = td_sample_log(td_sample_sum(hi[0] + hi[1] + hi[2] + hi[3], (int64_t)(lo[0] + lo[1] + lo[2] + lo[3])));
     float floor_logit = -INFINITY;     /* of the n best, once they are full */
     for (int32_t i = 0; i < vocab && want > 0; i++) {
         float l = logits[i];
@@ -352,7 +323,6 @@ static void put_logprobs(const struct td_sampling *s, const float *logits, int32
         if (n == want)
             floor_logit = out->top_logprobs[n - 1];
     }
-    double log_z = log_ge1(z);
     for (int32_t i = 0; i < n; i++)
         out->top_logprobs[i] = (float)((double)out->top_logprobs[i] - max - log_z);
     out->n_top = n;
@@ -475,7 +445,7 @@ static int32_t draw(struct td_sampler *sm, const struct td_sampling *s, double m
     for (int32_t base = 0; base < sm->padded; base += BLOCK) {
         weigh(sm->x + base, max, s->temperature, e, bucket);
         for (int32_t i = 0; i < BLOCK; i++) {
-            uint64_t w = (uint64_t)(int64_t)(e[i] * WEIGHT_ONE);
+            uint64_t w = (uint64_t)(int64_t)(e[i] * TD_SAMPLE_WEIGHT_ONE);
             if (w == 0 || e[i] < min_p) {
                 sm->bucket_of[base + i] = NO_BUCKET;
                 continue;
@@ -493,20 +463,12 @@ static int32_t draw(struct td_sampler *sm, const struct td_sampling *s, double m
     if (s->top_k > 0 && s->top_k < n)
         total = locate(sm, (uint64_t)s->top_k, 0).upto;
     if (s->top_p < 1) {
-        double want = (double)s->top_p * (double)total;
-        uint64_t target = (uint64_t)want;
-        target += (double)target < want;     /* rounded up, without libm */
-        if (target < 1)
-            target = 1;
+        uint64_t target = td_sample_top_p_target(s->top_p, total);
         if (target < total)
             total = locate(sm, 0, target).upto;
     }
 
-    uint32_t counter[4] = {(uint32_t)position, 0, 0, 0}, key[2] = {(uint32_t)s->seed, (uint32_t)(s->seed >> 32)}, out[4];
-    td_philox4x32(counter, key, out);
-    uint64_t u = (uint64_t)out[1] << 32 | out[0];
-    uint64_t r = (uint64_t)(((unsigned __int128)u * total) >> 64);     /* uniform in [0, total) */
-    return locate(sm, 0, r + 1).id;
+    return locate(sm, 0, td_sample_point(s->seed, (uint32_t)position, total) + 1).id;
 }
 
 /* The highest logit; -inf for a row of nothing but NaN and -inf. */

@@ -385,6 +385,39 @@ static void same_bits_everywhere(void **state)
         fail_msg("the draws fold to 0x%llx", (unsigned long long)fold);
 }
 
+/* The sum behind a logprob has no order: a row's tokens in any other order have the same logprobs to the last bit. Near certainty shows it: the rest's 1e-7 beside 1. */
+static void logprobs_owe_nothing_to_the_order(void **state)
+{
+    (void)state;
+    enum { V = 5000, N = 200 };
+    static float l[V];
+    struct td_sampler *sm = NULL;
+    struct td_sampling s = PLAIN;
+    struct td_sampled first = {0}, got = {0};
+
+    s.temperature = 0;
+    s.n_logprobs = 20;
+    assert_int_equal(td_sampler_create(V, &sm, NULL), TD_OK);
+    rng_state = 11;
+    for (int i = 0; i < V; i++)
+        l[i] = i == 0 ? 20 : -5 + gauss();
+    for (int round = 0; round < N; round++) {
+        assert_int_equal(td_sample(sm, &s, l, NULL, 0, 0, &got), TD_OK);
+        if (round == 0)
+            first = got;
+        assert_true(got.logprob < 0 && got.logprob > -1e-5f);
+        assert_memory_equal(&got.logprob, &first.logprob, sizeof got.logprob);
+        assert_memory_equal(got.top_logprobs, first.top_logprobs, sizeof got.top_logprobs);
+        for (int i = V - 1; i > 0; i--) {
+            int k = below(i + 1);
+            float t = l[i];
+            l[i] = l[k];
+            l[k] = t;
+        }
+    }
+    td_sampler_destroy(sm);
+}
+
 /* ---- edges ---------------------------------------------------------------------------------------------------------------------------------- */
 
 static void rows_without_a_distribution(void **state)
@@ -557,6 +590,7 @@ int main(void)
         cmocka_unit_test(draws_follow_distribution),
         cmocka_unit_test(keyed_by_seed_and_position),
         cmocka_unit_test(same_bits_everywhere),
+        cmocka_unit_test(logprobs_owe_nothing_to_the_order),
         cmocka_unit_test(rows_without_a_distribution),
         cmocka_unit_test(penalties_by_hand),
         cmocka_unit_test(checks_name_the_field),
