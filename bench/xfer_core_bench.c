@@ -215,7 +215,8 @@ static struct figures one(struct nic *v, struct side *p, struct side *d, const i
     struct td_xfer_grant_blob g = {.n_blocks = n, .block_bytes = p->core.block_bytes};
     struct td_xfer_wr_limits limits = {.max_bytes = WR_BYTES, .max_pieces = PIECES, .src_region = n, .dst_region = n};
     struct td_xfer_tx tx;
-    uint32_t slot, op, cursor = 0, wr_cursor = 0, n_wr = 0;
+    uint32_t slot, op, cursor = 0, n_wr = 0;
+    struct td_xfer_turns turns = {0};
     uint64_t conn = at + 1, now = td_now_ns(), spent = 0, posted = 0, t;
     uint32_t n_chains = 0, n_words = 0;
     need(td_xfer_core_grant(&d->core, dst, n, TD_NEVER_NS, 0, &slot, NULL) == TD_OK, "grant");
@@ -239,7 +240,7 @@ static struct figures one(struct nic *v, struct side *p, struct side *d, const i
     need(td_xfer_core_submit(&p->core, now, op, 0, src, n, true, "", 0) == TD_OK, "submit");
     for (uint32_t idle = 0, qp = 0; idle < N_QPS; qp ^= 1) {
         uint32_t before = n_wr;
-        while (n_wr < MAX_WRS && n_wr - before < CHAIN && td_xfer_core_wr_next(&p->core, conn, qp, 0, &wr_cursor, &limits, &wrs[n_wr])) n_wr++;
+        while (n_wr < MAX_WRS && n_wr - before < CHAIN && td_xfer_core_wr_next(&p->core, conn, qp, 0, &turns, &limits, &wrs[n_wr])) n_wr++;
         idle = n_wr > before ? 0 : idle + 1;
         if (idle) continue;
         for (uint32_t i = before; i < n_wr; i++)

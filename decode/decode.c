@@ -115,6 +115,7 @@ static td_status admit_import(struct td_worker *w, struct td_req *r)
         return s;
     }
     r->xfer_live = true;
+    td_xfer_slot_priority(w->xfer, r->xfer_id, seq->priority);
     r->granted_ns = now;
     td_fault_point("decode_armed");
     r->state = TD_REQ_IMPORT;

@@ -46,6 +46,7 @@ static td_status prefill_admit(struct td_worker *w, struct td_req *r)
                          &n_granted, &err);
     if (!s) {
         r->xfer_live = true;
+        td_xfer_op_priority(w->xfer, r->xfer_id, seq->priority);
         if (n_granted != seq->n_blocks - (int32_t)r->n_skip)
             s = td_fail(&err, TD_ERR_INVALID, "grant is for %d blocks, the sequence has %d and skip_tokens leaves out %u", n_granted, seq->n_blocks,
                         r->n_skip);

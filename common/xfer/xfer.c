@@ -17,7 +17,8 @@
  * ops, then up to 1 MiB of copying for shm, then sending (what the copy completed, too), then connection timers. A turn that comes much too late means that this process was
  * stopped: it owes its peers the time to be heard, so their silence is counted from now.
  *
- * Fairness: frames are at most 1 MiB and ops of a connection take turns per frame; connections take turns per XFER_TURN_BYTES. */
+ * Fairness: frames are at most 1 MiB and ops of a connection take turns per frame, every other one by the requests' ordering key (struct td_xfer_turns);
+ * connections take turns per XFER_TURN_BYTES. */
 #include "common/xfer/xfer.h"
 
 #include <errno.h>
@@ -573,8 +574,8 @@ static bool conn_fill(struct td_xfer *x, struct td_xfer_conn *c)
             if (!xfer_conn_by_id(x, id)) return false;
             continue;
         }
-        if (!(c->initiator ? td_xfer_core_tx_next(&x->core, c->link, c->lane, &c->tx_cursor, XFER_MAX_IOV, &tx)
-                           : c->rdma && xfer_rdma_targets_next(x, c, &c->tx_cursor, &tx))) {
+        if (!(c->initiator ? td_xfer_core_tx_next(&x->core, c->link, c->lane, &c->tx_turns, XFER_MAX_IOV, &tx)
+                           : c->rdma && xfer_rdma_targets_next(x, c, &c->tx_turns.next, &tx))) {
             if (!digests || c->out_used) return true;
             digests = false; /* the op of that batch is over: another's may be due, and nothing goes out that would bring us back */
             continue;
@@ -1035,6 +1036,20 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
     unlock_and_wake(x);
     if (ring) td_doorbell_ring(&x->bell);
     return status;
+}
+
+void td_xfer_op_priority(struct td_xfer *x, uint32_t op, uint64_t priority)
+{
+    pthread_mutex_lock(&x->lock);
+    if (op < x->core.max_ops) x->core.ops[op].priority = priority;
+    pthread_mutex_unlock(&x->lock);
+}
+
+void td_xfer_slot_priority(struct td_xfer *x, uint32_t slot, uint64_t priority)
+{
+    pthread_mutex_lock(&x->lock);
+    if (slot < x->core.max_slots) x->core.slots[slot].priority = priority;
+    pthread_mutex_unlock(&x->lock);
 }
 
 td_status td_xfer_submit(struct td_xfer *x, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n, bool final, const void *note,

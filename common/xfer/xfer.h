@@ -110,6 +110,10 @@ void td_xfer_revoke(struct td_xfer *x, uint32_t slot, const char *reason);
  * TD_ERR_INVALID / CORRUPT / UNSUPPORTED with the reason; TD_ERR_AGAIN when max_ops are live. */
 td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_bytes, uint64_t deadline_ns, uint64_t user, uint32_t *ret_op,
                            int32_t *ret_n_blocks, struct td_err *err);
+/* The ordering key of the request that a live op or slot is for: smaller goes first, 0 (as they begin) before all others. Every other turn of the link is
+ * the smallest key's, the turns between go round, so nobody starves and a small transfer never waits for a large one to end. */
+void td_xfer_op_priority(struct td_xfer *x, uint32_t op, uint64_t priority);
+void td_xfer_slot_priority(struct td_xfer *x, uint32_t slot, uint64_t priority);
 /* Sends source blocks block_ids[0..n) as grant blocks [first, first + n). May be called many times, each grant block once, any order.
  * final: nothing follows; note (at most TD_XFER_NOTE_MAX bytes, copied) is delivered with SLOT_READY. n may be 0 then. */
 td_status td_xfer_submit(struct td_xfer *x, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n, bool final, const void *note,

@@ -43,6 +43,7 @@
 
 #include "common/base/clock.h"
 
+#define TURN_NONE UINT32_MAX
 #define RETIRE_GRACE 8 /* orphan graces: a peer that lives and does not retire for so long is cut off */
 
 /* --- events --------------------------------------------------------------------------------------------------------------------- */
@@ -416,15 +417,43 @@ td_status td_xfer_core_rx_ref(struct td_xfer_core *c, uint64_t conn, const struc
     return TD_OK;
 }
 
-bool td_xfer_core_copy_next(struct td_xfer_core *c, uint32_t *cursor, size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy)
+/* Blocks of the slot wait to be fetched from the sender: copied by shm on any connection, or READ on this one. */
+static bool slot_wants(const struct td_xfer_core *c, uint32_t id, enum td_xfer_path path, uint64_t conn)
 {
+    const struct td_xfer_slot *s = &c->slots[id];
+    return s->state == TD_SLOT_FILLING && s->path == path && s->copy_at < s->n_refs && (path == TD_XFER_PATH_SHM ? !s->parked : s->conn == conn);
+}
+
+/* Where to look first; see struct td_xfer_turns. */
+static uint32_t slot_turn(const struct td_xfer_core *c, const struct td_xfer_turns *t, enum td_xfer_path path, uint64_t conn)
+{
+    uint32_t first = TURN_NONE, best = TURN_NONE;
+    for (uint32_t k = 0; t->by_key && c->n_slots_used > 1 && k < c->max_slots; k++) {
+        uint32_t id = (t->next + k) % c->max_slots;
+        if (!slot_wants(c, id, path, conn)) continue;
+        if (first == TURN_NONE) first = best = id;
+        else if (c->slots[id].priority < c->slots[best].priority) best = id;
+    }
+    return best == first ? t->next : best;
+}
+
+/* `id` was served, and `from` is where it was looked for first: a turn by key leaves the round where it is. */
+static void turn_over(struct td_xfer_turns *t, uint32_t from, uint32_t id, uint32_t n)
+{
+    if (from == t->next) t->next = (id + 1) % n;
+    t->by_key = !t->by_key;
+}
+
+bool td_xfer_core_copy_next(struct td_xfer_core *c, struct td_xfer_turns *turns, size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy)
+{
+    uint32_t from = slot_turn(c, turns, TD_XFER_PATH_SHM, 0);
     for (uint32_t k = 0; k < c->max_slots; k++) {
-        uint32_t id = (*cursor + k) % c->max_slots;
+        uint32_t id = (from + k) % c->max_slots;
         struct td_xfer_slot *s = &c->slots[id];
-        if (s->state != TD_SLOT_FILLING || s->path != TD_XFER_PATH_SHM || s->parked || s->copy_at == s->n_refs) continue;
+        if (!slot_wants(c, id, TD_XFER_PATH_SHM, 0)) continue;
         TD_ASSERT(!s->io);
         s->io = true;
-        *cursor = (id + 1) % c->max_slots;
+        turn_over(turns, from, id, c->max_slots);
         struct td_xfer_copy copy = {.slot = id, .op = s->op, .conn = s->conn, .handle = s->handle, .grant_block = s->order[s->copy_at],
                                     .n_blocks = 1, .offset = s->copy_off};
         uint64_t left = c->block_bytes - s->copy_off;
@@ -514,12 +543,13 @@ void td_xfer_core_rx_abort(struct td_xfer_core *c, uint64_t conn, const struct t
     slot_fail(c, f->slot, f->status ? (td_status)f->status : TD_ERR_CANCELLED, text);
 }
 
-bool td_xfer_core_rd_next(struct td_xfer_core *c, uint64_t conn, uint32_t *cursor, const struct td_xfer_wr_limits *l, struct td_xfer_rd *rd)
+bool td_xfer_core_rd_next(struct td_xfer_core *c, uint64_t conn, struct td_xfer_turns *turns, const struct td_xfer_wr_limits *l, struct td_xfer_rd *rd)
 {
+    uint32_t from = slot_turn(c, turns, TD_XFER_PATH_RDMA, conn);
     for (uint32_t k = 0; k < c->max_slots; k++) {
-        uint32_t id = (*cursor + k) % c->max_slots;
+        uint32_t id = (from + k) % c->max_slots;
         struct td_xfer_slot *s = &c->slots[id];
-        if (s->state != TD_SLOT_FILLING || s->conn != conn || s->path != TD_XFER_PATH_RDMA || s->copy_at == s->n_refs) continue;
+        if (!slot_wants(c, id, TD_XFER_PATH_RDMA, conn)) continue;
         int32_t block = s->order[s->copy_at], n_pieces = 1;
         uint64_t left = c->block_bytes - s->copy_off;
         *rd = (struct td_xfer_rd){.slot = id, .order_at = s->copy_at, .n_blocks = 1, .src_block = s->src[block], .offset = s->copy_off};
@@ -540,7 +570,7 @@ bool td_xfer_core_rd_next(struct td_xfer_core *c, uint64_t conn, uint32_t *curso
             s->copy_off += (uint32_t)rd->n_bytes;
         }
         s->n_rd++;
-        *cursor = (id + 1) % c->max_slots;
+        turn_over(turns, from, id, c->max_slots);
         return true;
     }
     return false;
@@ -996,10 +1026,28 @@ static bool final_due(const struct td_xfer_core *c, const struct td_xfer_op *op)
     return (!writes || op->n_targets == op->grant.n_blocks) && (!op->can_pull || op->ref_at == op->n_pull) && op->qps_said == op->qps_used;
 }
 
-bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane, uint32_t *cursor, int32_t max_blocks, struct td_xfer_tx *tx)
+/* Where to look first; see struct td_xfer_turns. Blocks count, wherever they would go; what is small and said once (FINAL) goes by the round. */
+static uint32_t op_turn(const struct td_xfer_core *c, const struct td_xfer_turns *t, uint64_t conn, uint32_t lane)
 {
+    uint32_t first = TURN_NONE, best = TURN_NONE;
+    for (uint32_t k = 0; t->by_key && c->n_ops_used > 1 && k < c->max_ops; k++) {
+        uint32_t id = (t->next + k) % c->max_ops;
+        const struct td_xfer_op *op = &c->ops[id];
+        if (op->state != TD_OP_STREAMING || op->conn != conn) continue;
+        bool wants = op->path == TD_XFER_PATH_RDMA ? op->at < op->n_queued && op->order[op->at] < op->n_targets
+                                                   : op->at < op->n_queued || (op->path == TD_XFER_PATH_TCP && op->lane[lane].block >= 0);
+        if (!wants) continue;
+        if (first == TURN_NONE) first = best = id;
+        else if (op->priority < c->ops[best].priority) best = id;
+    }
+    return best == first ? t->next : best;
+}
+
+bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane, struct td_xfer_turns *turns, int32_t max_blocks, struct td_xfer_tx *tx)
+{
+    uint32_t from = op_turn(c, turns, conn, lane);
     for (uint32_t k = 0; k < c->max_ops; k++) {
-        uint32_t id = (*cursor + k) % c->max_ops;
+        uint32_t id = (from + k) % c->max_ops;
         struct td_xfer_op *op = &c->ops[id];
         if (op->state != TD_OP_STREAMING || op->conn != conn) continue;
         tx->op = id;
@@ -1025,7 +1073,7 @@ bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane, 
         } else {
             continue;
         }
-        *cursor = (id + 1) % c->max_ops;
+        turn_over(turns, from, id, c->max_ops);
         return true;
     }
     return false;
@@ -1060,11 +1108,12 @@ td_status td_xfer_core_rx_targets(struct td_xfer_core *c, uint64_t conn, const s
     return TD_OK;
 }
 
-bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, uint32_t no_words, uint32_t *cursor, const struct td_xfer_wr_limits *l,
+bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, uint32_t no_words, struct td_xfer_turns *turns, const struct td_xfer_wr_limits *l,
                           struct td_xfer_wr *wr)
 {
+    uint32_t from = op_turn(c, turns, conn, 0);
     for (uint32_t k = 0; k < c->max_ops; k++) {
-        uint32_t id = (*cursor + k) % c->max_ops;
+        uint32_t id = (from + k) % c->max_ops;
         struct td_xfer_op *op = &c->ops[id];
         if (op->state != TD_OP_STREAMING || op->conn != conn || op->path != TD_XFER_PATH_RDMA) continue;
         if (op->can_pull && op->at < op->n_pull) op->at = op->n_pull; /* those go the other way */
@@ -1105,7 +1154,7 @@ bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, ui
         }
         op->n_wr++;
         op->wr_conn = conn;
-        *cursor = (id + 1) % c->max_ops;
+        turn_over(turns, from, id, c->max_ops);
         return true;
     }
     return false;

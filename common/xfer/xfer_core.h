@@ -66,7 +66,7 @@ struct td_xfer_slot {
     uint32_t generation;
     uint16_t attempt;         /* highest seen of this generation; 0 = none */
     uint8_t key[TD_XFER_KEY_BYTES];
-    uint64_t user, deadline_ns, orphan_ns, ready_ns;
+    uint64_t user, priority, deadline_ns, orphan_ns, ready_ns;
     uint64_t first_ns, last_ns;   /* when the sender was given its first and last blocks, as FINAL says, by this side's clock */
     uint64_t conn, handle;    /* FILLING: the writer's binding */
     uint32_t op;
@@ -101,7 +101,7 @@ struct td_xfer_op {
     uint64_t tell_conn, tell_handle; /* rdma: who is told ABORT when n_wr is 0 */
     int32_t n_targets, digest_at;
     uint64_t retry_ns;        /* WAIT_CONN: not before */
-    uint64_t user, deadline_ns, bytes_sent;
+    uint64_t user, priority, deadline_ns, bytes_sent;
     uint64_t first_ns, last_ns, done_ns; /* the first submit, the final one, DONE */
     uint64_t conn, handle;
     enum td_xfer_path path;
@@ -115,6 +115,14 @@ struct td_xfer_op {
     char reason[TD_XFER_REASON_MAX];
     uint8_t note[TD_XFER_NOTE_MAX];
     size_t note_bytes;
+};
+
+/* Whose turn it is among ops or slots that have something to move. Every other turn is that of the smallest ordering key, the turns between go round: so an
+ * urgent request gets at least half of the link, and any of n others has waited for at most 2n turns, whatever its size or the others' keys. With equal
+ * keys all turns go round. Zero it at first. */
+struct td_xfer_turns {
+    uint32_t next;            /* where the round is */
+    bool by_key;              /* the coming turn */
 };
 
 struct td_xfer_core_hooks {
@@ -195,7 +203,7 @@ struct td_xfer_rd {
     uint64_t offset, n_bytes;
 };
 struct td_xfer_wr_limits;
-bool td_xfer_core_rd_next(struct td_xfer_core *core, uint64_t conn, uint32_t *cursor, const struct td_xfer_wr_limits *limits, struct td_xfer_rd *ret_rd);
+bool td_xfer_core_rd_next(struct td_xfer_core *core, uint64_t conn, struct td_xfer_turns *turns, const struct td_xfer_wr_limits *limits, struct td_xfer_rd *ret_rd);
 void td_xfer_core_rd_done(struct td_xfer_core *core, uint64_t now_ns, uint32_t slot, uint64_t n_bytes, bool ok);
 /* rdma: this side's queue pairs of the connection are dead and drained, so nothing that was not placed already can land; until_ns: quarantine. */
 void td_xfer_core_conn_fenced(struct td_xfer_core *core, uint64_t conn, uint64_t until_ns);
@@ -208,7 +216,7 @@ struct td_xfer_verify {
 bool td_xfer_core_verify_next(struct td_xfer_core *core, uint32_t *cursor, uint64_t max_bytes, struct td_xfer_verify *ret_verify);
 void td_xfer_core_verify_end(struct td_xfer_core *core, uint64_t now_ns, const struct td_xfer_verify *verify, int32_t bad);
 
-/* shm: the next piece to copy, round-robin over the slots from *cursor; false when there is none. Marks the slot io. */
+/* shm: the next piece to copy, of the slot whose turn it is; false when there is none. Marks the slot io. */
 struct td_xfer_copy {
     uint32_t slot, op;
     uint64_t conn, handle;
@@ -216,7 +224,7 @@ struct td_xfer_copy {
     uint32_t offset;                  /* in the first of them; n_blocks > 1 only when 0 */
     size_t n_bytes;
 };
-bool td_xfer_core_copy_next(struct td_xfer_core *core, uint32_t *cursor, size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy);
+bool td_xfer_core_copy_next(struct td_xfer_core *core, struct td_xfer_turns *turns, size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy);
 /* valid: the source still belonged to the op after the copy. Invalid bytes are not counted and nothing more is copied for this attempt. */
 void td_xfer_core_copy_end(struct td_xfer_core *core, uint64_t now_ns, const struct td_xfer_copy *copy, bool valid);
 
@@ -239,7 +247,7 @@ void td_xfer_core_op_limit(struct td_xfer_core *core, uint32_t op, uint32_t qps)
 bool td_xfer_core_op_is_on(const struct td_xfer_core *core, uint32_t op, uint64_t conn);
 void td_xfer_core_op_fail(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, td_status status, const char *reason);
 
-/* The next frame for this lane of the connection, round-robin over its ops from *cursor; false when nothing is to be sent. Lanes other than 0 carry
+/* The next frame for this lane of the connection, of the op whose turn it is; false when nothing is to be sent. Lanes other than 0 carry
  * DATA and FINAL only, after an OPEN of their own, and each block stays on one lane; with digests FINAL stays on lane 0, behind them. DATA: read
  * ret_n_blocks grant blocks from ret_grant_block, starting ret_offset bytes into the first. REF, FINAL: the payload is written to ret_payload
  * (TD_XFER_PAYLOAD_MAX). */
@@ -248,7 +256,7 @@ struct td_xfer_tx {
     uint32_t op;
     uint8_t payload[TD_XFER_PAYLOAD_MAX];
 };
-bool td_xfer_core_tx_next(struct td_xfer_core *core, uint64_t conn, uint32_t lane, uint32_t *cursor, int32_t max_blocks, struct td_xfer_tx *ret_tx);
+bool td_xfer_core_tx_next(struct td_xfer_core *core, uint64_t conn, uint32_t lane, struct td_xfer_turns *turns, int32_t max_blocks, struct td_xfer_tx *ret_tx);
 /* tcp: every byte of a DATA frame has left. */
 void td_xfer_core_tx_done(struct td_xfer_core *core, uint32_t op, uint64_t handle);
 
@@ -272,7 +280,7 @@ struct td_xfer_wr_limits {
     uint64_t max_bytes;
     int32_t max_pieces, src_region, dst_region;
 };
-bool td_xfer_core_wr_next(struct td_xfer_core *core, uint64_t conn, uint32_t qp, uint32_t no_words, uint32_t *cursor, const struct td_xfer_wr_limits *limits,
+bool td_xfer_core_wr_next(struct td_xfer_core *core, uint64_t conn, uint32_t qp, uint32_t no_words, struct td_xfer_turns *turns, const struct td_xfer_wr_limits *limits,
                           struct td_xfer_wr *ret_wr);
 /* It completed, or was flushed (ok false; conn_lost follows). */
 void td_xfer_core_wr_done(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, uint64_t n_bytes, bool ok);

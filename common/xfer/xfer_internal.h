@@ -62,7 +62,7 @@ struct td_xfer_conn {
     enum td_xfer_path path;
     uint64_t nonce, tag;           /* tag: both nonces, in every frame after HELLO */
     uint64_t born_ns, setup_ns, last_rx_ns, last_tx_ns, last_use_ns;
-    uint32_t tx_cursor;
+    struct td_xfer_turns tx_turns;
     uint32_t clock_behind_us;      /* acceptor, lane 0: our clock less the peer's and the shortest flight of a frame, mod 2^32; as of clock_ns (0: not known) */
     uint64_t clock_ns;
     /* who is at the other end; initiator: as the grant said */
@@ -144,7 +144,7 @@ struct td_xfer {
     bool attach_due;               /* an op may need a connection */
     uint64_t next_check_ns, loop_ns, linger_ns;
     uint64_t n_woken;              /* events that hooks.wake has announced */
-    uint32_t copy_cursor;
+    struct td_xfer_turns copy_turns;
     uint64_t n_bad_frames, n_refused_peers;
     uint64_t random[32];           /* random[0, n_random) are not used yet: a handle must not cost a system call */
     uint32_t n_random;

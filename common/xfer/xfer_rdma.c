@@ -907,7 +907,7 @@ static bool post_chain(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
         uint32_t no_words = 0;
         for (uint32_t k = 0; k < l->n_qps; k++)
             if (l->qp[k].words >= l->peer_recv_wr) no_words |= 1u << k;
-        if (!td_xfer_core_wr_next(&x->core, l->conn, q, no_words, &l->op_cursor, &limits, &wr)) break;
+        if (!td_xfer_core_wr_next(&x->core, l->conn, q, no_words, &l->op_turns, &limits, &wr)) break;
         if (wr.is_imm) {
             wrs[n].op = TD_VB_WRITE_IMM;
             wrs[n].n_sge = 0;
@@ -926,7 +926,7 @@ static bool post_chain(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
     }
     while (n < CHAIN && n < room && bytes < end && l->n_keys) { /* the other direction: what peers let this side READ */
         struct td_xfer_rd rd;
-        if (!td_xfer_core_rd_next(&x->core, l->conn, &l->slot_cursor, &limits, &rd)) break;
+        if (!td_xfer_core_rd_next(&x->core, l->conn, &l->slot_turns, &limits, &rd)) break;
         fill_read(x, l, q, &rd, &wrs[n]);
         what[n++] = (struct pending){.id = rd.slot, .n_bytes = (uint32_t)rd.n_bytes, .is_read = true};
         bytes += rd.n_bytes;

@@ -107,7 +107,8 @@ struct joining {
 struct xfer_rdma_link {
     uint32_t index;            /* in rdma->link */
     uint64_t conn;
-    uint32_t n_qps, n_rails, per_rail, next_turn, next_home, op_cursor, slot_cursor;
+    uint32_t n_qps, n_rails, per_rail, next_turn, next_home;
+    struct td_xfer_turns op_turns, slot_turns;
     bool may_pull;             /* initiator: the acceptor can READ from this side's pool */
     struct link_qp qp[TD_XFER_QPS_MAX];
     struct joining *joining;   /* NULL: its queue pairs are connected, or not yet to be */

@@ -48,7 +48,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     static uint8_t payload[TD_XFER_PAYLOAD_MAX];
     struct td_xfer_core_hooks hooks = {.random_u64 = random_hook, .send = send_hook, .op_handle = handle_hook};
     uint64_t placed[4] = {0}, now = 1;
-    uint32_t slot, op, cursor = 0;
+    uint32_t slot, op;
+    struct td_xfer_turns turns = {0};
     int32_t ids[5] = {0, 1, 2, 3, 4};
     counter = 0;
     TD_ASSERT(td_xfer_core_create(&c, 4, 2, 100, 0, &hooks, NULL) == TD_OK);
@@ -125,7 +126,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
         default: break;
         }
         struct td_xfer_copy copy;
-        if (td_xfer_core_copy_next(&c, &cursor, 250, 2, &copy)) {
+        if (td_xfer_core_copy_next(&c, &turns, 250, 2, &copy)) {
             placed[copy.slot] += copy.n_bytes;
             td_xfer_core_copy_end(&c, now, &copy, !(repair & 0x40));
         }

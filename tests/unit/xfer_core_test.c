@@ -67,7 +67,7 @@ struct world {
     uint64_t handles[MAX_TRANSFERS];
     int src[N_BLOCKS * CELLS], dst[N_BLOCKS * CELLS];
     struct transfer t[MAX_TRANSFERS];
-    uint32_t tx_cursor, copy_cursor;
+    struct td_xfer_turns tx_turns, copy_turns;
     int next_content;
     uint64_t rng;
     bool calm;                  /* nothing happens inside a piece */
@@ -79,7 +79,8 @@ struct world {
     int n_ready, n_done, n_failed, n_started;
     struct request nic[N_QPS][MAX_REQUESTS]; /* rdma, the sender's */
     int n_nic[N_QPS];
-    uint32_t wr_cursor, targets_cursor;
+    struct td_xfer_turns wr_turns;
+    uint32_t targets_cursor;
     uint64_t old_conn;          /* rdma: the sender has left it, the receiver has not noticed; 0: none */
     struct { int32_t block; uint64_t cell; int content; } late[N_BLOCKS * CELLS]; /* what is still in its network */
     int n_late, n_landed_late;
@@ -242,7 +243,7 @@ static bool post_request(struct world *w)
         uint32_t qp = (first + k) % N_QPS;
         struct request r = {.conn = w->conn};
         if (w->n_nic[qp] == MAX_REQUESTS) continue;
-        if (!td_xfer_core_wr_next(&w->p, w->conn, qp, 0, &w->wr_cursor, next_random(&w->rng) % 2 ? &limits : &small, &r.wr)) continue;
+        if (!td_xfer_core_wr_next(&w->p, w->conn, qp, 0, &w->wr_turns, next_random(&w->rng) % 2 ? &limits : &small, &r.wr)) continue;
         w->nic[qp][w->n_nic[qp]++] = r;
         return true;
     }
@@ -346,7 +347,7 @@ static bool transmit(struct world *w)
 {
     struct td_xfer_tx tx;
     if (w->path == TD_XFER_PATH_RDMA && post_request(w)) return true;
-    if (!w->conn || w->to_d.n > MAX_FRAMES / 2 || !td_xfer_core_tx_next(&w->p, w->conn, 0, &w->tx_cursor, 4, &tx)) return false;
+    if (!w->conn || w->to_d.n > MAX_FRAMES / 2 || !td_xfer_core_tx_next(&w->p, w->conn, 0, &w->tx_turns, 4, &tx)) return false;
     if (tx.frame.type != TD_XFER_DATA) {
         put(&w->to_d, &tx.frame, tx.payload);
         return true;
@@ -442,7 +443,7 @@ static bool copy_step(struct world *w)
     }
     if (w->path != TD_XFER_PATH_SHM) return false;
     if (!w->copying) {
-        if (!td_xfer_core_copy_next(&w->d, &w->copy_cursor, 2 * CELL, 4, &w->copy)) return false;
+        if (!td_xfer_core_copy_next(&w->d, &w->copy_turns, 2 * CELL, 4, &w->copy)) return false;
         w->copying = true;
         w->copy_valid = w->handles[w->copy.op] == w->copy.handle;
         return true;
@@ -930,7 +931,7 @@ static void what_the_kernel_holds_is_bounded(void **state)
     connect_ops(&w);
     while (submit_some(&w, &w.t[0], 2)) {}
     deliver_to_d(&w);
-    assert_true(td_xfer_core_tx_next(&w.p, w.conn, 0, &w.tx_cursor, 4, &tx));
+    assert_true(td_xfer_core_tx_next(&w.p, w.conn, 0, &w.tx_turns, 4, &tx));
     assert_true(td_xfer_core_read_begin(&w.p, tx.op, tx.frame.handle));
     td_xfer_core_hold(&w.p, tx.op);
     td_xfer_core_read_end(&w.p, w.now, tx.op, tx.frame.length);
@@ -958,7 +959,7 @@ static void final_goes_by_the_lane_of_its_data(void **state)
     for (uint32_t digest_every = 0; digest_every < 2; digest_every++) {
         struct world w;
         struct td_xfer_tx tx;
-        uint32_t cursor = 0;
+        struct td_xfer_turns turns = {0};
         world_open(&w, TD_XFER_PATH_TCP, 11);
         w.calm = true;
         w.fixed_n = 2;
@@ -966,15 +967,15 @@ static void final_goes_by_the_lane_of_its_data(void **state)
         start(&w, &w.t[0], 100000);
         connect_ops(&w);
         while (submit_some(&w, &w.t[0], 2)) {}
-        assert_true(td_xfer_core_tx_next(&w.p, w.conn, 2, &cursor, 4, &tx));
+        assert_true(td_xfer_core_tx_next(&w.p, w.conn, 2, &turns, 4, &tx));
         assert_int_equal(tx.frame.type, TD_XFER_OPEN);
-        assert_true(td_xfer_core_tx_next(&w.p, w.conn, 2, &cursor, 4, &tx));
+        assert_true(td_xfer_core_tx_next(&w.p, w.conn, 2, &turns, 4, &tx));
         assert_int_equal(tx.frame.type, TD_XFER_DATA);
-        while (td_xfer_core_tx_next(&w.p, w.conn, 2, &cursor, 4, &tx)) { /* blocks that are no neighbours */
+        while (td_xfer_core_tx_next(&w.p, w.conn, 2, &turns, 4, &tx)) { /* blocks that are no neighbours */
             assert_int_equal(tx.frame.type, TD_XFER_DATA);
             td_xfer_core_tx_done(&w.p, tx.op, tx.frame.handle);
         }
-        for (uint32_t lane = 0; lane < 4; lane++) assert_false(td_xfer_core_tx_next(&w.p, w.conn, lane, &cursor, 4, &tx)); /* a frame is not out yet */
+        for (uint32_t lane = 0; lane < 4; lane++) assert_false(td_xfer_core_tx_next(&w.p, w.conn, lane, &turns, 4, &tx)); /* a frame is not out yet */
         td_xfer_core_tx_done(&w.p, w.t[0].op, w.p.ops[w.t[0].op].handle);
         if (digest_every) {
             struct td_xfer_digest_work work;
@@ -983,10 +984,77 @@ static void final_goes_by_the_lane_of_its_data(void **state)
         }
         uint32_t last = digest_every ? 0 : 2;
         for (uint32_t lane = 1; lane < 4; lane++)
-            if (lane != last) assert_false(td_xfer_core_tx_next(&w.p, w.conn, lane, &cursor, 4, &tx));
-        assert_true(td_xfer_core_tx_next(&w.p, w.conn, last, &cursor, 4, &tx));
+            if (lane != last) assert_false(td_xfer_core_tx_next(&w.p, w.conn, lane, &turns, 4, &tx));
+        assert_true(td_xfer_core_tx_next(&w.p, w.conn, last, &turns, 4, &tx));
         assert_int_equal(tx.frame.type, TD_XFER_FINAL);
         td_xfer_core_cancel(&w.p, w.t[0].op, "the receiver is not part of this");
+        settle(&w);
+        world_close(&w);
+    }
+}
+
+#define PIECES (BLOCKS_EACH * CELLS * 2 / 3) /* of one transfer when each takes two cells and none crosses a block */
+
+/* The next piece that moves, whoever moves it on this path: which transfer's? */
+static int piece(struct world *w)
+{
+    static const struct td_xfer_wr_limits limits = {.max_bytes = 2 * CELL, .max_pieces = 1, .src_region = N_BLOCKS, .dst_region = N_BLOCKS};
+    uint32_t op = UINT32_MAX;
+    struct request r = {.conn = w->conn};
+    if (w->path == TD_XFER_PATH_SHM && copy_step(w)) {
+        op = w->copy.op;
+        copy_step(w);
+    }
+    while (w->path == TD_XFER_PATH_TCP && op == UINT32_MAX && transmit(w)) {
+        if (w->to_d.q[0].f.type == TD_XFER_DATA) op = w->to_d.q[0].f.op; /* else FINAL */
+        deliver_to_d(w);
+    }
+    while (w->path == TD_XFER_PATH_RDMA && op == UINT32_MAX && td_xfer_core_wr_next(&w->p, w->conn, 0, 0, &w->wr_turns, &limits, &r.wr)) {
+        if (!r.wr.is_imm) op = r.wr.op;
+        w->nic[0][w->n_nic[0]++] = r;
+    }
+    for (int i = 0; i < MAX_TRANSFERS; i++)
+        if (w->t[i].op == op) return i;
+    fail_msg("path %d: nothing moved", w->path);
+    return -1;
+}
+
+/* Every other turn is the smallest ordering key's; the others go round meanwhile, and nobody waits for more than two rounds. With equal keys all go round. */
+static void turns_follow_the_ordering_key(void **state)
+{
+    static const uint64_t keys[][MAX_TRANSFERS] = {{5, 9, 1}, {1, 2, 3}, {~0ull, 0, 7}, {4, 4, 4}};
+    for (size_t k = 0; k < sizeof keys / sizeof keys[0]; k++) {
+        struct world w;
+        int urgent = 0, left[MAX_TRANSFERS], since[MAX_TRANSFERS] = {0};
+        world_open(&w, *(enum td_xfer_path *)*state, 12);
+        w.calm = true;
+        w.fixed_n = BLOCKS_EACH;
+        for (int i = 0; i < MAX_TRANSFERS; i++) {
+            start(&w, &w.t[i], 100000);
+            w.p.ops[w.t[i].op].priority = w.d.slots[w.t[i].slot].priority = keys[k][i];
+            if (keys[k][i] < keys[k][urgent]) urgent = i;
+            left[i] = PIECES;
+        }
+        connect_ops(&w);
+        while (deliver_to_d(&w) || (w.path == TD_XFER_PATH_RDMA && copy_step(&w)) || deliver_to_p(&w)) {}
+        for (int i = 0; i < MAX_TRANSFERS; i++)
+            while (submit_some(&w, &w.t[i], BLOCKS_EACH)) {}
+        while (w.path == TD_XFER_PATH_SHM && (transmit(&w) || deliver_to_d(&w))) {}
+        bool equal = keys[k][0] == keys[k][1] && keys[k][1] == keys[k][2];
+        for (int turn = 1; turn <= MAX_TRANSFERS * PIECES; turn++) {
+            int t = piece(&w);
+            left[t]--;
+            for (int i = 0; i < MAX_TRANSFERS; i++) {
+                since[i] = i == t || !left[i] ? 0 : since[i] + 1;
+                if (since[i] >= (equal ? MAX_TRANSFERS : 2 * MAX_TRANSFERS)) fail_msg("path %d, keys %zu: transfer %d waits for %d turns", w.path, k, i, since[i]);
+            }
+            if (!equal && turn <= 2 * PIECES && PIECES - left[urgent] < turn / 2)
+                fail_msg("path %d, keys %zu: the urgent one had %d of %d turns", w.path, k, PIECES - left[urgent], turn);
+        }
+        for (int step = 0; step < 1000; step++)
+            if (!transmit(&w) && !deliver_to_d(&w) && !deliver_to_p(&w)) copy_step(&w);
+        poll_events(&w);
+        assert_int_equal(w.n_done, MAX_TRANSFERS);
         settle(&w);
         world_close(&w);
     }
@@ -1141,6 +1209,9 @@ int main(void)
         cmocka_unit_test_prestate(ready_waits_for_an_earlier_quarantine, &shm),
         cmocka_unit_test(what_the_kernel_holds_is_bounded),
         cmocka_unit_test(final_goes_by_the_lane_of_its_data),
+        cmocka_unit_test_prestate(turns_follow_the_ordering_key, &tcp),
+        cmocka_unit_test_prestate(turns_follow_the_ordering_key, &shm),
+        cmocka_unit_test_prestate(turns_follow_the_ordering_key, &rdma),
         cmocka_unit_test(giving_up_frees_nothing_early),
         cmocka_unit_test(a_second_op_on_a_grant_is_dropped),
         cmocka_unit_test(a_grant_that_was_used_before_fails_its_op),
