@@ -86,6 +86,8 @@ class Daemon:
             self.stopped = True
         if sig == signal.SIGCONT:
             self.stopped = False
+        if sig == signal.SIGKILL:
+            self.process.wait(20 * SLOW)  # else it may still count as alive when the cluster stops
 
     def wait_exit(self, timeout):
         try:
