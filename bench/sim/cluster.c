@@ -1004,7 +1004,7 @@ static void on_arrival(struct cluster *c, uint32_t req)
     uint32_t legs = c->slots[slot].legs; /* of earlier requests: their last words are still on the way */
     c->slots[slot] = (struct slot){.live = true, .id = ++c->next_id, .req = req, .legs = legs, .n_tokens = r->n_prompt};
     struct td_port_request q = {
-        .slot = slot, .slo_class = r->slo_class, .id = c->next_id, .n_prompt = (uint64_t)r->n_prompt, .max_output = (uint64_t)r->n_output};
+        .slot = slot, .slo_class = r->slo_class, .tenant = r->tenant, .id = c->next_id, .n_prompt = (uint64_t)r->n_prompt, .max_output = (uint64_t)r->n_output};
     int32_t n = c->wants_blocks ? n_hashed(c, req) : 0, every = (n + 511) / 512;
     for (int32_t i = every; i > 0 && i <= n; i += every) c->hashes[q.n_hashes++] = block_hash(c, req, i - 1);
     q.hashes = c->hashes;
@@ -1338,7 +1338,8 @@ td_status td_sim_run(const struct td_sim_config *config, const struct td_sim_tra
     ret_result->n = trace->n;
     for (uint32_t i = 0; i < trace->n; i++)
         ret_result->outcomes[i] = (struct td_sim_outcome){.at_ns = trace->requests[i].at_ns, .n_prompt = trace->requests[i].n_prompt,
-                                                          .n_output = trace->requests[i].n_output, .prefill = NONE, .decode = NONE};
+                                                          .n_output = trace->requests[i].n_output, .slo_class = trace->requests[i].slo_class,
+                                                          .tenant = trace->requests[i].tenant, .prefill = NONE, .decode = NONE};
     c.last_arrival_ns = trace->requests[trace->n - 1].at_ns;
     td_status s = cluster_open(&c, err);
     if (!s) {

@@ -49,7 +49,7 @@ struct td_sim_config {
     uint64_t rpc_ns, link_tau_ns, snapshot_ns, tick_ns;
     double kv_bytes_per_token;      /* 0 = the perf table's */
     double step_noise;              /* sigma of a lognormal factor of mean 1 */
-    double ttft_s, tpot_s;          /* objectives that count; <= 0 = none */
+    double ttft_s, tpot_s;          /* what counts when the router has no classes (n_classes 0); <= 0 = none */
     double warmup_s, cooldown_s;    /* requests that arrive in the first and last so many seconds do not count */
     double grace_s;                 /* after the last arrival; what is not done then is a miss */
     double lose, duplicate;         /* shares of control messages */
@@ -67,6 +67,7 @@ struct td_sim_outcome {             /* of one request */
     uint64_t at_ns, first_ns, end_ns;
     uint64_t decided_ns;            /* when it was refused or failed */
     int32_t n_prompt, n_output, cached_tokens;
+    uint32_t slo_class, tenant;     /* as in the trace */
     uint32_t prefill, decode, code;
     const char *reason;             /* of a refusal or failure: static text */
 };

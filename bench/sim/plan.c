@@ -168,12 +168,10 @@ static void config_of(const struct search *s, const struct td_plan_row *row, str
     c->router.mode = row->colocated ? "colocated" : "pd";
     c->router.policy = q->policy;
     c->router.attainment = q->attainment;
-    c->router.classes[0] = (struct td_port_class){q->ttft_ms, q->tpot_ms, 1};
+    c->router.classes[0] = (struct td_core_class){.name = "default", .ttft_ms = q->ttft_ms, .tpot_ms = q->tpot_ms, .weight = 1};
     c->router.n_classes = 1;
     c->router.link_bytes_per_s = q->nic_bytes_per_s;
     c->router.link_tau_s = (double)c->link_tau_ns / 1e9;
-    c->ttft_s = q->ttft_ms / 1e3;
-    c->tpot_s = q->tpot_ms / 1e3;
     c->grace_s = 30;
     c->tick_ns = 200000000;
 }

@@ -27,7 +27,13 @@ static void fleet_name(const struct td_sim_config *c, char *text, size_t bytes)
 
 void td_sim_summarise(const struct td_sim_config *c, const struct td_sim_result *r, struct td_sim_summary *ret)
 {
-    struct td_sim_summary s = {.seed = c->seed,
+    td_sim_summarise_part(c, r, -1, -1, ret);
+}
+
+void td_sim_summarise_part(const struct td_sim_config *c, const struct td_sim_result *r, int32_t slo_class, int32_t tenant, struct td_sim_summary *ret)
+{
+    struct td_sim_summary s = {.part = "all",
+                               .seed = c->seed,
                                .gpus = r->gpus,
                                .prefill_busy = r->prefill_busy,
                                .decode_busy = r->decode_busy,
@@ -48,14 +54,16 @@ void td_sim_summarise(const struct td_sim_config *c, const struct td_sim_result 
     for (uint32_t i = 0; i < r->n; i++) {
         const struct td_sim_outcome *o = &r->outcomes[i];
         double at = (double)o->at_ns / 1e9;
-        if (at < from || at > to) continue;
+        if (at < from || at > to || (slo_class >= 0 && o->slo_class != (uint32_t)slo_class) || (tenant >= 0 && o->tenant != (uint32_t)tenant)) continue;
         s.n++;
         s.n_rejected += o->status == TD_SIM_REJECTED;
         s.n_failed += o->status == TD_SIM_FAILED || o->status == TD_SIM_CANCELLED;
         s.n_unfinished += o->status == TD_SIM_PENDING;
         if (o->status != TD_SIM_OK) continue;
         double t = (double)(o->first_ns - o->at_ns) / 1e9, p = o->n_output > 1 ? (double)(o->end_ns - o->first_ns) / 1e9 / (o->n_output - 1) : 0;
-        bool t_ok = c->ttft_s <= 0 || t <= c->ttft_s, p_ok = c->tpot_s <= 0 || p <= c->tpot_s;
+        const struct td_core_class *k = c->router.n_classes ? &c->router.classes[o->slo_class] : NULL;
+        double ttft_s = k ? k->ttft_ms / 1e3 : c->ttft_s, tpot_s = k ? k->tpot_ms / 1e3 : c->tpot_s;
+        bool t_ok = ttft_s <= 0 || t <= ttft_s, p_ok = tpot_s <= 0 || p <= tpot_s;
         ttft[s.n_ok] = t * 1e3;
         tpot[s.n_ok] = p * 1e3;
         e2e[s.n_ok++] = (double)(o->end_ns - o->at_ns) / 1e6;
@@ -154,8 +162,11 @@ void td_sim_table_head(FILE *out)
 
 void td_sim_table_row(const struct td_sim_summary *s, FILE *out)
 {
-    fprintf(out, "%-13s %-9s %8.2f %6u %8.2f %6.1f%% [%5.1f%%,%6.1f%%] %8.1f %8.1f %8.1f %7.2f %7.2f %6u %4.0f%% %4.0f%% %4.0f%%%s\n", s->policy,
-            s->mode, s->offered, s->n, s->goodput, s->attainment * 100, s->ci_low * 100, s->ci_high * 100, s->ttft_ms.p50, s->ttft_ms.p90,
+    char part[24];
+    snprintf(part, sizeof part, "  %.21s", s->part);
+    bool all = !strcmp(s->part, "all");
+    fprintf(out, "%-*s %*s%8.2f %6u %8.2f %6.1f%% [%5.1f%%,%6.1f%%] %8.1f %8.1f %8.1f %7.2f %7.2f %6u %4.0f%% %4.0f%% %4.0f%%%s\n", all ? 13 : 23, all ? s->policy : part,
+            all ? -10 : 0, all ? s->mode : "", s->offered, s->n, s->goodput, s->attainment * 100, s->ci_low * 100, s->ci_high * 100, s->ttft_ms.p50, s->ttft_ms.p90,
             s->ttft_ms.p99, s->tpot_ms.p50, s->tpot_ms.p90, s->n_rejected, s->prefill_busy * 100, s->decode_busy * 100, s->hit_share * 100,
             s->n_failed || s->n_unfinished ? " !" : "");
 }
@@ -166,7 +177,7 @@ void td_sim_csv_head(FILE *out)
                  "failed,unfinished,"
                  "ttft_mean,ttft_p50,ttft_p90,ttft_p99,tpot_mean,tpot_p50,tpot_p90,tpot_p99,e2e_mean,e2e_p50,e2e_p90,e2e_p99,prefill_busy,decode_"
                  "busy,hit_share,"
-                 "preemptions,failovers,deflected,transfer_gb,steps,events,core_steps,window_s,wall_s\n");
+                 "preemptions,failovers,deflected,transfer_gb,steps,events,core_steps,window_s,wall_s,part\n");
 }
 
 void td_sim_csv_row(const struct td_sim_summary *s, FILE *out)
@@ -176,20 +187,20 @@ void td_sim_csv_row(const struct td_sim_summary *s, FILE *out)
             s->ci_low, s->ci_high, s->n_ttft_ok, s->n_tpot_ok, s->n_rejected, s->n_failed, s->n_unfinished);
     const struct td_sim_percentiles *p[3] = {&s->ttft_ms, &s->tpot_ms, &s->e2e_ms};
     for (int i = 0; i < 3; i++) fprintf(out, "%.3f,%.3f,%.3f,%.3f,", p[i]->mean, p[i]->p50, p[i]->p90, p[i]->p99);
-    fprintf(out, "%.4f,%.4f,%.4f,%llu,%llu,%llu,%.3f,%llu,%llu,%llu,%.3f,%.3f\n", s->prefill_busy, s->decode_busy, s->hit_share,
+    fprintf(out, "%.4f,%.4f,%.4f,%llu,%llu,%llu,%.3f,%llu,%llu,%llu,%.3f,%.3f,%s\n", s->prefill_busy, s->decode_busy, s->hit_share,
             (unsigned long long)s->preemptions, (unsigned long long)s->failovers, (unsigned long long)s->deflected, s->transfer_gb,
-            (unsigned long long)s->steps, (unsigned long long)s->n_events, (unsigned long long)s->core_steps, s->window_s, s->wall_s);
+            (unsigned long long)s->steps, (unsigned long long)s->n_events, (unsigned long long)s->core_steps, s->window_s, s->wall_s, s->part);
 }
 
 void td_sim_json_row(const struct td_sim_summary *s, FILE *out)
 {
     fprintf(out,
-            "{\"policy\":\"%s\",\"mode\":\"%s\",\"fleet\":\"%s\",\"gpus\":%u,\"request_rate\":%g,\"cv\":%g,\"seed\":%llu,\"offered\":%.4f,\"n\":%u,"
+            "{\"part\":\"%s\",\"policy\":\"%s\",\"mode\":\"%s\",\"fleet\":\"%s\",\"gpus\":%u,\"request_rate\":%g,\"cv\":%g,\"seed\":%llu,\"offered\":%.4f,\"n\":%u,"
             "\"completed\":%u,"
             "\"good\":%u,\"request_goodput\":%.4f,\"per_gpu_goodput\":%.4f,\"attainment\":{\"joint\":%.5f,\"ci95\":[%.5f,%.5f],\"ttft\":%.5f,"
             "\"tpot\":%.5f},"
             "\"rejected\":%u,\"failed\":%u,\"unfinished\":%u,",
-            s->policy, s->mode, s->fleet, s->gpus, s->rate, s->cv, (unsigned long long)s->seed, s->offered, s->n, s->n_ok, s->n_good, s->goodput,
+            s->part, s->policy, s->mode, s->fleet, s->gpus, s->rate, s->cv, (unsigned long long)s->seed, s->offered, s->n, s->n_ok, s->n_good, s->goodput,
             s->goodput / (s->gpus ? s->gpus : 1), s->attainment, s->ci_low, s->ci_high, s->n ? (double)s->n_ttft_ok / s->n : 0,
             s->n ? (double)s->n_tpot_ok / s->n : 0, s->n_rejected, s->n_failed, s->n_unfinished);
     static const char *const names[3] = {"ttft", "tpot", "e2el"};

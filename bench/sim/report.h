@@ -13,6 +13,7 @@
 struct td_sim_percentiles { double mean, p50, p90, p99; };
 
 struct td_sim_summary {
+    char part[48];                      /* "all", or which part of the requests this is: "class gold", "tenant acme" */
     char policy[32], mode[16], fleet[96];
     double rate, cv;                    /* asked for */
     uint64_t seed;
@@ -25,11 +26,14 @@ struct td_sim_summary {
 };
 
 void td_sim_summarise(const struct td_sim_config *config, const struct td_sim_result *result, struct td_sim_summary *ret_summary);
+/* The same of the requests of one class (else -1) and one tenant (1..; else -1). What is the fleet's own - busy, steps, bytes - stays the whole run's. */
+void td_sim_summarise_part(const struct td_sim_config *config, const struct td_sim_result *result, int32_t slo_class, int32_t tenant,
+                           struct td_sim_summary *ret_summary);
 /* Pools runs that differ in their seeds: counts add, rates are means, and the interval is the wider of Wilson's and that of the seeds' means. */
 void td_sim_pool(const struct td_sim_summary *runs, uint32_t n, struct td_sim_summary *ret_summary);
 
 void td_sim_table_head(FILE *out);
-void td_sim_table_row(const struct td_sim_summary *s, FILE *out);
+void td_sim_table_row(const struct td_sim_summary *s, FILE *out);   /* a part's: indented, under the whole's */
 void td_sim_csv_head(FILE *out);
 void td_sim_csv_row(const struct td_sim_summary *s, FILE *out);
 void td_sim_json_row(const struct td_sim_summary *s, FILE *out); /* one object, no newline */

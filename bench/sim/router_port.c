@@ -49,10 +49,7 @@ td_status td_port_create(const struct td_port_config *c, void (*on_action)(void 
                                .queue_timeout_ms = c->queue_timeout_ms, .stall_ms = c->stall_ms, .max_failovers = c->max_failovers,
                                .attainment = c->attainment, .seed = c->seed, .max_prefix_entries = c->prefix_index ? PREFIX_ENTRIES : 0,
                                .n_classes = c->n_classes, .n_thetas = c->n_priors};
-    for (uint32_t i = 0; i < c->n_classes; i++) {
-        k.classes[i] = (struct td_core_class){.ttft_ms = c->classes[i].ttft_ms, .tpot_ms = c->classes[i].tpot_ms, .weight = c->classes[i].weight};
-        snprintf(k.classes[i].name, sizeof k.classes[i].name, "class%u", i);
-    }
+    memcpy(k.classes, c->classes, sizeof k.classes);
     for (uint32_t i = 0; i < c->n_priors; i++) k.thetas[i] = theta_of(c->priors[i], c->link_tau_s, c->link_bytes_per_s);
     td_status s = mode_of(c->mode, &k.mode, err);
     if (s) return s;
@@ -163,6 +160,7 @@ void td_port_arrive(struct td_port *p, uint64_t now, const struct td_port_reques
                                    .a = r->n_prompt,
                                    .b = r->max_output,
                                    .c = r->slo_class,
+                                   .d = r->tenant,
                                    .hashes = r->hashes,
                                    .n_hashes = r->n_hashes,
                                    .hash_tokens = r->hash_tokens});

@@ -9,16 +9,16 @@
 #include "bench/sim/perf.h"
 #include "router/core/core.h"
 
-#define TD_PORT_MAX_CLASSES 8
+#define TD_PORT_MAX_PRIORS 8
 
 struct td_port_config {
     const char *mode, *policy;              /* pd | colocated | hybrid; a name of td_port_policies() */
     uint32_t max_requests, max_queued, hybrid_local_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, max_failovers;
     double attainment;
     uint64_t seed;
-    struct td_port_class { double ttft_ms, tpot_ms, weight; } classes[TD_PORT_MAX_CLASSES]; /* objectives, 0 = none */
+    struct td_core_class classes[TD_CORE_MAX_CLASSES];
     uint32_t n_classes;
-    const struct td_perf *priors[TD_PORT_MAX_CLASSES];  /* node class i's latency prior; NULL = unknown */
+    const struct td_perf *priors[TD_PORT_MAX_PRIORS];  /* node class i's latency prior; NULL = unknown */
     double link_bytes_per_s, link_tau_s;
     uint32_t n_priors;
     bool prefix_index;
@@ -34,7 +34,7 @@ struct td_port_snapshot {
     uint32_t n_steps, n_added, n_evicted;
     const uint64_t *added, *evicted;        /* prefix blocks */
 };
-struct td_port_request { uint32_t slot, slo_class; uint64_t id, n_prompt, max_output; const uint64_t *hashes; uint32_t n_hashes, hash_tokens; };
+struct td_port_request { uint32_t slot, slo_class; uint64_t tenant, id, n_prompt, max_output; const uint64_t *hashes; uint32_t n_hashes, hash_tokens; };
 struct td_port_leg { uint32_t slot, attempt; uint64_t id; };
 
 struct td_port;

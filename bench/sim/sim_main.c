@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "bench/sim/heap.h"
+#include "bench/sim/mix.h"
 #include "bench/sim/sim.h"
 #include "common/base/clock.h"
 #include "common/base/options.h"
@@ -129,7 +130,7 @@ td_status td_sim_faults_parse(const char *text, struct td_sim_fault **ret_faults
 /* ---- options ------------------------------------------------------------------------------------------------------------------------- */
 
 struct sim_options {
-    const char *mode, *policy, *fleet, *latency, *arrival, *rate, *isl, *osl, *trace, *faults, *json, *csv, *decision_log;
+    const char *mode, *policy, *fleet, *latency, *arrival, *rate, *isl, *osl, *trace, *slo_class, *class_mix, *tenants, *faults, *json, *csv, *decision_log;
     int64_t prefill, decode, requests, seeds, seed, block_size, max_batch, max_step_tokens, max_seqs, max_prompt, max_output, max_requests,
         max_queued;
     uint64_t kv_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, hybrid_local_tokens;
@@ -171,6 +172,10 @@ static const struct td_option sim_table[] = {
     {"osl", TD_OPT_STR, "128", 0, 0, NULL, OFF(osl), "output tokens, likewise"},
     {"ttft", TD_OPT_F64, "400", 0, 1e9, NULL, OFF(ttft), "TTFT objective in ms; 0 = none"},
     {"tpot", TD_OPT_F64, "50", 0, 1e9, NULL, OFF(tpot), "TPOT objective in ms; 0 = none"},
+    {"slo_class", TD_OPT_STR, "", 0, 0, NULL, OFF(slo_class),
+     "classes as the router takes them, instead of ttft and tpot: \"gold:ttft=450,tpot=40,weight=4 bulk:ttft=5000,best_effort\""},
+    {"class_mix", TD_OPT_STR, "", 0, 0, NULL, OFF(class_mix), "shares of the arrivals: \"gold=1 bulk=3\"; empty = each class the same"},
+    {"tenants", TD_OPT_STR, "", 0, 0, NULL, OFF(tenants), "tenants and their shares of the arrivals: \"acme=3 flood:bulk=10\" (flood's are all bulk)"},
     {"attainment", TD_OPT_F64, "0.9", 0.5, 0.999, NULL, OFF(attainment), "share of requests that should meet both"},
     {"warmup", TD_OPT_F64, "20", 0, 1e9, NULL, OFF(warmup), "seconds of arrivals that do not count, at the start"},
     {"cooldown", TD_OPT_F64, "0", 0, 1e9, NULL, OFF(cooldown), "the same at the end"},
@@ -231,11 +236,9 @@ static td_status config_of(const struct sim_options *o, struct td_sim_config *c,
     r->queue_timeout_ms = (uint32_t)o->queue_timeout_ms;
     r->stall_ms = (uint32_t)o->stall_ms;
     r->attainment = o->attainment;
-    r->classes[0] = (struct td_port_class){o->ttft, o->tpot, 1};
-    r->n_classes = 1;
     r->link_bytes_per_s = o->nic_gbs * 1e9;
     r->link_tau_s = o->tau_us / 1e6;
-    for (uint32_t i = 0; o->tell_priors && i < c->n_groups && i < TD_PORT_MAX_CLASSES; i++, r->n_priors++) r->priors[i] = &c->groups[i].perf;
+    for (uint32_t i = 0; o->tell_priors && i < c->n_groups && i < TD_PORT_MAX_PRIORS; i++, r->n_priors++) r->priors[i] = &c->groups[i].perf;
     c->block_size = (int32_t)o->block_size;
     c->prefix_cache = o->prefix_cache;
     c->overlap = o->overlap;
@@ -245,8 +248,6 @@ static td_status config_of(const struct sim_options *o, struct td_sim_config *c,
     c->snapshot_ns = (uint64_t)(o->snapshot_ms * 1e6);
     c->kv_bytes_per_token = o->kv_bytes;
     c->step_noise = o->noise;
-    c->ttft_s = o->ttft / 1e3;
-    c->tpot_s = o->tpot / 1e3;
     c->warmup_s = o->warmup;
     c->cooldown_s = o->cooldown;
     c->grace_s = o->grace;
@@ -275,6 +276,7 @@ struct sweep {
     const struct sim_options *o;
     struct td_sim_config config;
     struct td_sim_load load;
+    struct td_sim_mix mix;
     struct td_sim_trace file, *from;
     char policies[MAX_LIST][32], modes[3][32];
     uint32_t n_policies, n_modes, n_rates, n_rows;
@@ -284,10 +286,44 @@ struct sweep {
     bool violated;
 };
 
+/* Part 0 is all of a run; then each class, when there are several, and each tenant. */
+static uint32_t n_parts(const struct sweep *w) { return 1 + (w->mix.n_classes > 1 ? w->mix.n_classes : 0) + w->mix.n_tenants; }
+
+static void summarise_part(const struct sweep *w, const struct td_sim_result *r, uint32_t part, struct td_sim_summary *ret)
+{
+    uint32_t n_classes = w->mix.n_classes > 1 ? w->mix.n_classes : 0, tenant = part - n_classes;
+    if (part == 0) {
+        td_sim_summarise(&w->config, r, ret);
+    } else if (part <= n_classes) {
+        td_sim_summarise_part(&w->config, r, (int32_t)part - 1, -1, ret);
+        snprintf(ret->part, sizeof ret->part, "class %s", w->mix.classes[part - 1].name);
+    } else {
+        td_sim_summarise_part(&w->config, r, -1, (int32_t)tenant, ret);
+        snprintf(ret->part, sizeof ret->part, "tenant %s", w->mix.tenants[tenant - 1]);
+    }
+}
+
+static void print_part(struct sweep *w, const struct td_sim_summary *runs, uint32_t n_seeds)
+{
+    struct td_sim_summary pooled;
+    td_sim_pool(runs, n_seeds, &pooled);
+    if (w->o->per_seed && n_seeds > 1)
+        for (uint32_t k = 0; k < n_seeds; k++) td_sim_table_row(&runs[k], stdout);
+    td_sim_table_row(&pooled, stdout);
+    fflush(stdout);
+    for (uint32_t k = 0; k < n_seeds; k++) {
+        if (w->csv) td_sim_csv_row(&runs[k], w->csv);
+        if (w->json) {
+            fputs(w->n_rows++ ? ",\n  " : "\n  ", w->json);
+            td_sim_json_row(&runs[k], w->json);
+        }
+    }
+}
+
 static td_status run_point(struct sweep *w, double rate, struct td_err *err)
 {
-    uint32_t n_seeds = (uint32_t)w->o->seeds;
-    struct td_sim_summary *runs = td_sim_grow(NULL, n_seeds, sizeof *runs), pooled;
+    uint32_t n_seeds = (uint32_t)w->o->seeds, parts = n_parts(w);
+    struct td_sim_summary *runs = td_sim_grow(NULL, (size_t)n_seeds * parts, sizeof *runs); /* [part][seed] */
     td_status s = TD_OK;
     for (uint32_t k = 0; k < n_seeds && !s; k++) {
         struct td_sim_trace trace;
@@ -302,10 +338,13 @@ static td_status run_point(struct sweep *w, double rate, struct td_err *err)
         uint64_t t0 = td_now_ns();
         if (!s) s = td_sim_run(&w->config, &trace, meter_share, &w->meter, &result, err);
         if (!s) {
-            td_sim_summarise(&w->config, &result, &runs[k]);
-            runs[k].wall_s = (double)(td_now_ns() - t0) / 1e9;
-            runs[k].rate = rate;
-            runs[k].cv = w->load.arrival == TD_ARRIVAL_GAMMA ? w->load.cv : 1;
+            for (uint32_t part = 0; part < parts; part++) {
+                struct td_sim_summary *x = &runs[part * n_seeds + k];
+                summarise_part(w, &result, part, x);
+                x->wall_s = (double)(td_now_ns() - t0) / 1e9;
+                x->rate = rate;
+                x->cv = w->load.arrival == TD_ARRIVAL_GAMMA ? w->load.cv : 1;
+            }
             if (result.n_violations) {
                 w->violated = true;
                 fprintf(stderr, "tandem sim: seed %llu: %u violations, the first %s\n", (unsigned long long)w->load.seed, result.n_violations,
@@ -317,19 +356,8 @@ static td_status run_point(struct sweep *w, double rate, struct td_err *err)
         w->meter.done += w->meter.span_s;
     }
     if (!s) {
-        td_sim_pool(runs, n_seeds, &pooled);
         if (w->meter.on && w->meter.p.is_tty) fputs("\r\033[K", stderr);
-        if (w->o->per_seed && n_seeds > 1)
-            for (uint32_t k = 0; k < n_seeds; k++) td_sim_table_row(&runs[k], stdout);
-        td_sim_table_row(&pooled, stdout);
-        fflush(stdout);
-        for (uint32_t k = 0; k < n_seeds; k++) {
-            if (w->csv) td_sim_csv_row(&runs[k], w->csv);
-            if (w->json) {
-                fputs(w->n_rows++ ? ",\n  " : "\n  ", w->json);
-                td_sim_json_row(&runs[k], w->json);
-            }
-        }
+        for (uint32_t part = 0; part < parts; part++) print_part(w, runs + (size_t)part * n_seeds, n_seeds);
     }
     free(runs);
     return s;
@@ -367,6 +395,9 @@ static td_status sweep_open(struct sweep *w, struct td_err *err)
                                               : o->arrival[0] == 'c' ? TD_ARRIVAL_CONSTANT
                                                                      : TD_ARRIVAL_TRACE};
     if (o->requests) w->load.duration_s = 0;
+    if (!s) s = td_sim_mix_parse(o->slo_class, o->class_mix, o->tenants, o->ttft, o->tpot, &w->mix, &w->load, err);
+    memcpy(w->config.router.classes, w->mix.classes, sizeof w->mix.classes);
+    w->config.router.n_classes = w->mix.n_classes;
     if (!s) s = td_sim_length_parse(o->isl, "isl", &w->load.isl, err);
     if (!s) s = td_sim_length_parse(o->osl, "osl", &w->load.osl, err);
     if (!s && o->trace[0]) {

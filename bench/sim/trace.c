@@ -192,6 +192,32 @@ td_status td_sim_trace_read(const char *path, bool spread, struct td_sim_trace *
 
 /* ---- a run's requests ---------------------------------------------------------------------------------------------------------------- */
 
+/* Index i with probability share(i) / sum. */
+static uint32_t draw_share(struct td_sim_rng *r, const double *share, size_t stride, uint32_t n)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i++) sum += *(const double *)(const void *)((const char *)share + i * stride);
+    double at = td_sim_rng_uniform(r) * sum;
+    uint32_t last = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        double s = *(const double *)(const void *)((const char *)share + i * stride);
+        if (s > 0) last = i;
+        if ((at -= s) < 0) break;
+    }
+    return last;
+}
+
+static void draw_owner(struct td_sim_rng *r, const struct td_sim_load *l, struct td_sim_request *q)
+{
+    int32_t fixed = -1;
+    if (l->n_tenants) {
+        q->tenant = 1 + draw_share(r, &l->tenants[0].share, sizeof l->tenants[0], l->n_tenants);
+        fixed = l->tenants[q->tenant - 1].slo_class;
+    }
+    if (fixed >= 0) q->slo_class = (uint32_t)fixed;
+    else if (l->n_classes > 1) q->slo_class = draw_share(r, l->class_share, sizeof l->class_share[0], l->n_classes);
+}
+
 td_status td_sim_trace_make(const struct td_sim_load *l, const struct td_sim_trace *file, struct td_sim_trace *ret, struct td_err *err)
 {
     if (l->arrival == TD_ARRIVAL_TRACE && !file) return td_fail(err, TD_ERR_INVALID, "arrival is trace, and there is no trace file");
@@ -200,8 +226,9 @@ td_status td_sim_trace_make(const struct td_sim_load *l, const struct td_sim_tra
     if (l->arrival != TD_ARRIVAL_TRACE && l->n_requests == 0 && !(l->duration_s > 0))
         return td_fail(err, TD_ERR_INVALID, "give a duration or a number of requests");
     /* Arrivals are the portable generator from the seed itself (s = seed), so that published check values can be repeated; lengths are a stream
-     * beside it. */
-    struct td_sim_rng arrivals = {l->seed}, lengths = td_sim_rng_stream(l->seed, 1);
+     * beside it, and so are owners: the same seed has the same arrivals and lengths whatever the mix. */
+    struct td_sim_rng arrivals = {l->seed}, lengths = td_sim_rng_stream(l->seed, 1),
+                      owners = td_sim_rng_stream(l->seed, 4);
     struct td_sim_trace t = {.hash_tokens = file ? file->hash_tokens : 0};
     uint32_t capacity = 0, at_row = 0;
     double now_s = 0, scale = l->time_scale > 0 ? l->time_scale : 1;
@@ -242,6 +269,7 @@ td_status td_sim_trace_make(const struct td_sim_load *l, const struct td_sim_tra
         }
         if (l->duration_s > 0 && now_s >= l->duration_s) break;
         r.at_ns = (uint64_t)llround(now_s * 1e9);
+        draw_owner(&owners, l, &r);
         *append(&t, &capacity) = r;
     }
     if (t.n == 0) {

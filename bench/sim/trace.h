@@ -15,8 +15,11 @@ struct td_sim_request {
     uint64_t at_ns;
     int32_t n_prompt, n_output;
     uint32_t hash_at, n_hashes;     /* into the trace's hashes: chain ids of the prompt's leading blocks of hash_tokens tokens */
-    uint32_t slo_class;
+    uint32_t slo_class, tenant;     /* tenant: 1..; 0 = none */
 };
+
+#define TD_SIM_MAX_CLASSES 16
+#define TD_SIM_MAX_TENANTS 64
 
 struct td_sim_trace {
     struct td_sim_request *requests;
@@ -41,6 +44,10 @@ struct td_sim_load {
     double time_scale;              /* of a file's arrivals: 0.5 = twice as fast; 0 = 1 */
     int32_t max_prompt, max_output; /* longer requests of a file are left out; 0 = none */
     uint64_t seed;
+    /* Whose the requests are, by shares: of the drawn ones and of a file's alike. 0 classes = all of class 0, 0 tenants = none. */
+    double class_share[TD_SIM_MAX_CLASSES];
+    struct { double share; int32_t slo_class; /* -1 = by class_share */ } tenants[TD_SIM_MAX_TENANTS];
+    uint32_t n_classes, n_tenants;
 };
 
 /* Reads lengths (and arrivals, hashes) of a file; the format is told by its contents. */

@@ -42,6 +42,22 @@ def test_sweep(folder):
     assert again.stdout == p.stdout, "the same seeds gave other rows"
 
 
+def test_parts(folder):
+    """Several classes and tenants: a row for each under the whole's, in the table, the CSV and the JSON."""
+    j, c = os.path.join(folder, "m.json"), os.path.join(folder, "m.csv")
+    p = run("sim", "--rate", "8", "--duration", "40", "--warmup", "5", "--slo-class", "gold:ttft=400,tpot=50,weight=4 bulk:ttft=5000,tpot=100", "--class-mix",
+            "gold=1 bulk=3", "--tenants", "acme=1 flood:bulk=4", "--json", j, "--csv", c, "--osl", "40", "--quiet")
+    names = ["all", "class gold", "class bulk", "tenant acme", "tenant flood"]
+    assert [" ".join(r.split()[:2]) for r in p.stdout.splitlines()[2:]] == names[1:], p.stdout
+    with open(c, encoding="utf-8", newline="") as f:
+        table = list(csv.DictReader(f))
+    with open(j, encoding="utf-8") as f:
+        runs = json.load(f)["runs"]
+    assert [r["part"] for r in table] == [r["part"] for r in runs] == names
+    n = [int(r["n"]) for r in table]
+    assert n[0] == n[1] + n[2] == n[3] + n[4] and n[2] > n[1] > 0 and n[4] > n[3] > 0, n
+
+
 def test_replay(folder):
     log = os.path.join(folder, "d.log")
     run("sim", "--mode", "hybrid", "--rate", "5", "--duration", "10", "--warmup", "0", "--decision-log", log, "--quiet", "--faults", "crash:3@2-5", "--check")
@@ -99,6 +115,8 @@ def test_refusals(folder):
         (["sim", "--arrival", "trace"], 2, "no trace file"),
         (["sim", "--ttft", "nan"], 2, "ttft"),
         (["sim", "--lose", "2"], 2, "lose"),
+        (["sim", "--class-mix", "gold=1"], 2, "gold"),
+        (["sim", "--tenants", "a=b"], 2, "share of a"),
         (["plan", "--model", "gpt-9"], 2, "gpt-9"),
         (["plan", "--ttft", "1"], 1, "no layout"),
         (["plan", "--prefix", "512"], 2, "prefix is 512"),
@@ -109,7 +127,7 @@ def test_refusals(folder):
 
 
 def main():
-    for test in (test_sweep, test_replay, test_plan, test_refusals):
+    for test in (test_sweep, test_parts, test_replay, test_plan, test_refusals):
         with tempfile.TemporaryDirectory() as folder:
             test(folder)
         print(f"{test.__name__}: ok")

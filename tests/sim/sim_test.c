@@ -14,6 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "bench/sim/mix.h"
 #include "bench/sim/plan.h"
 #include "bench/sim/rng.h"
 #include "bench/sim/sim.h"
@@ -527,6 +528,77 @@ static void test_small_languages(void **state)
     assert_non_null(strstr(err.msg, "isl is \"1e12\""));
 }
 
+/* Classes and tenants: shares are kept, a seed's arrivals and lengths do not depend on the mix, and the parts of a run add up to it. */
+static void test_mix(void **state)
+{
+    (void)state;
+    static const char *const bad[][4] = {
+        {"gold:ttft=-1", "", "", "ttft"}, {"a b", "c=1", "", "c"}, {"a b", "a=0", "", "share of a"}, {"a b", "a=1 a=2", "", "a is given twice"},
+        {"a b", "a", "", "\"a\" is not NAME=SHARE"}, {"a", "", "t=x", "share of t"}, {"a", "", "t:b=1", "slo_class is \"b\""},
+        {"a", "", "t=1 t=2", "t is given twice"}, {"a", "", "t*=1", "name \"t*\""}, {"a b", "a:b=1", "", "a:b"}, {"a", "", "=1", "name \"\""},
+    };
+    struct td_sim_load l = {.arrival = TD_ARRIVAL_POISSON, .rate = 14, .n_requests = 3000, .isl = {TD_LENGTH_LOGNORMAL, 300, 0.8},
+                            .osl = {TD_LENGTH_LOGNORMAL, 40, 0.7}, .seed = 5};
+    struct td_sim_mix m;
+    struct td_err err;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        err = (struct td_err){0};
+        if (td_sim_mix_parse(bad[i][0], bad[i][1], bad[i][2], 0, 0, &m, &l, &err) == TD_OK) fail_msg("bad mix %zu was taken", i);
+        if (!strstr(err.msg, bad[i][3])) fail_msg("bad mix %zu: %s", i, err.msg);
+    }
+    struct td_sim_trace plain, t;
+    l.n_classes = l.n_tenants = 0;
+    assert_int_equal(td_sim_trace_make(&l, NULL, &plain, &err), TD_OK);
+    if (td_sim_mix_parse("gold:ttft=400,tpot=40,weight=4 bulk:ttft=4000 none", "gold=1, bulk=3", "acme=3 flood:bulk=6 small:gold=1", 0, 0, &m, &l, &err))
+        fail_msg("%s", err.msg);
+    assert_int_equal(td_sim_trace_make(&l, NULL, &t, &err), TD_OK);
+    assert_int_equal(t.n, plain.n);
+    uint32_t by_class[3] = {0}, by_tenant[4] = {0};
+    for (uint32_t i = 0; i < t.n; i++) {
+        assert_true(t.requests[i].at_ns == plain.requests[i].at_ns && t.requests[i].n_prompt == plain.requests[i].n_prompt && plain.requests[i].tenant == 0);
+        by_class[t.requests[i].slo_class]++;
+        by_tenant[t.requests[i].tenant]++;
+        if (t.requests[i].tenant > 1) assert_int_equal(t.requests[i].slo_class, t.requests[i].tenant == 2);
+    }
+    assert_int_equal(by_tenant[0] + by_class[2], 0); /* every tenant has a share and one class has none */
+    assert_in_range(by_tenant[1], 840, 960);
+    assert_in_range(by_tenant[2], 1720, 1880);
+    assert_in_range(by_class[0], 460, 590);          /* a quarter of acme's, and small's */
+    /* The parts add up, and each request is judged by its own class. */
+    struct td_sim_config c;
+    fleet_of(&c, 2, 2, 0);
+    c.router.max_requests = 4096;
+    memcpy(c.router.classes, m.classes, sizeof m.classes);
+    c.router.n_classes = m.n_classes;
+    c.ttft_s = 1e-9; /* of no consequence then */
+    struct td_sim_result r = run(&c, &t);
+    struct td_sim_summary all, part;
+    td_sim_summarise(&c, &r, &all);
+    uint32_t n = 0, good = 0, rejected = 0;
+    for (int32_t k = 0; k < 3; k++, n += part.n, good += part.n_good, rejected += part.n_rejected) {
+        td_sim_summarise_part(&c, &r, k, -1, &part);
+        if (k == 2) assert_int_equal(part.n, 0);
+    }
+    assert_true(n == all.n && good == all.n_good && rejected == all.n_rejected && good > 0);
+    n = good = 0;
+    for (int32_t k = 1; k <= 3; k++, n += part.n, good += part.n_good) td_sim_summarise_part(&c, &r, -1, k, &part);
+    assert_true(n == all.n && good == all.n_good);
+    uint32_t met[2] = {0};
+    for (uint32_t i = 0; i < r.n; i++) {
+        const struct td_sim_outcome *o = &r.outcomes[i];
+        if (o->status != TD_SIM_OK) continue;
+        double ttft = (double)(o->first_ns - o->at_ns) / 1e6, tpot = o->n_output > 1 ? (double)(o->end_ns - o->first_ns) / 1e6 / (o->n_output - 1) : 0;
+        met[o->slo_class] += o->slo_class ? ttft <= 4000 : ttft <= 400 && tpot <= 40;
+    }
+    for (int32_t k = 0; k < 2; k++) {
+        td_sim_summarise_part(&c, &r, k, -1, &part);
+        if (part.n_good > met[k] || part.n_good + 5 < met[k]) fail_msg("class %d: %u good, its own objectives say %u", k, part.n_good, met[k]);
+    }
+    td_sim_result_free(&r);
+    td_sim_trace_free(&t);
+    td_sim_trace_free(&plain);
+}
+
 /* Configurations that cannot be are refused with their field. */
 static void test_bad_configs(void **state)
 {
@@ -566,14 +638,12 @@ static struct td_sim_summary policy_point(const char *policy, double rate, doubl
     c.groups[1].decode = true;
     c.n_groups = 2;
     c.router.policy = policy;
-    c.router.classes[0] = (struct td_port_class){400, 50, 1};
+    c.router.classes[0] = (struct td_core_class){.name = "default", .ttft_ms = 400, .tpot_ms = 50, .weight = 1};
     c.router.n_classes = 1;
     c.router.priors[0] = c.router.priors[1] = &g.perf;
     c.router.n_priors = 2;
     c.router.link_bytes_per_s = 12.5e9;
     c.router.link_tau_s = 2e-5;
-    c.ttft_s = 0.4;
-    c.tpot_s = 0.05;
     c.warmup_s = 20;
     c.grace_s = 20;
     struct td_sim_summary runs[3], s;
@@ -717,7 +787,7 @@ int main(void)
         cmocka_unit_test(test_planted_leak),       cmocka_unit_test(test_crash),           cmocka_unit_test(test_preemption),
         cmocka_unit_test(test_prefix_cache),       cmocka_unit_test(test_arrivals),        cmocka_unit_test(test_trace_files),
         cmocka_unit_test(test_latency_files),      cmocka_unit_test(test_small_languages), cmocka_unit_test(test_bad_configs),
-        cmocka_unit_test(test_policies), cmocka_unit_test(test_plan_flip),          cmocka_unit_test(test_plan_target),
+        cmocka_unit_test(test_mix),                cmocka_unit_test(test_policies), cmocka_unit_test(test_plan_flip),          cmocka_unit_test(test_plan_target),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
