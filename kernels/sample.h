@@ -15,6 +15,7 @@
 #include "common/base/status.h"
 
 #define TD_SAMPLE_MAX_TOP 20
+#define TD_SAMPLE_MAX_BIAS 1024
 #define TD_SAMPLE_MAX_VOCAB (1 << 19)
 
 struct td_sample_bias {

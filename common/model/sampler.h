@@ -15,8 +15,8 @@
 #include "common/base/status.h"
 #include "kernels/sample.h"
 
-#define TD_MAX_LOGIT_BIAS 1024
-#define TD_MAX_TOP_LOGPROBS 20
+#define TD_MAX_LOGIT_BIAS TD_SAMPLE_MAX_BIAS
+#define TD_MAX_TOP_LOGPROBS TD_SAMPLE_MAX_TOP
 #define TD_MAX_STOP_TOKENS 128
 
 struct td_logit_bias { int32_t token; float bias; };
