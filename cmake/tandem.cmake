@@ -14,12 +14,17 @@ set(CMAKE_C_FLAGS_RELWITHDEBINFO "-O2 -g")
 set(CMAKE_C_FLAGS_RELEASE "-O2 -g -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2")
 set(CMAKE_C_FLAGS_DEBUG "-O1 -g -U_FORTIFY_SOURCE")   # the sanitizer builds
 
+foreach(type RELWITHDEBINFO RELEASE DEBUG)
+  set(CMAKE_CXX_FLAGS_${type} "${CMAKE_C_FLAGS_${type}}")
+endforeach()
+
 find_package(Threads REQUIRED)
 
 add_library(td_flags INTERFACE)
 target_compile_definitions(td_flags INTERFACE _GNU_SOURCE TD_VERSION="${PROJECT_VERSION}")
 # -ffp-contract=off: the same C must give the same bits in every build and file; kernels that want FMA say so.
-target_compile_options(td_flags INTERFACE -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla
+target_compile_options(td_flags INTERFACE -Wall -Wextra -Werror -Wshadow -Wvla
+  $<$<COMPILE_LANGUAGE:C>:-Wstrict-prototypes> $<$<COMPILE_LANGUAGE:C>:-Wmissing-prototypes>
   -fno-strict-aliasing -fno-common -ffp-contract=off
   # snprintf into a bounded message may cut it: that is what it is for.
   $<$<C_COMPILER_ID:GNU>:-Wno-format-truncation>

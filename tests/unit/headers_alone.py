@@ -18,6 +18,13 @@ from tree import ROOT, code_only, read, source_files
 
 # Bodies that are written once and included by one file per instruction set, after the header that defines the vectors of that set.
 TEMPLATES = ("kernels/cpu/*_simd.h",)
+# CUDA's headers, compiled as the emulated GPU's C++ is: with the flags of a .cu file. Left out of a build that has none.
+CUDA = ("kernels/cuda/*.h", "kernels/cuda/emu/emu.h")
+CUDA_BUT_C = "kernels/cuda/emu/*.h"
+
+
+def is_cuda(header):
+    return header == CUDA[1] or (fnmatch.fnmatch(header, CUDA[0]) and not fnmatch.fnmatch(header, CUDA_BUT_C))
 
 
 def last_word(path):
@@ -25,7 +32,7 @@ def last_word(path):
 
 
 def compile_flags(build_dir):
-    """folder -> {last word of a source file's name: its flags, without what names the file itself}."""
+    """folder -> {last word of a source file's name: its flags, without what names the file itself}. Of .cu files: folder "cuda"."""
     with open(os.path.join(build_dir, "compile_commands.json"), encoding="utf-8") as f:
         commands = json.load(f)
     flags = {}
@@ -41,15 +48,19 @@ def compile_flags(build_dir):
                 skip = True
             elif word not in ("-MD", "-g", "-w"):
                 kept.append(word)
-        flags.setdefault(os.path.dirname(path), {}).setdefault(last_word(path), kept)
+        folder = "cuda" if path.endswith(".cu") else os.path.dirname(path)
+        if folder == "cuda" and "-DTD_CUDA_EMULATE" not in kept:
+            continue  # nvcc's
+        flags.setdefault(folder, {}).setdefault(last_word(path), kept)
     return flags
 
 
 def compile_header(flags, header, root, scratch):
+    language = "c++" if "c++" in flags else "c"
     source = os.path.join(scratch, "alone.c")
     with open(source, "w", encoding="utf-8") as f:
         f.write(f'#include "{header}"\nextern int td_alone;\n')
-    return subprocess.run(flags + ["-I", root, "-fsyntax-only", "-x", "c", source], capture_output=True, text=True, check=False)
+    return subprocess.run(flags + ["-I", root, "-fsyntax-only", "-x", language, source], capture_output=True, text=True, check=False)
 
 
 def self_test(flags, scratch):
@@ -73,6 +84,8 @@ def main():
             folder = os.path.dirname(header)
             while folder and folder not in flags:
                 folder = os.path.dirname(folder)
+            if is_cuda(header):
+                folder = "cuda" if "cuda" in flags else ""
             if not folder:
                 left_out.append(header)
                 continue
