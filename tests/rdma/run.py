@@ -35,8 +35,7 @@ TESTS = [
     ("xfer_cut", 60, XFER + " a_cut_connection*"),
     ("xfer_random", 120, "env TANDEM_XFER_SOAK=60 " + XFER + " random_transfers*child*"),
     ("xfer_liar", 120, "env TANDEM_XFER_REAL=rxe0,rxe1 BIN/xfer_liar_test"),
-    ("cluster", 400, PYTEST + " tests/rdma/test_rdma_cluster.py -k 'not long and not killed'"),
-    ("cluster_kill", 300, PYTEST + " tests/rdma/test_rdma_cluster.py -k killed_workers"),
+    ("cluster", 600, PYTEST + " tests/rdma/test_rdma_cluster.py -k 'not long'"), # one program: gRPC's import alone takes half a minute there
 ]
 LONG = [  # a stop is noticed after seconds, so those tests are here
     ("cluster_long", 600, PYTEST + " tests/rdma/test_rdma_cluster.py -k long"),

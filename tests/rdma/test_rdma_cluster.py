@@ -273,7 +273,7 @@ def bytes_per_packet(c, want):
     return (after_bytes - n_bytes) / (after_packets - n_packets)
 
 
-def test_one_end_has_a_small_mtu(cluster, want):
+def test_long_one_end_has_a_small_mtu(cluster, want):
     """Set while its link is down: links that come after it go by the smaller of both ports. (Under a link that stands Soft-RoCE would send what is too large
     for ever: it takes seven retries for any number.)"""
     assert bytes_per_packet(cluster, want) > 1024
@@ -297,7 +297,7 @@ def exits_by_kill(c, names):
     return [name for name in names if c.workers[name].process.poll() == -signal.SIGKILL]
 
 
-def test_bf16():
+def test_long_bf16():
     want = one_process("bf16")
     with RdmaCluster(dtype="bf16", worker_args=["--no-prefix-cache"]) as c, stalls_explained(c):
         send(c, want, 3)
