@@ -61,7 +61,7 @@ struct td_kv_pool {
     struct td_kv_layout layout;
     struct td_arena arena;
     int32_t n_blocks;
-    bool prefix_cache;
+    bool prefix_cache, is_borrowed;
     struct block *blocks;
     int32_t *tokens;             /* [n_blocks][block_size], of published blocks; NULL without prefix cache */
     int32_t *buckets;            /* [n_buckets], first block or NONE */
@@ -469,7 +469,10 @@ td_status td_kv_pool_create(const struct td_kv_pool_config *config, struct td_kv
         memset(p->buckets, 0xff, n_buckets * sizeof *p->buckets);
         p->seed = td_random_u64();
     }
-    td_status status = td_arena_create(n * p->layout.block_bytes, config->shareable, "tandem-kv", &p->arena, err);
+    td_status status = TD_OK;
+    p->is_borrowed = config->borrowed != NULL;
+    if (p->is_borrowed) p->arena = (struct td_arena){.base = config->borrowed, .bytes = n * p->layout.block_bytes, .memfd = -1};
+    else status = td_arena_create(n * p->layout.block_bytes, config->shareable, "tandem-kv", &p->arena, err);
     if (status) {
         p->arena = (struct td_arena){.memfd = -1};
         td_kv_pool_destroy(p);
@@ -489,7 +492,7 @@ err_nomem:
 void td_kv_pool_destroy(struct td_kv_pool *pool)
 {
     if (!pool) return;
-    if (pool->arena.base) td_arena_destroy(&pool->arena);
+    if (pool->arena.base && !pool->is_borrowed) td_arena_destroy(&pool->arena);
     free(pool->blocks);
     free(pool->buckets);
     free(pool->tokens);

@@ -22,13 +22,14 @@ struct td_kv_pool_config {
     int32_t n_blocks;
     bool shareable;            /* back the arena by a memfd, for the shm transfer */
     bool prefix_cache;         /* keep published blocks after release */
+    void *borrowed;            /* NULL: an arena of its own; else memory for n_blocks blocks, which may be a device's: the pool never touches bytes */
 };
 
 td_status td_kv_pool_create(const struct td_kv_pool_config *config, struct td_kv_pool **ret_pool, struct td_err *err);
 void td_kv_pool_destroy(struct td_kv_pool *pool);
 
 const struct td_kv_layout *td_kv_pool_layout(const struct td_kv_pool *pool);
-const struct td_arena *td_kv_pool_arena(const struct td_kv_pool *pool);
+const struct td_arena *td_kv_pool_arena(const struct td_kv_pool *pool);          /* borrowed memory: base and bytes alone */
 uint8_t *td_kv_pool_block(const struct td_kv_pool *pool, int32_t block_id);      /* first byte of a block */
 uint32_t td_kv_pool_generation(const struct td_kv_pool *pool, int32_t block_id);
 

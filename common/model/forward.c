@@ -1,6 +1,6 @@
-/* forward.c - one ragged batch through the layers, written once against td_ops.
+/* forward.c - one ragged batch through the layers, written once against td_ops: also a device's steps (forward_device.c) walk this list.
  *
- * One td_thread_pool_run per call: every member walks the same list of entries, computes its part of each, and meets the others at
+ * On the host: one td_thread_pool_run per call: every member walks the same list of entries, computes its part of each, and meets the others at
  * a barrier. Between two entries without a barrier nothing that one part writes is read by another.
  *
  *   embed | per layer: norm | prepare | qkv | (q/k norm |) rope | store | attn | prepare | o += | norm | prepare | gate,up | silu |
@@ -16,25 +16,7 @@
 #include "common/model/model_internal.h"
 
 #define ROWS_MAX (1 << 20)
-#define ALIGN_BYTES ((size_t)64)
-
-struct td_workspace {
-    const struct td_model *model;
-    int32_t max_rows, max_logit_rows;
-    struct td_arena arena;
-    float *x;                          /* [max_rows, hidden]                    the residual stream                            */
-    float *h;                          /* [max_rows, hidden]                    normed input of a GEMM                         */
-    float *qkv;                        /* [max_rows, q + 2 kv]                                                                 */
-    float *attn;                       /* [max_rows, q]                                                                        */
-    float *mlp;                        /* [max_rows, 2 intermediate]            gate, then up; silu(gate) * up over gate       */
-    float *x_last;                     /* [max_logit_rows, hidden]              what is left after the last K and V            */
-    float *q_last;                     /* [max_logit_rows, q]                                                                  */
-    int32_t *position_last, *seq_last; /* [max_logit_rows] */
-    float *logits;                     /* [max_logit_rows, vocab]                                                              */
-    void *gemm_scratch;
-    uint8_t *attn_scratch;
-    size_t attn_scratch_bytes; /* per part */
-};
+#define ALIGN_BYTES ((size_t)256) /* a cache line of either world, and what copies of a device like */
 
 static size_t reserve(size_t *total, size_t n, size_t elem)
 {
@@ -63,6 +45,7 @@ td_status td_workspace_create(const struct td_model *model, int32_t max_rows, in
     ws->model = model;
     ws->max_rows = max_rows;
     ws->max_logit_rows = max_logit_rows;
+    ws->arena.memfd = -1;
 
     size_t rows = (size_t)max_rows, logit_rows = (size_t)max_logit_rows, hidden = (size_t)c->hidden,
            q = (size_t)c->n_heads * (size_t)c->head_dim, kv = (size_t)c->n_kv_heads * (size_t)c->head_dim, gemm = 0, total = 0;
@@ -76,15 +59,17 @@ td_status td_workspace_create(const struct td_model *model, int32_t max_rows, in
     size_t x = reserve(&total, rows * hidden, 4), h = reserve(&total, rows * hidden, 4),
            qkv = reserve(&total, rows * (q + 2 * kv), 4), attn = reserve(&total, rows * q, 4),
            mlp = reserve(&total, rows * 2 * (size_t)c->intermediate, 4), x_last = reserve(&total, logit_rows * hidden, 4),
-           q_last = reserve(&total, logit_rows * q, 4), p_last = reserve(&total, logit_rows, 4),
+           q_last = reserve(&total, logit_rows * (ops->device ? q + 2 * kv : q), 4), p_last = reserve(&total, logit_rows, 4),
            s_last = reserve(&total, logit_rows, 4), logits = reserve(&total, logit_rows * (size_t)c->vocab, 4),
-           g = reserve(&total, gemm, 1), a = reserve(&total, ws->attn_scratch_bytes, (size_t)td_thread_pool_size(model->threads));
-    td_status s = td_arena_create(total, 0, "workspace", &ws->arena, err);
+           g = reserve(&total, gemm, 1),
+           a = reserve(&total, ws->attn_scratch_bytes, ops->device ? 1 : (size_t)td_thread_pool_size(model->threads));
+    uint8_t *base = NULL;
+    td_status s = ops->device ? td_forward_device_create(ws, total, &base, err) : td_arena_create(total, 0, "workspace", &ws->arena, err);
     if (s) {
-        free(ws);
+        td_workspace_destroy(ws);
         return s;
     }
-    uint8_t *base = ws->arena.base;
+    if (!base) base = ws->arena.base;
     ws->x = (float *)(void *)(base + x);
     ws->h = (float *)(void *)(base + h);
     ws->qkv = (float *)(void *)(base + qkv);
@@ -104,6 +89,7 @@ td_status td_workspace_create(const struct td_model *model, int32_t max_rows, in
 void td_workspace_destroy(struct td_workspace *ws)
 {
     if (!ws) return;
+    td_forward_device_destroy(ws);
     td_arena_destroy(&ws->arena);
     free(ws);
 }
@@ -112,7 +98,7 @@ void td_workspace_destroy(struct td_workspace *ws)
 struct step {
     struct td_model *m;
     struct td_workspace *ws;
-    const struct td_forward_args *args;
+    const struct td_batch *batch;
     int part, n_parts;
 };
 
@@ -122,38 +108,58 @@ struct rows {
     const float *q;
     int64_t q_stride;
     const int32_t *positions, *row_seq;
+    const void *plan;
+    void *device_plan;
     int32_t n;
 };
 
+/* A device runs its entries in the order in which one thread issues them. */
 static void meet(const struct step *s)
 {
-    td_thread_pool_barrier(s->m->threads);
+    if (!s->m->ops->device) td_thread_pool_barrier(s->m->threads);
 }
 
-static void norm(const struct step *s, const struct rows *r, const float *w, float *out)
+static struct td_gemm_args gemm_args(const struct step *s, const struct td_weight *w, const float *x, int64_t x_stride, float *y,
+                                     const float *bias, int32_t n_rows, bool accumulate)
 {
-    int32_t dim = s->m->config.hidden;
-    struct td_rmsnorm_args a = {
-        .x = r->x, .w = w, .out = out, .n_rows = r->n, .dim = dim, .x_stride = dim, .out_stride = dim, .eps = s->m->config.rms_eps};
-    s->m->ops->rmsnorm(&a, s->part, s->n_parts);
-    meet(s);
+    return (struct td_gemm_args){.w = w,
+                                 .x = x,
+                                 .y = y,
+                                 .bias = bias,
+                                 .scratch = s->ws->gemm_scratch,
+                                 .n_rows = n_rows,
+                                 .x_stride = x_stride,
+                                 .y_stride = w->n_out,
+                                 .accumulate = accumulate};
 }
 
 static void gemm(const struct step *s, const struct td_weight *w, const float *x, int64_t x_stride, float *y, const float *bias,
                  int32_t n_rows, bool accumulate)
 {
-    struct td_gemm_args a = {.w = w,
-                             .x = x,
-                             .y = y,
-                             .bias = bias,
-                             .scratch = s->ws->gemm_scratch,
-                             .n_rows = n_rows,
-                             .x_stride = x_stride,
-                             .y_stride = w->n_out,
-                             .accumulate = accumulate};
+    struct td_gemm_args a = gemm_args(s, w, x, x_stride, y, bias, n_rows, accumulate);
     s->m->ops->gemm_prepare(&a, s->part, s->n_parts);
     meet(s);
     s->m->ops->gemm(&a, s->part, s->n_parts);
+    meet(s);
+}
+
+/* y = norm(x) . W^T */
+static void norm_gemm(const struct step *s, const struct rows *r, const float *norm, const struct td_weight *w, float *y, const float *bias)
+{
+    const struct td_ops *ops = s->m->ops;
+    int32_t dim = s->m->config.hidden;
+    float *h = s->ws->h;
+    struct td_rmsnorm_args n = {.x = r->x, .w = norm, .out = h, .n_rows = r->n, .dim = dim, .x_stride = dim, .out_stride = dim, .eps = s->m->config.rms_eps};
+    if (!ops->rmsnorm_prepare) {
+        ops->rmsnorm(&n, s->part, s->n_parts);
+        meet(s);
+        gemm(s, w, h, dim, y, bias, r->n, false);
+        return;
+    }
+    struct td_gemm_args g = gemm_args(s, w, h, dim, y, bias, r->n, false);
+    ops->rmsnorm_prepare(&n, &g, s->part, s->n_parts);
+    meet(s);
+    ops->gemm(&g, s->part, s->n_parts);
     meet(s);
 }
 
@@ -187,13 +193,7 @@ static void attend_prepare(const struct step *s, int32_t layer, const struct row
     int64_t stride = q + 2 * (int64_t)n_kv;
     float *qkv = s->ws->qkv;
 
-    norm(s, r, y->attn_norm, s->ws->h);
-    gemm(s, &y->qkv, s->ws->h, c->hidden, qkv, y->qkv_bias, r->n, false);
-    if (c->qk_norm) {
-        norm_heads(s, qkv, y->q_norm, c->n_heads, r->n, stride);
-        norm_heads(s, qkv + q, y->k_norm, c->n_kv_heads, r->n, stride);
-        meet(s);
-    }
+    norm_gemm(s, r, y->attn_norm, &y->qkv, qkv, y->qkv_bias);
     /* k's heads follow q's in the row: one call turns both. */
     struct td_rope_args rope = {.x = qkv,
                                 .cos_sin = s->m->cos_sin,
@@ -202,8 +202,6 @@ static void attend_prepare(const struct step *s, int32_t layer, const struct row
                                 .n_heads = c->n_heads + c->n_kv_heads,
                                 .head_dim = c->head_dim,
                                 .x_stride = stride};
-    ops->rope(&rope, s->part, s->n_parts);
-    meet(s);
     struct td_kv_store_args store = {.kv = *kv,
                                      .k = qkv + q,
                                      .v = qkv + q + n_kv,
@@ -211,8 +209,21 @@ static void attend_prepare(const struct step *s, int32_t layer, const struct row
                                      .v_stride = stride,
                                      .positions = r->positions,
                                      .row_seq = r->row_seq,
-                                     .block_tables = s->args->block_tables,
+                                     .block_tables = s->batch->block_tables,
                                      .n_rows = r->n};
+    if (ops->rope_store) {
+        struct td_rmsnorm_args q_norm = {.w = y->q_norm, .eps = c->rms_eps}, k_norm = {.w = y->k_norm, .eps = c->rms_eps};
+        ops->rope_store(c->qk_norm ? &q_norm : NULL, c->qk_norm ? &k_norm : NULL, &rope, &store, s->part, s->n_parts);
+        meet(s);
+        return;
+    }
+    if (c->qk_norm) {
+        norm_heads(s, qkv, y->q_norm, c->n_heads, r->n, stride);
+        norm_heads(s, qkv + q, y->k_norm, c->n_kv_heads, r->n, stride);
+        meet(s);
+    }
+    ops->rope(&rope, s->part, s->n_parts);
+    meet(s);
     ops->kv_store(&store, s->part, s->n_parts);
     meet(s);
 }
@@ -233,19 +244,28 @@ static void attend_and_mlp(const struct step *s, int32_t layer, const struct row
                                 .out_stride = q,
                                 .positions = r->positions,
                                 .row_seq = r->row_seq,
-                                .block_tables = s->args->block_tables,
+                                .block_tables = s->batch->block_tables,
                                 .n_rows = r->n,
                                 .n_heads = c->n_heads,
                                 .scale = 1.0f / sqrtf((float)c->head_dim),
                                 .window = c->window && layer >= c->window_first_layer ? c->window : 0,
                                 .scratch = ws->attn_scratch,
-                                .scratch_bytes_per_part = ws->attn_scratch_bytes};
+                                .scratch_bytes_per_part = ws->attn_scratch_bytes,
+                                .plan = r->plan,
+                                .device_plan = r->device_plan};
     s->m->ops->attn(&attn, s->part, s->n_parts);
     meet(s);
     gemm(s, &y->o, ws->attn, q, r->x, y->o_bias, r->n, true);
 
-    norm(s, r, y->mlp_norm, ws->h);
-    gemm(s, &y->gate_up, ws->h, c->hidden, ws->mlp, y->gate_up_bias, r->n, false);
+    norm_gemm(s, r, y->mlp_norm, &y->gate_up, ws->mlp, y->gate_up_bias);
+    if (s->m->ops->silu_mul_prepare) {
+        struct td_gemm_args down = gemm_args(s, &y->down, ws->mlp, wide, r->x, y->down_bias, r->n, true);
+        s->m->ops->silu_mul_prepare(ws->mlp, ws->mlp + c->intermediate, wide, wide, &down, s->part, s->n_parts);
+        meet(s);
+        s->m->ops->gemm(&down, s->part, s->n_parts);
+        meet(s);
+        return;
+    }
     s->m->ops->silu_mul(ws->mlp, ws->mlp, ws->mlp + c->intermediate, r->n, c->intermediate, wide, wide, wide, s->part, s->n_parts);
     meet(s);
     gemm(s, &y->down, ws->mlp, wide, r->x, y->down_bias, r->n, true);
@@ -254,58 +274,81 @@ static void attend_and_mlp(const struct step *s, int32_t layer, const struct row
 /* Copies what the wanted rows still need; the others end here. */
 static void keep_wanted(const struct step *s, struct rows *r)
 {
-    const struct td_forward_args *a = s->args;
+    const struct td_batch *b = s->batch;
     struct td_workspace *ws = s->ws;
     size_t hidden = (size_t)s->m->config.hidden, q = (size_t)s->m->config.n_heads * (size_t)s->m->config.head_dim;
-    for (int32_t i = s->part; i < a->n_logit_rows; i += s->n_parts) {
-        size_t from = (size_t)a->logit_rows[i], to = (size_t)i;
+    if (s->m->ops->device) { /* whole rows of qkv: embed picks rows that lie without gaps */
+        s->m->ops->embed(ws->x_last, r->x, TD_F32, b->logit_rows, b->n_logit_rows, (int32_t)hidden, s->part, s->n_parts);
+        s->m->ops->embed(ws->q_last, r->q, TD_F32, b->logit_rows, b->n_logit_rows, (int32_t)r->q_stride, s->part, s->n_parts);
+        *r = (struct rows){.x = ws->x_last,
+                           .q = ws->q_last,
+                           .q_stride = r->q_stride,
+                           .positions = b->position_last,
+                           .row_seq = b->seq_last,
+                           .plan = b->plan_last,
+                           .device_plan = b->device_plan_last,
+                           .n = b->n_logit_rows};
+        return;
+    }
+    for (int32_t i = s->part; i < b->n_logit_rows; i += s->n_parts) {
+        size_t from = (size_t)b->logit_rows[i], to = (size_t)i;
         memcpy(ws->x_last + to * hidden, r->x + from * hidden, hidden * sizeof(float));
         memcpy(ws->q_last + to * q, r->q + from * (size_t)r->q_stride, q * sizeof(float));
-        ws->position_last[i] = a->positions[from];
-        ws->seq_last[i] = a->row_seq[from];
+        ws->position_last[i] = b->positions[from];
+        ws->seq_last[i] = b->row_seq[from];
     }
     *r = (struct rows){.x = ws->x_last,
                        .q = ws->q_last,
                        .q_stride = (int64_t)q,
                        .positions = ws->position_last,
                        .row_seq = ws->seq_last,
-                       .n = a->n_logit_rows};
+                       .n = b->n_logit_rows};
     meet(s);
 }
 
-static void forward_part(void *ctx, int part, int n_parts)
+void td_forward_walk(struct td_model *model, struct td_workspace *ws, const struct td_batch *b, int part, int n_parts)
 {
-    struct step s = *(const struct step *)ctx;
-    s.part = part;
-    s.n_parts = n_parts;
-    const struct td_forward_args *a = s.args;
-    const struct td_model_config *c = &s.m->config;
+    const struct step s = {.m = model, .ws = ws, .batch = b, .part = part, .n_parts = n_parts};
+    const struct td_model_config *c = &model->config;
     int32_t q = c->n_heads * c->head_dim, n_kv = c->n_kv_heads * c->head_dim;
-    struct rows r = {.x = s.ws->x,
-                     .q = s.ws->qkv,
+    struct rows r = {.x = ws->x,
+                     .q = ws->qkv,
                      .q_stride = q + 2 * (int64_t)n_kv,
-                     .positions = a->positions,
-                     .row_seq = a->row_seq,
-                     .n = a->n_rows};
+                     .positions = b->positions,
+                     .row_seq = b->row_seq,
+                     .plan = b->plan,
+                     .device_plan = b->device_plan,
+                     .n = b->n_rows};
 
-    s.m->ops->embed(r.x, s.m->embed, s.m->embed_dtype, a->tokens, r.n, c->hidden, part, n_parts);
+    model->ops->embed(r.x, model->embed, model->embed_dtype, b->tokens, r.n, c->hidden, part, n_parts);
     meet(&s);
     for (int32_t layer = 0; layer < c->n_layers; layer++) {
-        struct td_kv_view kv = {.base = a->kv_base + (size_t)layer * a->kv->layer_bytes,
-                                .block_bytes = (int64_t)a->kv->block_bytes,
+        struct td_kv_view kv = {.base = b->kv_base + (size_t)layer * b->kv->layer_bytes,
+                                .block_bytes = (int64_t)b->kv->block_bytes,
                                 .n_kv_heads = c->n_kv_heads,
-                                .block_size = a->kv->block_size,
+                                .block_size = b->kv->block_size,
                                 .head_dim = c->head_dim,
-                                .dtype = a->kv->dtype};
+                                .dtype = b->kv->dtype};
         attend_prepare(&s, layer, &r, &kv);
         if (layer == c->n_layers - 1) {
-            if (a->n_logit_rows == 0) return;
-            if (a->n_logit_rows < a->n_rows) keep_wanted(&s, &r);
+            if (b->n_logit_rows == 0) return;
+            if (b->n_logit_rows < b->n_rows) keep_wanted(&s, &r);
         }
         attend_and_mlp(&s, layer, &r, &kv);
     }
-    norm(&s, &r, s.m->final_norm, s.ws->h);
-    gemm(&s, &s.m->lm_head, s.ws->h, c->hidden, s.ws->logits, NULL, r.n, false);
+    norm_gemm(&s, &r, model->final_norm, &model->lm_head, ws->logits, NULL);
+}
+
+struct call {
+    struct td_model *m;
+    struct td_workspace *ws;
+    struct td_batch batch;
+};
+
+static void forward_part(void *ctx, int part, int n_parts)
+{
+    const struct call *c = ctx;
+    td_forward_walk(c->m, c->ws, &c->batch, part, n_parts);
 }
 
 td_status td_model_forward(struct td_model *model, struct td_workspace *ws, const struct td_forward_args *args, float **ret_logits)
@@ -317,8 +360,19 @@ td_status td_model_forward(struct td_model *model, struct td_workspace *ws, cons
         return TD_ERR_INVALID;
     if (kv->n_layers != c->n_layers || kv->n_kv_heads != c->n_kv_heads || kv->head_dim != c->head_dim || kv->dtype != model->dtype)
         return TD_ERR_INVALID;
-    struct step s = {.m = model, .ws = ws, .args = args};
-    td_thread_pool_run(model->threads, forward_part, &s);
+    if (model->ops->device) return td_forward_device(model, ws, args, ret_logits);
+    struct call call = {.m = model,
+                        .ws = ws,
+                        .batch = {.tokens = args->tokens,
+                                  .positions = args->positions,
+                                  .row_seq = args->row_seq,
+                                  .block_tables = args->block_tables,
+                                  .n_rows = args->n_rows,
+                                  .n_logit_rows = args->n_logit_rows,
+                                  .kv_base = args->kv_base,
+                                  .kv = kv,
+                                  .logit_rows = args->logit_rows}};
+    td_thread_pool_run(model->threads, forward_part, &call);
     *ret_logits = ws->logits;
     return TD_OK;
 }

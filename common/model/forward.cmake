@@ -1,1 +1,1 @@
-list(APPEND TD_MODEL_SOURCES config.c safetensors.c weights.c model.c forward.c)
+list(APPEND TD_MODEL_SOURCES config.c safetensors.c weights.c model.c forward.c forward_device.c)

@@ -7,6 +7,7 @@
 
 #include "common/base/hash.h"
 #include "common/model/model_internal.h"
+#include "kernels/device.h"
 
 #ifndef M_PI
 #define M_PI 3.14159265358979323846
@@ -15,7 +16,7 @@
 /* The rotation of pair i at position p is p * inv_freq[i]. Frequencies and angles are rounded to f32 as the reference
  * implementation rounds them: trained models saw those angles, and at position 10^5 an f32 angle is off the exact one by up to
  * 0.004. */
-static void make_rope_table(struct td_model *m)
+static void make_rope_table(const struct td_model *m, float *table)
 {
     const struct td_model_config *c = &m->config;
     int32_t half = c->head_dim / 2;
@@ -37,13 +38,29 @@ static void make_rope_table(struct td_model *m)
         inv_freq[i] = f;
     }
     for (int32_t p = 0; p < m->max_len; p++) {
-        float *row = m->cos_sin + (int64_t)p * c->head_dim;
+        float *row = table + (int64_t)p * c->head_dim;
         for (int32_t i = 0; i < half; i++) {
             float angle = (float)p * inv_freq[i];
             row[i] = (float)cos((double)angle);
             row[i + half] = (float)sin((double)angle);
         }
     }
+}
+
+static td_status place_rope_table(struct td_model *m, struct td_err *err)
+{
+    const struct td_device *dev = m->ops->device;
+    if (!dev) {
+        make_rope_table(m, m->cos_sin);
+        return TD_OK;
+    }
+    size_t bytes = (size_t)m->max_len * (size_t)m->config.head_dim * sizeof(float);
+    float *table = malloc(bytes);
+    if (!table) return td_fail(err, TD_ERR_NOMEM, "rotary table: no memory for %zu bytes", bytes);
+    make_rope_table(m, table);
+    td_status s = dev->upload(m->cos_sin, table, bytes, err);
+    free(table);
+    return s;
 }
 
 static td_status choose_dtype(const char *name, const struct td_model_config *c, enum td_dtype *ret, struct td_err *err)
@@ -63,15 +80,19 @@ static td_status choose_dtype(const char *name, const struct td_model_config *c,
 static uint64_t model_hash(const struct td_model *m, uint64_t digest)
 {
     const struct td_model_config *c = &m->config;
-    char text[640];
+    char text[800], device[160] = "";
+    if (m->ops->device) { /* the same kernels of another architecture, or with other algorithms, are another instruction set */
+        const struct td_device_info *i = &m->ops->device->info;
+        snprintf(device, sizeof device, "sm_%d%d x%d deterministic %d emulated %d ", i->cc_major, i->cc_minor, i->n_sms, i->is_deterministic, i->is_emulated);
+    }
     int n = snprintf(text, sizeof text,
                      "arch %d layers %d hidden %d inter %d heads %d kv %d dim %d vocab %d eps %a tied %d bias %d %d %d qknorm %d "
                      "window %d from %d "
-                     "rope %d %a %a %a %a %d dtype %s ops %s weights %016" PRIx64,
+                     "rope %d %a %a %a %a %d dtype %s ops %s %sweights %016" PRIx64,
                      c->arch, c->n_layers, c->hidden, c->intermediate, c->n_heads, c->n_kv_heads, c->head_dim, c->vocab,
                      (double)c->rms_eps, c->tied_embeddings, c->qkv_bias, c->o_bias, c->mlp_bias, c->qk_norm, c->window,
                      c->window_first_layer, c->rope_scaling, c->rope_theta, c->rope_factor, c->rope_low_freq_factor,
-                     c->rope_high_freq_factor, c->rope_original_max_positions, td_dtype_name(m->dtype), m->ops->name, digest);
+                     c->rope_high_freq_factor, c->rope_original_max_positions, td_dtype_name(m->dtype), m->ops->name, device, digest);
     TD_ASSERT(n > 0 && (size_t)n < sizeof text);
     return td_hash64(text, (size_t)n, 0);
 }
@@ -89,6 +110,7 @@ td_status td_model_open(const struct td_model_params *params, struct td_model **
     if (!m) return td_fail(err, TD_ERR_NOMEM, "model: no memory");
     m->arena.memfd = -1;
     m->threads = params->threads;
+    m->no_graphs = params->no_graphs;
     m->ops = params->ops ? params->ops : td_ops_best();
     td_status s =
         m->ops ? TD_OK : td_fail(err, TD_ERR_INVALID, "model: TANDEM_OPS names a table of kernels that this CPU does not run");
@@ -104,11 +126,11 @@ td_status td_model_open(const struct td_model_params *params, struct td_model **
         m->max_len = params->max_model_len ? params->max_model_len : m->config.max_positions;
         s = td_weights_load(m, params->dir, params->quiet, &digest, err);
     }
+    if (!s) s = place_rope_table(m, err);
     if (s) {
         td_model_close(m);
         return s;
     }
-    make_rope_table(m);
     m->hash = model_hash(m, digest);
     *ret_model = m;
     return TD_OK;
@@ -117,6 +139,7 @@ td_status td_model_open(const struct td_model_params *params, struct td_model **
 void td_model_close(struct td_model *model)
 {
     if (!model) return;
+    if (model->device_memory) model->ops->device->release(model->device_memory);
     td_arena_destroy(&model->arena);
     free(model->layers);
     free(model);
@@ -129,6 +152,10 @@ const struct td_model_config *td_model_config(const struct td_model *model)
 enum td_dtype td_model_dtype(const struct td_model *model)
 {
     return model->dtype;
+}
+const struct td_device *td_model_device(const struct td_model *model)
+{
+    return model->ops->device;
 }
 int32_t td_model_max_len(const struct td_model *model)
 {

@@ -15,6 +15,7 @@
 #include "common/model/config.h"
 
 struct td_ops;
+struct td_device;
 struct td_model;
 struct td_workspace;
 
@@ -26,6 +27,7 @@ struct td_model_params {
     struct td_thread_pool *threads;      /* borrowed; used for loading and every forward */
     int32_t max_model_len;               /* 0 = the config's max_positions; larger than that is refused */
     bool quiet;                          /* no progress lines */
+    bool no_graphs;                      /* device tables: issue every step's entries anew */
 };
 
 /* The kernels of that name ("ref", "avx2", "avx512") for params.ops; NULL when the name is unknown or this CPU lacks them. */
@@ -36,6 +38,7 @@ void td_model_close(struct td_model *model);
 
 const struct td_model_config *td_model_config(const struct td_model *model);
 enum td_dtype td_model_dtype(const struct td_model *model);
+const struct td_device *td_model_device(const struct td_model *model); /* NULL: the host's memory */
 int32_t td_model_max_len(const struct td_model *model);
 uint64_t td_model_hash(const struct td_model *model);      /* config + dtype + instruction set + a digest of the weights: part of the KV layout hash */
 uint64_t td_model_weight_bytes(const struct td_model *model);   /* bytes that one decode step must read */
@@ -48,21 +51,37 @@ td_status td_workspace_create(const struct td_model *model, int32_t max_rows, in
                               struct td_err *err);
 void td_workspace_destroy(struct td_workspace *ws);
 
+/* Device tables: rows that a step of n_rows decode rows is padded to, so that few CUDA graphs serve all sizes; at most what the workspace holds. */
+int32_t td_workspace_padded_rows(const struct td_workspace *ws, int32_t n_rows);
+
+/* More entries at the end of a device's step, after the logits: the sampler. */
+struct td_forward_tail {
+    /* Puts, entries and gets only. Not called when a graph of the step's shape is launched instead: what varies is put from the same pinned memory, which the
+     * caller has filled before the forward. n_rows: rows of logits, padding included; logits are the device's, [n_rows, vocab] f32. */
+    void (*issue)(void *ctx, const float *logits, int32_t n_rows);
+    void *ctx;
+    uint64_t shape;                      /* decides what issue does, apart from n_rows */
+};
+
 struct td_forward_args {
     const int32_t *tokens;               /* [n_rows], each in [0, vocab): the caller has checked */
     const int32_t *positions;            /* [n_rows], each < max_len; consecutive rows of one sequence have consecutive positions */
     const int32_t *row_seq;              /* [n_rows] index into block_tables, non-decreasing */
     const int32_t *const *block_tables;  /* [n_seqs] */
     int32_t n_rows;
-    uint8_t *kv_base;                    /* block 0 of the pool, canonical layout of `kv` */
+    uint8_t *kv_base;                    /* block 0 of the pool, canonical layout of `kv`; with a device table the device's memory */
     const struct td_kv_layout *kv;
     const int32_t *logit_rows;           /* [n_logit_rows] ascending row indices whose logits are wanted */
     int32_t n_logit_rows;
+    const struct td_forward_tail *tail;  /* device tables: NULL = the logits come down; else *ret_logits is NULL */
+    struct td_err *err;                  /* may be NULL: filled when the device fails */
 };
 
 /* Computes K and V of every row into the cache and logits of the chosen rows; blocks until done. *ret_logits is [n_logit_rows, vocab] f32 in
- * the workspace, valid until its next use. One forward at a time per workspace and per thread pool. Never allocates.
- * Errors: TD_ERR_INVALID when a count exceeds the workspace. */
+ * the workspace (the host's memory), valid until its next use. One forward at a time per workspace and per thread pool. Never allocates.
+ * Device tables: everything but kv_base is the host's; a batch in which every row is a sequence's wanted one (a decode step) is padded and, from its shape's second
+ * time on, launched as a CUDA graph.
+ * Errors: TD_ERR_INVALID when a count exceeds the workspace; TD_ERR_DEVICE: the device is lost, and so is what its memory held. */
 td_status td_model_forward(struct td_model *model, struct td_workspace *ws, const struct td_forward_args *args, float **ret_logits);
 
 #endif

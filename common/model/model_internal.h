@@ -33,12 +33,57 @@ struct td_model {
     const void *embed;        /* [vocab, hidden] row-major, as in the checkpoint  */
     enum td_dtype embed_dtype;
     float *cos_sin;        /* [max_len, head_dim]: cosines, then sines         */
-    struct td_arena arena; /* all of the above                                 */
+    struct td_arena arena; /* all of the above; unless                         */
+    uint8_t *device_memory; /* it is the device's                              */
+    bool no_graphs;
     uint64_t hash, weight_bytes;
 };
 
 /* Loads (dir) or generates (dir NULL) the weights into model->arena: layers, final_norm, lm_head, embed; the rotary table's space
  * too. config, ops, threads, dtype and max_len are set. Fills weight_bytes and *ret_digest. */
 td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, uint64_t *ret_digest, struct td_err *err);
+
+struct td_forward_device; /* what a workspace has beside its buffers when they are a device's: forward_device.c */
+
+struct td_workspace {
+    const struct td_model *model;
+    int32_t max_rows, max_logit_rows;
+    struct td_arena arena;
+    float *x;                          /* [max_rows, hidden]                    the residual stream                            */
+    float *h;                          /* [max_rows, hidden]                    normed input of a GEMM                         */
+    float *qkv;                        /* [max_rows, q + 2 kv]                                                                 */
+    float *attn;                       /* [max_rows, q]                                                                        */
+    float *mlp;                        /* [max_rows, 2 intermediate]            gate, then up; silu(gate) * up over gate       */
+    float *x_last;                     /* [max_logit_rows, hidden]              what is left after the last K and V            */
+    float *q_last;                     /* [max_logit_rows, q]                   device: [.., q + 2 kv]                         */
+    int32_t *position_last, *seq_last; /* [max_logit_rows] */
+    float *logits;                     /* [max_logit_rows, vocab]                                                              */
+    void *gemm_scratch;
+    uint8_t *attn_scratch;
+    size_t attn_scratch_bytes; /* per part */
+    struct td_forward_device *device; /* NULL: host */
+};
+
+/* One batch as the entries see it: the arguments of td_model_forward or, on a device, their copies there. */
+struct td_batch {
+    const int32_t *tokens, *positions, *row_seq;
+    const int32_t *const *block_tables;
+    int32_t n_rows, n_logit_rows;
+    uint8_t *kv_base;
+    const struct td_kv_layout *kv;
+    const int32_t *logit_rows;
+    /* device only: position and sequence of the wanted rows; attention's plans for all rows and for the wanted ones, on the host and there */
+    const int32_t *position_last, *seq_last;
+    const void *plan, *plan_last;
+    void *device_plan, *device_plan_last;
+};
+
+/* The list of entries, for one part. Device: issues them all (part 0 of 1). */
+void td_forward_walk(struct td_model *model, struct td_workspace *ws, const struct td_batch *batch, int part, int n_parts);
+
+/* forward_device.c: the rest of a workspace on a device (`bytes` of buffers at *ret_memory), and a forward there. */
+td_status td_forward_device_create(struct td_workspace *ws, size_t bytes, uint8_t **ret_memory, struct td_err *err);
+void td_forward_device_destroy(struct td_workspace *ws);
+td_status td_forward_device(struct td_model *model, struct td_workspace *ws, const struct td_forward_args *args, float **ret_logits);
 
 #endif

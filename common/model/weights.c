@@ -7,6 +7,7 @@
  * 3. fill:   matrices are cut into chunks of whole 64-row panels; all threads take chunks from one counter, member 0 draws
  *            progress. A chunk that lies in one aligned tensor is packed straight from the mapped file, others go through a
  *            staging buffer. Vectors are few and small: widened to f32 by one thread each.
+ *            On a device the arena is the device's: a chunk is packed into a pinned buffer of its thread, and goes up one at a time.
  *
  * The digest covers the bytes of every chunk (as read or generated), hashed chunk by chunk and folded in chunk order, so it does
  * not depend on the number of threads.
@@ -16,6 +17,7 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +26,7 @@
 #include "common/base/progress.h"
 #include "common/model/model_internal.h"
 #include "common/model/safetensors.h"
+#include "kernels/device.h"
 
 #define SOURCES_MAX 3
 #define PANEL_ROWS 64                  /* td_ops.pack takes ranges of multiples of this */
@@ -68,8 +71,13 @@ struct loader {
     /* fill */
     uint64_t *chunk_hashes; /* [n_chunks] */
     int32_t n_chunks;
+    uint8_t *base;    /* the arena, or the device's memory */
+    const struct td_ops *host_ops; /* for widening */
     uint8_t *staging; /* [threads][staging_bytes] */
-    size_t staging_bytes;
+    size_t staging_bytes, piece_bytes;
+    uint8_t *pieces;  /* device: [threads][piece_bytes], pinned; what goes up */
+    pthread_mutex_t upload_lock; /* also guards upload_status and *err */
+    _Atomic td_status upload_status;
     _Atomic int32_t next_chunk;
     _Atomic uint64_t done_bytes;
     struct td_progress *progress; /* NULL: quiet */
@@ -297,11 +305,14 @@ static td_status place(struct loader *l)
         total += round_up(d->bytes, ALIGN_BYTES);
         if (d->kind == DEST_VECTOR) {
             d->chunk_rows = d->n_rows;
+            if (d->bytes > l->piece_bytes) l->piece_bytes = d->bytes;
         } else {
             int64_t row_bytes = (int64_t)d->n_cols * 4, panels = CHUNK_BYTES / (row_bytes * PANEL_ROWS);
             d->chunk_rows = (int32_t)(panels < 1 ? 1 : panels) * PANEL_ROWS;
             size_t need = (size_t)d->chunk_rows * (size_t)row_bytes;
             if (need > l->staging_bytes) l->staging_bytes = need;
+            size_t piece = d->kind == DEST_PACKED ? m->ops->packed_bytes(d->chunk_rows, d->n_cols, d->dtype) : need;
+            if (piece > l->piece_bytes) l->piece_bytes = piece;
         }
         d->first_chunk = (int32_t)n_chunks;
         d->n_chunks = (d->n_rows + d->chunk_rows - 1) / d->chunk_rows;
@@ -313,9 +324,12 @@ static td_status place(struct loader *l)
 
     size_t rope_at = total;
     total += round_up((size_t)m->max_len * (size_t)m->config.head_dim * sizeof(float), ALIGN_BYTES);
-    td_status s = td_arena_create(total, 0, "weights", &m->arena, l->err);
-    if (s) return s;
-    uint8_t *base = m->arena.base;
+    const struct td_device *dev = m->ops->device;
+    void *memory = NULL;
+    td_status s = dev ? dev->alloc(total, "weights", &memory, l->err) : td_arena_create(total, 0, "weights", &m->arena, l->err);
+    if (s) return dev ? td_err_prefix(l->err, "the model does not fit the device; a smaller dtype or max_model_len may") : s;
+    m->device_memory = memory;
+    uint8_t *base = l->base = dev ? m->device_memory : m->arena.base;
     m->cos_sin = (float *)(void *)(base + rope_at);
     for (int32_t i = 0; i < l->n_dests; i++) {
         struct dest *d = &l->dests[i];
@@ -376,7 +390,7 @@ static void read_rows(const struct loader *l, const struct source *s, int32_t ro
     for (int64_t i = 0; i < n; i += 512) {
         int32_t m = n - i < 512 ? (int32_t)(n - i) : 512;
         memcpy(piece, src + (size_t)i * elem, (size_t)m * elem);
-        l->model->ops->embed((float *)out + i, piece, s->tensor->dtype, &zero, 1, m, 0, 1);
+        l->host_ops->embed((float *)out + i, piece, s->tensor->dtype, &zero, 1, m, 0, 1);
     }
 }
 
@@ -408,37 +422,55 @@ static const void *gather(const struct loader *l, const struct dest *d, int32_t 
     return staging;
 }
 
-static void fill_chunk(struct loader *l, const struct dest *d, int32_t chunk, uint8_t *staging)
+/* Any thread. The first failure is kept; the others stop. */
+static void upload(struct loader *l, size_t at, const void *from, size_t bytes)
 {
-    struct td_model *m = l->model;
+    pthread_mutex_lock(&l->upload_lock);
+    if (!l->upload_status) l->upload_status = l->model->ops->device->upload(l->base + at, from, bytes, l->err);
+    pthread_mutex_unlock(&l->upload_lock);
+}
+
+/* piece: device only, this thread's. */
+static void fill_chunk(struct loader *l, const struct dest *d, int32_t chunk, uint8_t *staging, uint8_t *piece)
+{
+    const struct td_ops *ops = l->model->ops;
     int32_t row0 = chunk * d->chunk_rows, n_rows = d->n_rows - row0 < d->chunk_rows ? d->n_rows - row0 : d->chunk_rows;
-    uint8_t *base = m->arena.base;
     enum td_dtype src_dtype;
     const void *src = gather(l, d, row0, n_rows, staging, &src_dtype);
     int64_t n = (int64_t)n_rows * d->n_cols;
     l->chunk_hashes[d->first_chunk + chunk] = td_hash64(src, (size_t)n * td_dtype_bytes(src_dtype), (uint64_t)src_dtype);
     if (d->kind == DEST_PACKED) {
-        m->ops->pack(base + d->at, d->n_rows, d->n_cols, d->dtype, src, src_dtype, row0, n_rows);
+        if (!piece) {
+            ops->pack(l->base + d->at, d->n_rows, d->n_cols, d->dtype, src, src_dtype, row0, n_rows);
+            return;
+        }
+        size_t first = row0 ? ops->packed_bytes(row0, d->n_cols, d->dtype) : 0, bytes = ops->packed_bytes(n_rows, d->n_cols, d->dtype);
+        TD_ASSERT(bytes <= l->piece_bytes && first < d->bytes);
+        ops->pack(piece, n_rows, d->n_cols, d->dtype, src, src_dtype, 0, n_rows);
+        upload(l, d->at + first, piece, bytes < d->bytes - first ? bytes : d->bytes - first);
         return;
     }
-    uint8_t *to = base + d->at + (size_t)row0 * (size_t)d->n_cols * td_dtype_bytes(d->dtype);
+    size_t at = d->at + (size_t)row0 * (size_t)d->n_cols * td_dtype_bytes(d->dtype), bytes = (size_t)n * td_dtype_bytes(d->dtype);
+    uint8_t *to = piece ? piece : l->base + at;
     if (d->dtype == src_dtype) {
-        memcpy(to, src, (size_t)n * td_dtype_bytes(d->dtype));
+        memcpy(to, src, bytes);
     } else { /* a random table in bf16 */
         TD_ASSERT(src_dtype == TD_F32 && d->dtype == TD_BF16);
         for (int64_t i = 0; i < n; i++) ((uint16_t *)(void *)to)[i] = td_f32_to_bf16(((const float *)src)[i]);
     }
+    if (piece) upload(l, at, piece, bytes);
 }
 
-static void fill_vector(struct loader *l, const struct dest *d)
+static void fill_vector(struct loader *l, const struct dest *d, uint8_t *piece)
 {
-    float *to = (float *)(void *)((uint8_t *)l->model->arena.base + d->at);
+    float *to = (float *)(void *)(piece ? piece : l->base + d->at);
     int32_t at = 0;
     for (int32_t i = 0; i < d->n_sources; i++) {
         read_rows(l, &d->sources[i], 0, d->sources[i].n_rows, 1, TD_F32, to + at);
         at += d->sources[i].n_rows;
     }
     l->chunk_hashes[d->first_chunk] = td_hash64(to, d->bytes, TD_F32);
+    if (piece) upload(l, d->at, piece, d->bytes);
 }
 
 /* The destination that holds chunk number `chunk`. */
@@ -459,14 +491,14 @@ static void fill_part(void *ctx, int part, int n_parts)
 {
     (void)n_parts;
     struct loader *l = ctx;
-    uint8_t *staging = l->staging + (size_t)part * l->staging_bytes;
+    uint8_t *staging = l->staging + (size_t)part * l->staging_bytes, *piece = l->pieces ? l->pieces + (size_t)part * l->piece_bytes : NULL;
     int32_t chunk;
-    while ((chunk = atomic_fetch_add(&l->next_chunk, 1)) < l->n_chunks) {
+    while ((chunk = atomic_fetch_add(&l->next_chunk, 1)) < l->n_chunks && !l->upload_status) {
         const struct dest *d = dest_of_chunk(l, chunk);
         if (d->kind == DEST_VECTOR)
-            fill_vector(l, d);
+            fill_vector(l, d, piece);
         else
-            fill_chunk(l, d, chunk - d->first_chunk, staging);
+            fill_chunk(l, d, chunk - d->first_chunk, staging, piece);
         uint64_t done = atomic_fetch_add(&l->done_bytes, d->bytes / (uint64_t)d->n_chunks) + d->bytes / (uint64_t)d->n_chunks;
         if (part == 0 && l->progress) td_progress_update(l->progress, done);
     }
@@ -479,6 +511,13 @@ static td_status fill(struct loader *l, bool quiet, uint64_t *ret_digest)
     l->staging = aligned_alloc(ALIGN_BYTES, round_up(n_threads * l->staging_bytes, ALIGN_BYTES));
     if (!l->chunk_hashes || !l->staging)
         return td_fail(l->err, TD_ERR_NOMEM, "loading weights: no memory for %zu bytes", n_threads * l->staging_bytes);
+    if (l->model->ops->device) {
+        void *pieces = NULL;
+        l->piece_bytes = round_up(l->piece_bytes, 4096);
+        td_status s = l->model->ops->device->alloc_pinned(n_threads * l->piece_bytes, "staging of weights", &pieces, l->err);
+        if (s) return s;
+        l->pieces = pieces;
+    }
     struct td_progress progress;
     if (!quiet) {
         uint64_t total = 0;
@@ -488,9 +527,10 @@ static td_status fill(struct loader *l, bool quiet, uint64_t *ret_digest)
     }
     td_thread_pool_run(l->model->threads, fill_part, l);
     if (l->progress) {
-        td_progress_update(l->progress, progress.total);
+        if (!l->upload_status) td_progress_update(l->progress, progress.total);
         td_progress_end(l->progress);
     }
+    if (l->upload_status) return td_err_prefix(l->err, "loading weights");
     *ret_digest = td_hash64(l->chunk_hashes, (size_t)l->n_chunks * sizeof *l->chunk_hashes, 0);
     return TD_OK;
 }
@@ -498,7 +538,9 @@ static td_status fill(struct loader *l, bool quiet, uint64_t *ret_digest)
 td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, uint64_t *ret_digest, struct td_err *err)
 {
     struct td_safetensors st = {0};
-    struct loader l = {.model = model, .dir = dir, .err = err, .max_dests = 16 + model->config.n_layers * 12};
+    struct loader l = {.model = model, .dir = dir, .err = err, .max_dests = 16 + model->config.n_layers * 12,
+                       .host_ops = model->ops->device ? td_ops_best() : model->ops};
+    pthread_mutex_init(&l.upload_lock, NULL);
     td_status s = TD_OK;
     l.dests = calloc((size_t)l.max_dests, sizeof *l.dests);
     model->layers = calloc((size_t)model->config.n_layers, sizeof *model->layers);
@@ -518,6 +560,8 @@ td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, u
     free(l.dests);
     free(l.chunk_hashes);
     free(l.staging);
+    if (l.pieces) model->ops->device->release_pinned(l.pieces);
+    pthread_mutex_destroy(&l.upload_lock);
     td_safetensors_close(&st);
     return s;
 }

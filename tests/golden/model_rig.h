@@ -14,6 +14,7 @@
 #include "common/base/json.h"
 #include "common/base/thread_pool.h"
 #include "common/model/model.h"
+#include "kernels/device.h"
 #include "kernels/ops.h"
 
 #define RIG_SEQS 8
@@ -23,10 +24,36 @@ struct rig {
     struct td_model *model;
     struct td_workspace *ws;
     struct td_kv_layout kv;
-    uint8_t *cache;
+    uint8_t *cache; /* the device's when the model is */
+    size_t cache_bytes;
     int32_t *tables[RIG_SEQS]; /* blocks of a sequence are neither adjacent nor in order */
     int32_t max_rows, blocks_per_seq, vocab;
 };
+
+/* NaN in every slot. */
+static inline void rig_cache_clear(const struct rig *g)
+{
+    const struct td_device *dev = td_model_device(g->model);
+    struct td_err err = {0};
+    uint8_t *nan = dev ? malloc(g->cache_bytes) : g->cache;
+    assert_non_null(nan);
+    memset(nan, 0xff, g->cache_bytes);
+    if (!dev) return;
+    if (dev->upload(g->cache, nan, g->cache_bytes, &err)) fail_msg("upload: %s", err.msg);
+    free(nan);
+}
+
+/* A copy of the cache; the caller frees. */
+static inline uint8_t *rig_cache_copy(const struct rig *g)
+{
+    const struct td_device *dev = td_model_device(g->model);
+    struct td_err err = {0};
+    uint8_t *copy = malloc(g->cache_bytes);
+    assert_non_null(copy);
+    if (!dev) memcpy(copy, g->cache, g->cache_bytes);
+    else if (dev->download(copy, g->cache, g->cache_bytes, &err)) fail_msg("download: %s", err.msg);
+    return copy;
+}
 
 /* max_len: tokens per sequence. The cache starts as NaN: reading a slot that nobody wrote shows. */
 static inline void rig_open(struct rig *g, const struct td_model_params *params, int n_threads, int32_t block_size,
@@ -44,9 +71,13 @@ static inline void rig_open(struct rig *g, const struct td_model_params *params,
     g->vocab = td_model_config(g->model)->vocab;
     g->blocks_per_seq = (max_len + block_size - 1) / block_size;
     int32_t n_blocks = g->blocks_per_seq * RIG_SEQS;
-    g->cache = malloc((size_t)n_blocks * g->kv.block_bytes);
+    g->cache_bytes = (size_t)n_blocks * g->kv.block_bytes;
+    const struct td_device *dev = td_model_device(g->model);
+    void *cache = NULL;
+    if (dev && dev->alloc(g->cache_bytes, "kv", &cache, &err)) fail_msg("kv: %s", err.msg);
+    g->cache = dev ? cache : malloc(g->cache_bytes);
     assert_non_null(g->cache);
-    memset(g->cache, 0xff, (size_t)n_blocks * g->kv.block_bytes);
+    rig_cache_clear(g);
     for (int32_t s = 0; s < RIG_SEQS; s++) {
         g->tables[s] = calloc((size_t)g->blocks_per_seq, sizeof(int32_t));
         assert_non_null(g->tables[s]);
@@ -58,7 +89,9 @@ static inline void rig_open(struct rig *g, const struct td_model_params *params,
 static inline void rig_close(struct rig *g)
 {
     for (int32_t s = 0; s < RIG_SEQS; s++) free(g->tables[s]);
-    free(g->cache);
+    const struct td_device *dev = td_model_device(g->model);
+    if (dev) dev->release(g->cache);
+    else free(g->cache);
     td_workspace_destroy(g->ws);
     td_model_close(g->model);
     td_thread_pool_destroy(g->threads);

@@ -1,0 +1,262 @@
+/* forward_device.c - one batch on a device: a step of its table (kernels/device.h).
+ *
+ * What a step's entries read besides weights and cache is one descriptor: tokens, positions, sequences, block tables, wanted rows, attention's plans. It is written
+ * into pinned memory and goes down with one put, ahead of the entries, which forward.c's walk issues. Nothing waits until the end of the step; then the logits
+ * come down, unless the caller's tail (the sampler) reads them where they are.
+ *
+ *   pinned, device:  [pointers of block tables | tokens | positions | row_seq | logit_rows | position_last | seq_last | plan | plan_last | block ids]
+ *
+ * Graphs. A batch in which every row is a sequence's wanted one is a decode step. It is padded (rows of position -1) to one of a few sizes, and so is the space of
+ * the block ids, so that most steps repeat the shape of an earlier one: all that decides the entries' arguments. A shape's first step runs as it is, which also
+ * lets the table choose its algorithms; its second is recorded under a key of its own and later ones only launch that. A workspace knows SHAPES_MAX shapes; steps of
+ * further ones run as they are. Keys are never used twice in a process, since a graph holds the addresses of its workspace. */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/model/model_internal.h"
+#include "kernels/device.h"
+
+#define SHAPES_MAX 512
+#define TABLE_INTS_MAX ((size_t)1 << 24) /* block ids of one step; a batch with more is refused */
+#define TABLE_INTS_MIN ((size_t)256)
+#define BLOCK_SIZE_MIN 8
+
+/* All that decides what the entries of a decode step are given. */
+struct shape {
+    int32_t n_rows, block_size;
+    size_t table_ints;
+    uint64_t attn, tail;
+    const uint8_t *kv_base;
+    bool has_tail;
+};
+
+struct td_forward_device {
+    const struct td_device *dev;
+    uint8_t *memory;          /* the workspace's buffers */
+    uint8_t *pinned, *device; /* the descriptor, twice */
+    size_t table_ints_max;
+    float *logits; /* [max_logit_rows, vocab], the host's; untouched, and so not there, while a tail reads the logits */
+    uint32_t serial;
+    struct {
+        struct shape shape;
+        uint32_t n_seen;
+    } shapes[SHAPES_MAX];
+    int32_t n_shapes;
+};
+
+/* Where the parts of a descriptor begin. */
+struct plan {
+    size_t tables, tokens, positions, row_seq, logit_rows, position_last, seq_last, plan, plan_last, ids, bytes;
+};
+
+static size_t reserve(size_t *total, size_t bytes)
+{
+    size_t at = *total;
+    *total += (bytes + 255) / 256 * 256; /* a plan wants that */
+    return at;
+}
+
+static struct plan plan_of(const struct td_workspace *ws, int32_t n_rows, int32_t n_logit_rows, int32_t n_seqs, size_t table_ints)
+{
+    const struct td_model *m = ws->model;
+    size_t n = (size_t)n_rows * 4, k = (size_t)n_logit_rows * 4;
+    bool has_last = n_logit_rows > 0 && n_logit_rows < n_rows;
+    struct plan p = {0};
+    p.tables = reserve(&p.bytes, (size_t)n_seqs * sizeof(int32_t *));
+    p.tokens = reserve(&p.bytes, n);
+    p.positions = reserve(&p.bytes, n);
+    p.row_seq = reserve(&p.bytes, n);
+    p.logit_rows = reserve(&p.bytes, k);
+    p.position_last = reserve(&p.bytes, k);
+    p.seq_last = reserve(&p.bytes, k);
+    p.plan = reserve(&p.bytes, m->ops->attn_plan_bytes(n_rows, m->config.n_kv_heads));
+    p.plan_last = reserve(&p.bytes, has_last ? m->ops->attn_plan_bytes(n_logit_rows, m->config.n_kv_heads) : 0);
+    p.ids = reserve(&p.bytes, table_ints * 4);
+    return p;
+}
+
+td_status td_forward_device_create(struct td_workspace *ws, size_t bytes, uint8_t **ret_memory, struct td_err *err)
+{
+    static atomic_uint next_serial = 1;
+    const struct td_model *m = ws->model;
+    const struct td_device *dev = m->ops->device;
+    size_t per_seq = (size_t)m->max_len / BLOCK_SIZE_MIN + 1, ints = per_seq * (size_t)ws->max_logit_rows;
+    struct td_forward_device *d = ws->device = calloc(1, sizeof *d);
+    if (!d) return td_fail(err, TD_ERR_NOMEM, "workspace: no memory");
+    d->dev = dev;
+    d->serial = atomic_fetch_add(&next_serial, 1);
+    d->table_ints_max = ints > TABLE_INTS_MAX ? (per_seq > TABLE_INTS_MAX ? per_seq : TABLE_INTS_MAX) : ints < TABLE_INTS_MIN ? TABLE_INTS_MIN : ints;
+    size_t last = plan_of(ws, ws->max_rows, ws->max_logit_rows, ws->max_rows, 0).bytes + 256 + m->ops->attn_plan_bytes(ws->max_logit_rows, m->config.n_kv_heads);
+    size_t desc = last + d->table_ints_max * 4 + 256;
+    void *memory = NULL, *pinned = NULL, *there = NULL;
+    td_status s = dev->alloc(bytes, "workspace", &memory, err);
+    d->memory = memory;
+    if (!s) s = dev->alloc_pinned(desc, "step descriptor", &pinned, err);
+    d->pinned = pinned;
+    if (!s) s = dev->alloc(desc, "step descriptor", &there, err);
+    d->device = there;
+    if (s) return td_err_prefix(err, "workspace of %d rows (max_step_tokens) and %d logit rows (max_batch)", ws->max_rows, ws->max_logit_rows);
+    d->logits = malloc((size_t)ws->max_logit_rows * (size_t)m->config.vocab * sizeof(float));
+    if (!d->logits) return td_fail(err, TD_ERR_NOMEM, "workspace: no memory for the logits of %d rows", ws->max_logit_rows);
+    *ret_memory = d->memory;
+    return TD_OK;
+}
+
+void td_forward_device_destroy(struct td_workspace *ws)
+{
+    struct td_forward_device *d = ws->device;
+    if (!d) return;
+    if (d->memory) d->dev->release(d->memory);
+    if (d->device) d->dev->release(d->device);
+    if (d->pinned) d->dev->release_pinned(d->pinned);
+    free(d->logits);
+    free(d);
+    ws->device = NULL;
+}
+
+int32_t td_workspace_padded_rows(const struct td_workspace *ws, int32_t n_rows)
+{
+    if (!ws->device || ws->model->no_graphs) return n_rows;
+    int32_t n = 1, unit = n_rows <= 32 ? 8 : n_rows <= 64 ? 16 : n_rows <= 256 ? 32 : 128;
+    if (n_rows <= 8)
+        while (n < n_rows) n *= 2;
+    else
+        n = (n_rows + unit - 1) / unit * unit;
+    return n < ws->max_logit_rows ? n : ws->max_logit_rows;
+}
+
+/* 0 the first time a shape is seen, and when there are too many of them; else its graph's key. */
+static uint64_t graph_key(struct td_forward_device *d, const struct shape *s)
+{
+    int32_t i = 0;
+    for (; i < d->n_shapes; i++) {
+        const struct shape *o = &d->shapes[i].shape;
+        if (o->n_rows == s->n_rows && o->block_size == s->block_size && o->table_ints == s->table_ints && o->attn == s->attn && o->tail == s->tail &&
+            o->kv_base == s->kv_base && o->has_tail == s->has_tail)
+            break;
+    }
+    if (i == SHAPES_MAX) return 0;
+    if (i == d->n_shapes) {
+        d->shapes[i].shape = *s;
+        d->shapes[i].n_seen = 0;
+        d->n_shapes++;
+    }
+    return d->shapes[i].n_seen++ ? (uint64_t)d->serial << 32 | (uint32_t)(i + 1) : 0;
+}
+
+static bool is_decode_step(const struct td_forward_args *a)
+{
+    if (a->n_logit_rows != a->n_rows) return false;
+    for (int32_t i = 0; i < a->n_rows; i++)
+        if (a->row_seq[i] != i) return false;
+    return true;
+}
+
+/* Blocks that the rows of each sequence reach, as one list; the count of block ids to *ret_ints. */
+static td_status count_blocks(const struct td_forward_args *a, size_t max_ints, size_t *ret_ints, struct td_err *err)
+{
+    size_t n = 0;
+    for (int32_t i = 0; i < a->n_rows; i++)
+        if (i + 1 == a->n_rows || a->row_seq[i + 1] != a->row_seq[i]) n += (size_t)(a->positions[i] / a->kv->block_size) + 1;
+    if (n > max_ints) return td_fail(err, TD_ERR_LIMIT, "a step's block tables hold %zu blocks, limit %zu", n, max_ints);
+    *ret_ints = n;
+    return TD_OK;
+}
+
+static void fill(const struct td_forward_device *d, const struct plan *p, const struct td_forward_args *a, int32_t n_rows, int32_t n_seqs)
+{
+    uint8_t *at = d->pinned;
+    int32_t *tokens = (int32_t *)(void *)(at + p->tokens), *positions = (int32_t *)(void *)(at + p->positions),
+            *row_seq = (int32_t *)(void *)(at + p->row_seq), *logit_rows = (int32_t *)(void *)(at + p->logit_rows),
+            *position_last = (int32_t *)(void *)(at + p->position_last), *seq_last = (int32_t *)(void *)(at + p->seq_last),
+            *ids = (int32_t *)(void *)(at + p->ids);
+    const int32_t **tables = (const int32_t **)(void *)(at + p->tables);
+    const int32_t *ids_there = (const int32_t *)(const void *)(d->device + p->ids);
+    memcpy(tokens, a->tokens, (size_t)a->n_rows * 4);
+    memcpy(positions, a->positions, (size_t)a->n_rows * 4);
+    memcpy(row_seq, a->row_seq, (size_t)a->n_rows * 4);
+    for (int32_t i = a->n_rows; i < n_rows; i++) { /* padding */
+        tokens[i] = row_seq[i] = 0;
+        positions[i] = -1;
+    }
+    for (int32_t i = 0; i < a->n_logit_rows; i++) {
+        logit_rows[i] = a->logit_rows[i];
+        position_last[i] = a->positions[a->logit_rows[i]];
+        seq_last[i] = a->row_seq[a->logit_rows[i]];
+    }
+    for (int32_t i = 0; i < n_seqs; i++) tables[i] = ids_there;
+    size_t n = 0;
+    for (int32_t i = 0; i < a->n_rows; i++) {
+        int32_t seq = a->row_seq[i];
+        if (i + 1 < a->n_rows && a->row_seq[i + 1] == seq) continue;
+        size_t n_blocks = (size_t)(a->positions[i] / a->kv->block_size) + 1;
+        memcpy(ids + n, a->block_tables[seq], n_blocks * 4);
+        tables[seq] = ids_there + n;
+        n += n_blocks;
+    }
+}
+
+/* Offsets into the descriptor. */
+static void make_plan(const struct td_workspace *ws, size_t positions, size_t row_seq, int32_t n_rows, size_t to, uint64_t *ret_shape)
+{
+    const struct td_model_config *c = &ws->model->config;
+    uint8_t *at = ws->device->pinned;
+    struct td_attn_plan_args a = {.positions = (const int32_t *)(const void *)(at + positions), .row_seq = (const int32_t *)(const void *)(at + row_seq),
+                                  .n_rows = n_rows, .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads};
+    ws->model->ops->attn_plan(&a, at + to, ret_shape);
+}
+
+td_status td_forward_device(struct td_model *model, struct td_workspace *ws, const struct td_forward_args *a, float **ret_logits)
+{
+    struct td_forward_device *d = ws->device;
+    const struct td_device *dev = d->dev;
+    bool can_graph = !model->no_graphs && is_decode_step(a);
+    int32_t n = can_graph ? td_workspace_padded_rows(ws, a->n_rows) : a->n_rows, k = can_graph ? n : a->n_logit_rows;
+    if (n > ws->max_rows) n = k = a->n_rows;
+    int32_t n_seqs = can_graph ? n : a->row_seq[a->n_rows - 1] + 1;
+    size_t used, ints = TABLE_INTS_MIN;
+    td_status s = count_blocks(a, d->table_ints_max, &used, a->err);
+    if (s) return s;
+    while (ints < used) ints *= 2;
+    if (!can_graph) ints = used;
+    if (ints > d->table_ints_max) ints = d->table_ints_max;
+
+    struct plan p = plan_of(ws, n, k, n_seqs, ints);
+    fill(d, &p, a, n, n_seqs);
+    uint64_t shape = 0, unused;
+    make_plan(ws, p.positions, p.row_seq, n, p.plan, &shape);
+    if (k > 0 && k < n) make_plan(ws, p.position_last, p.seq_last, k, p.plan_last, &unused);
+
+    const struct td_forward_tail *tail = k > 0 ? a->tail : NULL;
+    struct shape all = {.n_rows = n, .block_size = a->kv->block_size, .table_ints = ints, .attn = shape, .tail = tail ? tail->shape : 0,
+                        .kv_base = a->kv_base, .has_tail = tail != NULL};
+    if (dev->step_begin(can_graph ? graph_key(d, &all) : 0)) {
+        uint8_t *there = d->device;
+        struct td_batch b = {.tokens = (const int32_t *)(const void *)(there + p.tokens),
+                             .positions = (const int32_t *)(const void *)(there + p.positions),
+                             .row_seq = (const int32_t *)(const void *)(there + p.row_seq),
+                             .block_tables = (const int32_t *const *)(const void *)(there + p.tables),
+                             .n_rows = n,
+                             .n_logit_rows = k,
+                             .kv_base = a->kv_base,
+                             .kv = a->kv,
+                             .logit_rows = (const int32_t *)(const void *)(there + p.logit_rows),
+                             .position_last = (const int32_t *)(const void *)(there + p.position_last),
+                             .seq_last = (const int32_t *)(const void *)(there + p.seq_last),
+                             .plan = d->pinned + p.plan,
+                             .device_plan = there + p.plan,
+                             .plan_last = d->pinned + p.plan_last,
+                             .device_plan_last = there + p.plan_last};
+        dev->put(d->device, d->pinned, p.bytes);
+        td_forward_walk(model, ws, &b, 0, 1);
+        if (tail) tail->issue(tail->ctx, ws->logits, k);
+    }
+    s = dev->step_end(a->err);
+    if (!s) s = dev->wait(a->err);
+    *ret_logits = NULL;
+    if (s || tail || k == 0) return s;
+    s = dev->download(d->logits, ws->logits, (size_t)a->n_logit_rows * (size_t)model->config.vocab * sizeof(float), a->err);
+    if (!s) *ret_logits = d->logits;
+    return s;
+}

@@ -1,0 +1,277 @@
+/* forward_device_test.c - the forward pass on a device's table: what TANDEM_CUDA_LIBRARY names.
+ *
+ * Against the plain kernels within a tolerance; and bit for bit against itself, however a prompt is cut, whoever shares the batch, padded or not, with graphs or
+ * without (I1). The models are those of tests/golden/fixtures: every architecture and oddity that the loader takes. With TANDEM_DEVICE_TEST_MODELS=N only every
+ * N-th of them is run: an emulated GPU is slow. */
+#include "tests/golden/model_rig.h"
+
+#include <dirent.h>
+#include <math.h>
+
+#include "common/base/mem.h"
+
+#define FIXTURES "tests/golden/fixtures"
+enum { MODELS_MAX = 64, LEN_MAX = 48, BLOCK_SIZE = 8 };
+
+static const struct td_ops *device;
+
+static int open_device(void **state)
+{
+    (void)state;
+    struct td_err err = {0};
+    struct td_device_config c = {.deterministic = true};
+    if (td_device_open(&c, &device, &err)) {
+        fprintf(stderr, "%s\n", err.msg);
+        return -1;
+    }
+    printf("device: %s, sm_%d%d, emulated %d\n", device->device->info.name, device->device->info.cc_major, device->device->info.cc_minor,
+           device->device->info.is_emulated);
+    return 0;
+}
+
+static int close_device(void **state)
+{
+    (void)state;
+    td_device_close(device);
+    return 0;
+}
+
+struct fixture {
+    char dir[300];
+    int32_t *tokens, n;
+    float *logits; /* what transformers computed in f32 */
+};
+
+static void fixture_open(struct fixture *f, const char *name)
+{
+    char path[400], *bytes;
+    struct td_err err = {0};
+    json_t *root;
+    size_t n_bytes;
+    snprintf(f->dir, sizeof f->dir, FIXTURES "/%s", name);
+    snprintf(path, sizeof path, "%s/tokens.json", f->dir);
+    if (td_json_load_file(path, (size_t)1 << 20, &root, &err)) fail_msg("%s", err.msg);
+    f->tokens = rig_ids(json_object_get(root, "tokens"), &f->n);
+    json_decref(root);
+    snprintf(path, sizeof path, "%s/logits.f32", f->dir);
+    if (td_file_read(path, (size_t)1 << 24, &bytes, &n_bytes, &err)) fail_msg("%s", err.msg);
+    f->logits = (float *)(void *)bytes;
+}
+
+static void fixture_close(struct fixture *f)
+{
+    free(f->tokens);
+    free(f->logits);
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(a, b);
+}
+
+static int fixture_names(char names[MODELS_MAX][200])
+{
+    const char *text = getenv("TANDEM_DEVICE_TEST_MODELS");
+    int n = 0, k = 0, every = text ? (int)strtol(text, NULL, 10) : 1;
+    DIR *dir = opendir(FIXTURES);
+    if (!dir) fail_msg("%s is missing (run from the source root)", FIXTURES);
+    for (struct dirent *e; (e = readdir(dir));)
+        if (!strchr(e->d_name, '.')) snprintf(names[n++], 200, "%.199s", e->d_name);
+    closedir(dir);
+    assert_true(n >= 12 && every >= 1);
+    qsort(names, (size_t)n, 200, by_name);
+    for (int i = 0; i < n; i += every) memmove(names[k++], names[i], 200);
+    return k;
+}
+
+/* Largest difference over the largest of `want`. */
+static double off_by(const float *got, const float *want, size_t n)
+{
+    double off = 0, largest = 0;
+    for (size_t i = 0; i < n; i++) {
+        double diff = fabs((double)got[i] - (double)want[i]);
+        if (!(diff <= off)) off = diff; /* NaN counts */
+        largest = fmax(largest, fabs((double)want[i]));
+    }
+    return off / largest;
+}
+
+static void same_bits(const char *what, const float *got, const float *want, size_t n, int32_t vocab)
+{
+    for (size_t i = 0; i < n; i++)
+        if (memcmp(&got[i], &want[i], sizeof(float)) != 0)
+            fail_msg("%s: row %zu, token %zu is %a, must be %a", what, i / (size_t)vocab, i % (size_t)vocab, (double)got[i], (double)want[i]);
+}
+
+/* All sequences decode together, a token of each per step: every row's logits to out[s][position]. */
+static void decode_together(struct rig *g, int32_t tokens[RIG_SEQS][LEN_MAX], const int32_t *lens, int32_t n_seqs, float *out[RIG_SEQS])
+{
+    for (int32_t p = 0;; p++) {
+        int32_t ids[RIG_SEQS], positions[RIG_SEQS], rows[RIG_SEQS], owner[RIG_SEQS], n = 0;
+        const int32_t *tables[RIG_SEQS];
+        for (int32_t s = 0; s < n_seqs; s++) {
+            if (p >= lens[s]) continue;
+            ids[n] = tokens[s][p], positions[n] = p, rows[n] = n, tables[n] = g->tables[s], owner[n++] = s;
+        }
+        if (n == 0) return;
+        struct td_err err = {0};
+        struct td_forward_args a = {.tokens = ids, .positions = positions, .row_seq = rows, .block_tables = tables, .n_rows = n, .kv_base = g->cache, .kv = &g->kv,
+                                    .logit_rows = rows, .n_logit_rows = n, .err = &err};
+        float *logits = NULL;
+        if (td_model_forward(g->model, g->ws, &a, &logits)) fail_msg("forward: %s", err.msg);
+        for (int32_t i = 0; i < n; i++)
+            memcpy(out[owner[i]] + (size_t)p * (size_t)g->vocab, logits + (size_t)i * (size_t)g->vocab, (size_t)g->vocab * sizeof(float));
+    }
+}
+
+static void check_model(const char *name, const char *dtype, double bound, double *worst)
+{
+    struct fixture f;
+    struct rig plain, dev;
+    char what[400];
+    fixture_open(&f, name);
+    rig_open(&plain, &(struct td_model_params){.dir = f.dir, .dtype = dtype, .ops = td_ops_by_name("ref")}, 1, BLOCK_SIZE, 64, 64);
+    rig_open(&dev, &(struct td_model_params){.dir = f.dir, .dtype = dtype, .ops = device}, 2, BLOCK_SIZE, 64, 64);
+    assert_true(td_model_hash(plain.model) != td_model_hash(dev.model));
+    assert_true(td_model_weight_bytes(dev.model) > 0);
+    size_t vocab = (size_t)dev.vocab, n = (size_t)f.n * vocab;
+    float *want = rig_prompt(&plain, 0, f.tokens, f.n, f.n), *whole = rig_prompt(&dev, 0, f.tokens, f.n, f.n);
+    double off = off_by(whole, want, n);
+    if (!(off <= bound)) fail_msg("%s, %s: off by %g of the largest logit, must be at most %g", name, dtype, off, bound);
+    if (off > *worst) *worst = off;
+    if (strcmp(dtype, "f32") == 0 && !((off = off_by(whole, f.logits, n)) <= 1e-4)) fail_msg("%s: off by %g of transformers' logits", name, off);
+
+    static const int32_t chunks[] = {1, 7, 16};
+    for (int32_t k = 0; k < 3; k++) {
+        float *cut = rig_prompt(&dev, k + 1, f.tokens, f.n, chunks[k]);
+        snprintf(what, sizeof what, "%s, %s, chunks of %d", name, dtype, chunks[k]);
+        same_bits(what, cut, whole, n, dev.vocab);
+        free(cut);
+    }
+    float *last = malloc(vocab * sizeof(float));
+    uint8_t *before = rig_cache_copy(&dev);
+    rig_chunk(&dev, 0, f.tokens, 0, f.n, true, last); /* the same tokens to the same slots, one row wanted */
+    uint8_t *after = rig_cache_copy(&dev);
+    same_bits("the last row alone", last, whole + ((size_t)f.n - 1) * vocab, vocab, dev.vocab);
+    assert_memory_equal(before, after, dev.cache_bytes);
+    free(before);
+    free(after);
+    free(last);
+    free(want);
+    free(whole);
+    rig_close(&plain);
+    rig_close(&dev);
+    fixture_close(&f);
+}
+
+/* f32: other orders of sums. bf16: one rounding more or less of an input, 2^-9 each; and the device rounds probabilities. */
+static void as_the_plain_kernels(void **state)
+{
+    (void)state;
+    char names[MODELS_MAX][200];
+    int n = fixture_names(names);
+    double worst[2] = {0, 0};
+    for (int i = 0; i < n; i++) {
+        check_model(names[i], "f32", 1e-4, &worst[0]);
+        check_model(names[i], "bf16", 3e-2, &worst[1]);
+    }
+    printf("%d models: f32 off by %.2g of the largest logit, bf16 by %.2g\n", n, worst[0], worst[1]);
+}
+
+static void batches_padding_and_graphs(void **state)
+{
+    (void)state;
+    static const char *const models[] = {"llama_odd_sizes", "qwen3_bias_window"};
+    static const char *const dtypes[] = {"f32", "bf16"};
+    static const int32_t lens[RIG_SEQS] = {17, 1, 9, 24, 8, 16, 23, 3};
+    static const int32_t n_together[] = {1, 2, 3, 5, 8};
+    const char *text = getenv("TANDEM_DEVICE_TEST_MODELS");
+    for (int m = 0; m < (text && strtol(text, NULL, 10) > 1 ? 1 : 2); m++)
+        for (int t = 0; t < 2; t++) {
+            struct fixture f;
+            int32_t tokens[RIG_SEQS][LEN_MAX];
+            float *alone[RIG_SEQS], *out[RIG_SEQS];
+            fixture_open(&f, models[m]);
+            uint32_t z = 99;
+            for (int no_graphs = 0; no_graphs < 2; no_graphs++) {
+                struct rig g;
+                rig_open(&g, &(struct td_model_params){.dir = f.dir, .dtype = dtypes[t], .ops = device, .no_graphs = no_graphs}, 1, BLOCK_SIZE, 64, LEN_MAX);
+                size_t vocab = (size_t)g.vocab;
+                assert_int_equal(td_workspace_padded_rows(g.ws, 3), no_graphs ? 3 : 4);
+                assert_int_equal(td_workspace_padded_rows(g.ws, 5), no_graphs ? 5 : 8);
+                assert_int_equal(td_workspace_padded_rows(g.ws, 17), no_graphs ? 17 : 24);
+                assert_int_equal(td_workspace_padded_rows(g.ws, 63), no_graphs ? 63 : 64);
+                for (int32_t s = 0; s < RIG_SEQS; s++) {
+                    if (!no_graphs) {
+                        for (int32_t i = 0; i < LEN_MAX; i++) tokens[s][i] = (int32_t)(((z = z * 1664525u + 1013904223u) >> 8) % (uint32_t)vocab);
+                        alone[s] = rig_prompt(&g, s, tokens[s], lens[s], lens[s]);
+                        out[s] = malloc((size_t)lens[s] * vocab * sizeof(float));
+                        assert_non_null(out[s]);
+                    }
+                }
+                for (size_t k = 0; k < sizeof n_together / sizeof *n_together; k++) {
+                    rig_cache_clear(&g);
+                    decode_together(&g, tokens, lens, n_together[k], out);
+                    for (int32_t s = 0; s < n_together[k]; s++) {
+                        char what[100];
+                        snprintf(what, sizeof what, "%s %s, %d together, graphs %d, sequence %d", models[m], dtypes[t], n_together[k], !no_graphs, s);
+                        same_bits(what, out[s], alone[s], (size_t)lens[s] * vocab, g.vocab);
+                    }
+                }
+                rig_close(&g);
+            }
+            for (int32_t s = 0; s < RIG_SEQS; s++) {
+                free(alone[s]);
+                free(out[s]);
+            }
+            fixture_close(&f);
+        }
+}
+
+static void random_weights_are_the_hosts(void **state)
+{
+    (void)state;
+    static const char *const dtypes[] = {"f32", "bf16"};
+    static const int32_t tokens[] = {1, 5, 9, 2, 30, 11, 7};
+    for (int t = 0; t < 2; t++) {
+        struct rig plain, dev;
+        const char *config = FIXTURES "/llama_odd_sizes/config.json";
+        rig_open(&plain, &(struct td_model_params){.random_config = config, .dtype = dtypes[t], .ops = td_ops_by_name("ref")}, 1, BLOCK_SIZE, 16, 16);
+        rig_open(&dev, &(struct td_model_params){.random_config = config, .dtype = dtypes[t], .ops = device}, 3, BLOCK_SIZE, 16, 16);
+        float *want = rig_prompt(&plain, 0, tokens, 7, 7), *got = rig_prompt(&dev, 0, tokens, 7, 3);
+        double off = off_by(got, want, 7 * (size_t)dev.vocab);
+        if (!(off <= (t ? 3e-2 : 1e-4))) fail_msg("%s: off by %g", dtypes[t], off);
+        free(want);
+        free(got);
+        rig_close(&plain);
+        rig_close(&dev);
+    }
+}
+
+static void too_much_is_refused(void **state)
+{
+    (void)state;
+    struct td_err err = {0};
+    struct rig g;
+    uint64_t n_free, total, now;
+    rig_open(&g, &(struct td_model_params){.dir = FIXTURES "/llama_odd_sizes", .dtype = "bf16", .ops = device}, 1, BLOCK_SIZE, 16, 16);
+    assert_int_equal(device->device->free_bytes(&n_free, &total, &err), TD_OK);
+    struct td_workspace *ws = NULL;
+    assert_int_equal(td_workspace_create(g.model, 1 << 20, 1 << 20, &ws, &err), TD_ERR_NOMEM);
+    assert_non_null(strstr(err.msg, "max_step_tokens"));
+    assert_non_null(strstr(err.msg, "free"));
+    assert_int_equal(device->device->free_bytes(&now, &total, &err), TD_OK); /* nothing stays behind */
+    assert_true(now == n_free);
+    rig_close(&g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(as_the_plain_kernels),
+        cmocka_unit_test(batches_padding_and_graphs),
+        cmocka_unit_test(random_weights_are_the_hosts),
+        cmocka_unit_test(too_much_is_refused),
+    };
+    return cmocka_run_group_tests(tests, open_device, close_device);
+}
