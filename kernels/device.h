@@ -52,7 +52,8 @@ struct td_device {
     td_status (*alloc_pinned)(size_t bytes, const char *what, void **ret_memory, struct td_err *err); /* the host's, page-locked */
     void (*release_pinned)(void *memory);
     td_status (*free_bytes)(uint64_t *ret_free, uint64_t *ret_total, struct td_err *err);
-    td_status (*upload)(void *device_memory, const void *host_memory, size_t bytes, struct td_err *err);   /* block until done */
+    /* Block until done; any thread. They do not wait for entries that were issued before: call `wait` first where that matters. */
+    td_status (*upload)(void *device_memory, const void *host_memory, size_t bytes, struct td_err *err);
     td_status (*download)(void *host_memory, const void *device_memory, size_t bytes, struct td_err *err);
 
     /* ---- steps: the owning thread. step_begin: true = issue the entries; false = they are recorded under this key already, go to step_end at once. */

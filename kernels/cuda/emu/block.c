@@ -27,7 +27,7 @@ enum { STACK_BYTES = 64 * 1024 };
 #endif
 enum { PAGE = 4096, SHARED_ROOM = 256 * 1024, LINE = 128, POISON = 0xff };
 
-__thread struct td_emu_lane *td_emu_self __attribute__((tls_model("initial-exec"), visibility("hidden")));
+__thread struct td_emu_lane *td_emu_self __attribute__((visibility("hidden")));
 
 static pthread_mutex_t machines_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct td_emu_block *free_machines; /* under machines_lock */

@@ -93,8 +93,9 @@ struct td_emu_block {
     struct td_emu_block *next_free;
 };
 
-/* The thread that runs, on this thread of the host; NULL outside a kernel. */
-extern __thread struct td_emu_lane *td_emu_self __attribute__((tls_model("initial-exec"), visibility("hidden")));
+/* The thread that runs, on this thread of the host; NULL outside a kernel. (No initial-exec model: __shared__ arrays are thread-local too, and a library
+ * that is loaded later finds no static room for them.) */
+extern __thread struct td_emu_lane *td_emu_self __attribute__((visibility("hidden")));
 
 /* Runs a launch to its end. Sizes are in bounds (runtime.c checks). */
 void td_emu_grid_run(const char *kernel, struct td_emu_dims grid, struct td_emu_dims block, size_t shared_bytes, void (*run)(const void *closure),

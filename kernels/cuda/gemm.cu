@@ -1,0 +1,427 @@
+/* gemm.cu - products: which of three ways a product goes, packing, and cuBLASLt.
+ *
+ *   way       what                                                             used for
+ *   cublas    cuBLASLt: bf16 x bf16 or f32 x f32 (never TF32) into f32         many rows, unless deterministic
+ *   own       gemm_mma.cu: tensor cores for bf16, one order of k for every M;  few rows (decode); every M when deterministic; F16 weights (f32 x widened f16)
+ *             here, gemm_exact_kernel: one chain of fmaf for F32 and F16
+ *   plain     loops, one thread per block: emulated devices only, where the    tests of everything above the kernels
+ *             other two do not exist or are slow
+ *
+ * Batch invariance (I1). `own` and `plain` have it by construction: an output is one fixed order of sums along k, cut at places that depend on n_in alone. cuBLASLt
+ * chooses a kernel per shape, so the bits of a row depend on how many rows came along: config.deterministic keeps to `own`. What that costs on a card is to be
+ * measured (cuda_bench compares the ways); TANDEM_CUDA_GEMM=cublas with deterministic takes one algorithm per weight for every M without split-K instead, which
+ * is invariant as long as the library's kernels are, and reads weights badly when M is small.
+ *
+ * TANDEM_CUDA_GEMM=auto|own|cublas|plain forces one way where it exists: for benches and tests.
+ *
+ * Order at the end (ops.h): y + (dot + bias). cuBLASLt adds bias in its epilogue, or y as beta = 1, exactly so; both at once go through the workspace and a small
+ * kernel, since the order inside the library is not written down. */
+#include <stdlib.h>
+
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/gemm.h"
+#ifndef TD_CUDA_EMULATE
+#include <cublasLt.h>
+#include <dlfcn.h>
+#endif
+
+#define WORKSPACE_BYTES ((size_t)64 << 20)
+#define ALIGN_BYTES 64
+#define OWN_ROWS_MAX 16 /* bf16 products of so few rows are `own` unless forced */
+
+enum way { WAY_AUTO, WAY_OWN, WAY_CUBLAS, WAY_PLAIN };
+
+static struct {
+    enum way forced;
+    void *workspace;
+} self;
+
+/* ---- packing: host to host, any thread; the caller uploads ------------------------------------------------------------------------------------------------ */
+
+size_t td_cuda_packed_bytes(int32_t n_out, int32_t n_in, enum td_dtype dtype)
+{
+    size_t n = (size_t)n_out * (size_t)td_cuda_k_stride(n_in) * td_dtype_bytes(dtype);
+    return (n + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
+}
+
+void td_cuda_pack(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype, const void *src, enum td_dtype src_dtype, int32_t row0, int32_t n_rows)
+{
+    int64_t stride = td_cuda_k_stride(n_in);
+    size_t elem = td_dtype_bytes(dtype);
+    for (int64_t r = 0; r < n_rows; r++) {
+        uint8_t *to = (uint8_t *)packed + (size_t)((row0 + r) * stride) * elem;
+        if (dtype == src_dtype) {
+            memcpy(to, (const uint8_t *)src + (size_t)(r * n_in) * elem, (size_t)n_in * elem);
+        } else {
+            TD_ASSERT(dtype != TD_F16); /* f16 storage is for f16 files alone */
+            for (int32_t k = 0; k < n_in; k++) {
+                float f = td_cuda_widen(src, src_dtype, r * n_in + k);
+                if (dtype == TD_F32)
+                    memcpy(to + 4 * (size_t)k, &f, sizeof f);
+                else {
+                    uint16_t h = td_f32_to_bf16(f);
+                    memcpy(to + 2 * (size_t)k, &h, sizeof h);
+                }
+            }
+        }
+        memset(to + (size_t)n_in * elem, 0, (size_t)(stride - n_in) * elem);
+    }
+    if (row0 + n_rows == n_out) { /* the end of the last line of 64 bytes */
+        size_t used = (size_t)(n_out * stride) * elem;
+        memset((uint8_t *)packed + used, 0, td_cuda_packed_bytes(n_out, n_in, dtype) - used);
+    }
+}
+
+size_t td_cuda_gemm_scratch_bytes(int32_t n_rows, int32_t n_in)
+{
+    size_t n = (size_t)n_rows * (size_t)td_cuda_k_stride(n_in) * sizeof(float);
+    return (n + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
+}
+
+/* ---- what every way is given ------------------------------------------------------------------------------------------------------------------------------ */
+
+static struct td_gemm_params params_of(const struct td_gemm_args *a)
+{
+    struct td_gemm_params p = {};
+    p.w = a->w->data, p.x = a->scratch, p.bias = a->bias, p.y = a->y, p.y_stride = a->y_stride;
+    p.k_stride = td_cuda_k_stride(a->w->n_in), p.n_out = a->w->n_out, p.n_in = a->w->n_in, p.n_rows = a->n_rows;
+    p.w_dtype = a->w->dtype, p.accumulate = a->accumulate;
+    return p;
+}
+
+/* ---- own, f32 and f16 weights: one chain of fmaf per output ----------------------------------------------------------------------------------------------- */
+
+#define EXACT_TILE 64   /* outputs x rows of a block */
+#define EXACT_K 16      /* of k in shared memory at a time */
+#define EXACT_THREADS 256
+#define EXACT_EACH 4    /* a thread's outputs and rows: i, i + 16, i + 32, i + 48 */
+
+static __global__ void __launch_bounds__(EXACT_THREADS) gemm_exact_kernel(struct td_gemm_params p)
+{
+    __shared__ float w[EXACT_K][EXACT_TILE + 1], x[EXACT_K][EXACT_TILE + 1];
+    int32_t n0 = (int32_t)blockIdx.x * EXACT_TILE, m0 = (int32_t)blockIdx.y * EXACT_TILE;
+    int tn = (int)threadIdx.x % 16, tm = (int)threadIdx.x / 16;
+    float acc[EXACT_EACH][EXACT_EACH] = {};
+    for (int32_t k0 = 0; k0 < p.n_in; k0 += EXACT_K) {
+        for (int i = (int)threadIdx.x; i < EXACT_TILE * EXACT_K; i += EXACT_THREADS) {
+            int r = i / EXACT_K, k = i % EXACT_K;
+            bool is_k = k0 + k < p.n_in;
+            w[k][r] = is_k && n0 + r < p.n_out ? td_cuda_widen(p.w, p.w_dtype, (n0 + r) * p.k_stride + k0 + k) : 0.0f;
+            x[k][r] = is_k && m0 + r < p.n_rows ? td_cuda_widen(p.x, p.w_dtype == TD_BF16 ? TD_BF16 : TD_F32, (m0 + r) * p.k_stride + k0 + k) : 0.0f;
+        }
+        __syncthreads();
+        int n_k = p.n_in - k0 < EXACT_K ? p.n_in - k0 : EXACT_K;
+        for (int k = 0; k < n_k; k++)
+            for (int i = 0; i < EXACT_EACH; i++)
+                for (int j = 0; j < EXACT_EACH; j++) acc[i][j] = fmaf(x[k][tm + 16 * i], w[k][tn + 16 * j], acc[i][j]);
+        __syncthreads();
+    }
+    for (int i = 0; i < EXACT_EACH; i++)
+        for (int j = 0; j < EXACT_EACH; j++) td_cuda_gemm_store(&p, m0 + tm + 16 * i, n0 + tn + 16 * j, acc[i][j]);
+}
+
+static void exact_launch(const struct td_gemm_params *p)
+{
+    dim3 grid((unsigned)((p->n_out + EXACT_TILE - 1) / EXACT_TILE), (unsigned)((p->n_rows + EXACT_TILE - 1) / EXACT_TILE));
+    TD_LAUNCH(gemm_exact_kernel, grid, dim3(EXACT_THREADS), 0, td_cuda.compute, *p);
+    TD_LAUNCHED("gemm (exact)");
+}
+
+/* ---- plain: emulated devices ------------------------------------------------------------------------------------------------------------------------------ */
+
+#ifdef TD_CUDA_EMULATE
+#define PLAIN_LANES 8
+#define PLAIN_ROWS 8 /* outputs per block */
+
+typedef float plain_f32 __attribute__((vector_size(4 * PLAIN_LANES)));
+typedef uint32_t plain_u32 __attribute__((vector_size(4 * PLAIN_LANES)));
+typedef uint16_t plain_u16 __attribute__((vector_size(2 * PLAIN_LANES)));
+
+/* Lane i sums k = i, i + 8, ..; the lanes are added in ascending order. Vectors go through memcpy and stay local: their passing between functions depends on the
+ * instruction set. */
+static __global__ void gemm_plain_kernel(struct td_gemm_params p)
+{
+    for (int r = 0; r < PLAIN_ROWS; r++) {
+        int32_t n = (int32_t)blockIdx.x * PLAIN_ROWS + r;
+        if (n >= p.n_out) return;
+        for (int32_t m = 0; m < p.n_rows; m++) {
+            plain_f32 acc = {};
+            for (int64_t k = 0; k < p.k_stride; k += PLAIN_LANES) {
+                plain_f32 wv, xv;
+                if (p.w_dtype == TD_F32) {
+                    memcpy(&wv, (const float *)p.w + n * p.k_stride + k, sizeof wv);
+                } else if (p.w_dtype == TD_BF16) {
+                    plain_u16 h;
+                    memcpy(&h, (const uint16_t *)p.w + n * p.k_stride + k, sizeof h);
+                    plain_u32 u = __builtin_convertvector(h, plain_u32) << 16;
+                    memcpy(&wv, &u, sizeof wv);
+                } else {
+                    for (int i = 0; i < PLAIN_LANES; i++) wv[i] = td_cuda_widen(p.w, p.w_dtype, n * p.k_stride + k + i);
+                }
+                if (p.w_dtype == TD_BF16) {
+                    plain_u16 h;
+                    memcpy(&h, (const uint16_t *)p.x + m * p.k_stride + k, sizeof h);
+                    plain_u32 u = __builtin_convertvector(h, plain_u32) << 16;
+                    memcpy(&xv, &u, sizeof xv);
+                } else {
+                    memcpy(&xv, (const float *)p.x + m * p.k_stride + k, sizeof xv);
+                }
+                acc += wv * xv;
+            }
+            float dot = 0;
+            for (int i = 0; i < PLAIN_LANES; i++) dot += acc[i];
+            td_cuda_gemm_store(&p, m, n, dot);
+        }
+    }
+}
+
+static void plain_launch(const struct td_gemm_params *p)
+{
+    TD_LAUNCH(gemm_plain_kernel, dim3((unsigned)((p->n_out + PLAIN_ROWS - 1) / PLAIN_ROWS)), dim3(1), 0, td_cuda.compute, *p);
+    TD_LAUNCHED("gemm (plain)");
+}
+#endif
+
+/* ---- cuBLASLt --------------------------------------------------------------------------------------------------------------------------------------------- */
+
+#ifdef TD_CUDA_EMULATE
+static void cublas_gemm(const struct td_gemm_params *p) { (void)p; }
+static td_status cublas_open(struct td_err *err) { (void)err; return TD_OK; }
+static void cublas_close(void) {}
+#else
+#define N_ALGORITHMS 4096   /* direct-mapped: a shape that falls on another's place is chosen anew */
+#define INVARIANT_ROWS 256  /* deterministic: the algorithm of so many rows serves every M */
+
+struct algorithm {
+    int32_t n_rows, n_out, n_in; /* n_rows 0: free */
+    uint16_t dtype, epilogue;
+    uint32_t y_align;
+    cublasLtMatmulAlgo_t algo;
+};
+
+/* Opened when the first device is: 600 MB that a process on a CPU never maps, and a machine with a driver alone can say what is missing. */
+#define LT_FUNCTIONS(F)                                                                                                                              \
+    F(cublasLtCreate) F(cublasLtDestroy) F(cublasLtGetStatusString) F(cublasLtMatmul) F(cublasLtMatmulAlgoGetHeuristic) F(cublasLtMatmulDescInit_internal) \
+    F(cublasLtMatmulDescSetAttribute) F(cublasLtMatrixLayoutInit_internal) F(cublasLtMatmulPreferenceInit_internal) F(cublasLtMatmulPreferenceSetAttribute)
+#define LT_POINTER(name) decltype(&::name) name;
+#define LT_LIBRARY "libcublasLt.so." LT_TEXT(CUBLAS_VER_MAJOR)
+#define LT_TEXT(number) LT_TEXT_OF(number)
+#define LT_TEXT_OF(number) #number
+
+static struct {
+    void *library;
+    LT_FUNCTIONS(LT_POINTER)
+} lt;
+static cublasLtHandle_t handle;
+static struct algorithm *algorithms;
+
+static bool lt_ok(cublasStatus_t s, const char *label)
+{
+    return s == CUBLAS_STATUS_SUCCESS || td_cuda_ok(cudaErrorUnknown, label);
+}
+
+static td_status lt_load(struct td_err *err)
+{
+    static const char *const paths[] = {LT_LIBRARY, "/usr/local/cuda/lib64/" LT_LIBRARY};
+    for (size_t i = 0; i < sizeof paths / sizeof *paths && !lt.library; i++) lt.library = dlopen(paths[i], RTLD_NOW | RTLD_LOCAL);
+    if (!lt.library)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "cuBLASLt is needed for products and does not load (%s): install it, or run deterministic, which does without", dlerror());
+    const char *missing = NULL;
+#define LT_FIND(name) \
+    if (!(lt.name = (decltype(lt.name))dlsym(lt.library, #name))) missing = #name;
+    LT_FUNCTIONS(LT_FIND)
+    return missing ? td_fail(err, TD_ERR_UNSUPPORTED, LT_LIBRARY " has no %s: it is of another version than this library was built with", missing) : TD_OK;
+}
+
+static td_status cublas_open(struct td_err *err)
+{
+    if (self.forced == WAY_OWN || (self.forced == WAY_AUTO && td_cuda.is_deterministic)) return TD_OK;
+    td_status status = lt.library ? TD_OK : lt_load(err);
+    if (status) return status;
+    algorithms = (struct algorithm *)calloc(N_ALGORITHMS, sizeof *algorithms);
+    if (!algorithms) return td_fail(err, TD_ERR_NOMEM, "no memory for the cache of GEMM algorithms");
+    cublasStatus_t s = lt.cublasLtCreate(&handle);
+    return s == CUBLAS_STATUS_SUCCESS ? TD_OK : td_fail(err, TD_ERR_DEVICE, "cuBLASLt does not start: %s", lt.cublasLtGetStatusString(s));
+}
+
+/* The library stays loaded: it keeps threads and exit handlers. */
+static void cublas_close(void)
+{
+    if (handle) (void)lt.cublasLtDestroy(handle);
+    free(algorithms);
+    handle = NULL, algorithms = NULL;
+}
+
+/* Column-major words for row-major matrices: y^T [n_out, n_rows] = W [n_in, n_out]^T . x^T [n_in, n_rows]. */
+struct lt_problem {
+    cublasLtMatmulDescOpaque_t desc;
+    cublasLtMatrixLayoutOpaque_t w, x, y;
+};
+
+static bool problem_make(const struct td_gemm_params *p, int32_t n_rows, bool with_bias, int64_t y_stride, struct lt_problem *ret)
+{
+    cudaDataType_t type = p->w_dtype == TD_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    cublasOperation_t trans = CUBLAS_OP_T;
+    cublasLtEpilogue_t epilogue = with_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    uint64_t rows = (uint64_t)n_rows, n = (uint64_t)p->n_out, k = (uint64_t)p->k_stride; /* the zeros behind n_in multiply too: whole 16 bytes */
+    bool ok = lt.cublasLtMatmulDescInit_internal(&ret->desc, sizeof ret->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
+              lt.cublasLtMatmulDescSetAttribute(&ret->desc, CUBLASLT_MATMUL_DESC_TRANSA, &trans, sizeof trans) == CUBLAS_STATUS_SUCCESS &&
+              lt.cublasLtMatmulDescSetAttribute(&ret->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue) == CUBLAS_STATUS_SUCCESS;
+    if (ok && with_bias) {
+        cudaDataType_t bias_type = CUDA_R_32F;
+        ok = lt.cublasLtMatmulDescSetAttribute(&ret->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof p->bias) == CUBLAS_STATUS_SUCCESS &&
+             lt.cublasLtMatmulDescSetAttribute(&ret->desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof bias_type) == CUBLAS_STATUS_SUCCESS;
+    }
+    return ok && lt.cublasLtMatrixLayoutInit_internal(&ret->w, sizeof ret->w, type, k, n, p->k_stride) == CUBLAS_STATUS_SUCCESS &&
+           lt.cublasLtMatrixLayoutInit_internal(&ret->x, sizeof ret->x, type, k, rows, p->k_stride) == CUBLAS_STATUS_SUCCESS &&
+           lt.cublasLtMatrixLayoutInit_internal(&ret->y, sizeof ret->y, CUDA_R_32F, n, rows, y_stride) == CUBLAS_STATUS_SUCCESS;
+}
+
+/* The largest power of two up to 256 that divides address and row. */
+static uint32_t alignment_of(const void *p, int64_t stride_bytes)
+{
+    uint64_t bits = (uint64_t)(uintptr_t)p | (uint64_t)stride_bytes | 256u;
+    return (uint32_t)(bits & (~bits + 1));
+}
+
+static bool choose(struct lt_problem *problem, uint32_t y_align, size_t workspace_bytes, cublasLtMatmulAlgo_t *ret_algo)
+{
+    cublasLtMatmulPreferenceOpaque_t prefer;
+    cublasLtMatmulHeuristicResult_t found;
+    int n_found = 0;
+    /* Sums of split-K go through the workspace in a fixed order, never by atomics into y; deterministic: no split-K. */
+    uint32_t reductions = td_cuda.is_deterministic ? CUBLASLT_REDUCTION_SCHEME_NONE : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, in_align = 16;
+    bool ok = lt.cublasLtMatmulPreferenceInit_internal(&prefer, sizeof prefer) == CUBLAS_STATUS_SUCCESS &&
+              lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes, sizeof workspace_bytes) == CUBLAS_STATUS_SUCCESS &&
+              lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions) == CUBLAS_STATUS_SUCCESS &&
+              lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &in_align, sizeof in_align) == CUBLAS_STATUS_SUCCESS &&
+              lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &in_align, sizeof in_align) == CUBLAS_STATUS_SUCCESS &&
+              lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &y_align, sizeof y_align) == CUBLAS_STATUS_SUCCESS &&
+              lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &y_align, sizeof y_align) == CUBLAS_STATUS_SUCCESS;
+    if (!ok || lt.cublasLtMatmulAlgoGetHeuristic(handle, &problem->desc, &problem->w, &problem->x, &problem->y, &problem->y, &prefer, 1, &found, &n_found) != CUBLAS_STATUS_SUCCESS ||
+        n_found == 0)
+        return false;
+    *ret_algo = found.algo;
+    return true;
+}
+
+static const cublasLtMatmulAlgo_t *algorithm_of(const struct td_gemm_params *p, bool with_bias, int64_t y_stride, uint32_t y_align, size_t workspace_bytes)
+{
+    int32_t n_rows = td_cuda.is_deterministic ? INVARIANT_ROWS : p->n_rows;
+    uint64_t h = ((uint64_t)(uint32_t)n_rows << 32 | (uint32_t)p->n_out) * 0x9e3779b97f4a7c15u ^ ((uint64_t)(uint32_t)p->n_in << 8 | (uint64_t)with_bias << 4 | y_align) * 0xbf58476d1ce4e5b9u;
+    struct algorithm *a = &algorithms[(h ^ h >> 32) % N_ALGORITHMS];
+    if (a->n_rows == n_rows && a->n_out == p->n_out && a->n_in == p->n_in && a->dtype == p->w_dtype && a->epilogue == with_bias && a->y_align == y_align) return &a->algo;
+    struct lt_problem problem;
+    a->n_rows = 0;
+    if (!problem_make(p, n_rows, with_bias, y_stride, &problem) || !choose(&problem, y_align, workspace_bytes, &a->algo)) return NULL;
+    a->n_rows = n_rows, a->n_out = p->n_out, a->n_in = p->n_in, a->dtype = (uint16_t)p->w_dtype, a->epilogue = with_bias, a->y_align = y_align;
+    return &a->algo;
+}
+
+/* to [n_rows, n_out] = dot (+ bias) (+ to). */
+static void matmul(const struct td_gemm_params *p, float *to, int64_t to_stride, bool with_bias, bool accumulate, void *workspace, size_t workspace_bytes)
+{
+    struct lt_problem problem;
+    float one = 1.0f, beta = accumulate ? 1.0f : 0.0f;
+    const cublasLtMatmulAlgo_t *algo = algorithm_of(p, with_bias, to_stride, alignment_of(to, to_stride * 4), workspace_bytes);
+    if (!algo || !problem_make(p, p->n_rows, with_bias, to_stride, &problem)) {
+        (void)td_cuda_ok(cudaErrorNotSupported, "gemm: cuBLASLt has no algorithm");
+        return;
+    }
+    (void)lt_ok(lt.cublasLtMatmul(handle, &problem.desc, &one, p->w, &problem.w, p->x, &problem.x, &beta, to, &problem.y, to, &problem.y, algo, workspace, workspace_bytes,
+                               td_cuda.compute),
+                "gemm: cublasLtMatmul");
+}
+
+static __global__ void add_rows_kernel(float *y, int64_t y_stride, const float *sums, int32_t n_out, int64_t n)
+{
+    int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    if (i >= n) return;
+    float *at = y + i / n_out * y_stride + i % n_out;
+    *at = *at + sums[i];
+}
+
+static void cublas_gemm(const struct td_gemm_params *p)
+{
+    if (!(p->bias && p->accumulate)) {
+        matmul(p, p->y, p->y_stride, p->bias != NULL, p->accumulate, self.workspace, WORKSPACE_BYTES);
+        return;
+    }
+    size_t half = WORKSPACE_BYTES / 2, row_bytes = (size_t)p->n_out * 4;
+    TD_ASSERT(row_bytes <= half);
+    float *sums = (float *)((uint8_t *)self.workspace + half);
+    int32_t at_once = (int32_t)(half / row_bytes < (size_t)p->n_rows ? half / row_bytes : (size_t)p->n_rows);
+    for (int32_t m = 0; m < p->n_rows; m += at_once) {
+        struct td_gemm_params piece = *p;
+        piece.n_rows = p->n_rows - m < at_once ? p->n_rows - m : at_once;
+        piece.x = (const uint8_t *)p->x + m * p->k_stride * (p->w_dtype == TD_BF16 ? 2 : 4);
+        matmul(&piece, sums, p->n_out, true, false, self.workspace, half);
+        int64_t n = (int64_t)piece.n_rows * p->n_out;
+        TD_LAUNCH(add_rows_kernel, dim3((unsigned)((n + 255) / 256)), dim3(256), 0, td_cuda.compute, p->y + m * p->y_stride, p->y_stride, sums, p->n_out, n);
+        TD_LAUNCHED("gemm: add the residual");
+    }
+}
+#endif
+
+/* ---- the choice ------------------------------------------------------------------------------------------------------------------------------------------- */
+
+static void own_gemm(const struct td_gemm_params *p)
+{
+    exact_launch(p);
+}
+
+static enum way way_of(const struct td_gemm_params *p)
+{
+    if (self.forced != WAY_AUTO) return self.forced == WAY_CUBLAS && p->w_dtype == TD_F16 ? WAY_OWN : self.forced;
+#ifdef TD_CUDA_EMULATE
+    return WAY_PLAIN;
+#else
+    if (td_cuda.is_deterministic || p->w_dtype == TD_F16) return WAY_OWN;
+    return p->w_dtype == TD_BF16 && p->n_rows <= OWN_ROWS_MAX ? WAY_OWN : WAY_CUBLAS;
+#endif
+}
+
+void td_cuda_gemm(const struct td_gemm_args *a, int part, int n_parts)
+{
+    (void)part, (void)n_parts;
+    if (a->n_rows <= 0) return;
+    struct td_gemm_params p = params_of(a);
+    switch (way_of(&p)) {
+    case WAY_CUBLAS: cublas_gemm(&p); return;
+#ifdef TD_CUDA_EMULATE
+    case WAY_PLAIN: plain_launch(&p); return;
+#endif
+    default: own_gemm(&p); return;
+    }
+}
+
+td_status td_cuda_gemm_open(struct td_err *err)
+{
+    static const char *const names[] = {"auto", "own", "cublas", "plain"};
+    const char *forced = getenv("TANDEM_CUDA_GEMM");
+    int way = forced && *forced ? -1 : WAY_AUTO;
+    for (int i = 0; way < 0 && i < 4; i++)
+        if (strcmp(forced, names[i]) == 0) way = i;
+#ifdef TD_CUDA_EMULATE
+    bool is_here = way >= 0 && way != WAY_CUBLAS;
+#else
+    bool is_here = way >= 0 && way != WAY_PLAIN;
+#endif
+    if (!is_here) return td_fail(err, TD_ERR_INVALID, "TANDEM_CUDA_GEMM=%s: this library has no such way (auto, own, or cublas on a GPU, plain on an emulated one)", forced);
+    self.forced = (enum way)way;
+    cudaError_t e = cudaMalloc(&self.workspace, WORKSPACE_BYTES);
+    if (e != cudaSuccess) {
+        (void)cudaGetLastError();
+        self.workspace = NULL;
+        return td_fail(err, e == cudaErrorMemoryAllocation ? TD_ERR_NOMEM : TD_ERR_DEVICE, "%u MiB of workspace for products: %s (%s)", (unsigned)(WORKSPACE_BYTES >> 20),
+                       cudaGetErrorName(e), cudaGetErrorString(e));
+    }
+    return cublas_open(err);
+}
+
+void td_cuda_gemm_close(void)
+{
+    cublas_close();
+    if (self.workspace) (void)cudaFree(self.workspace);
+    self.workspace = NULL;
+}

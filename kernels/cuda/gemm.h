@@ -1,0 +1,67 @@
+/* gemm.h - how prepared rows lie in a product's scratch - what rows.cu writes when it prepares, and the gemm*.cu read - and what the ways of a product share.
+ *
+ * Row m of x starts at element m * td_cuda_k_stride(n_in); its elements are bf16 for a BF16 weight, else f32 (an F16 weight rounds no activation); those from
+ * n_in up to the stride are zero, as they are in a packed weight's rows. The stride is a multiple of 8, so that 16-byte loads never straddle rows; real models'
+ * n_in are multiples of 8, where a packed weight is the checkpoint's matrix byte for byte. */
+#ifndef TD_KERNELS_CUDA_GEMM_H
+#define TD_KERNELS_CUDA_GEMM_H
+
+#include "kernels/cuda/port.h"
+
+__host__ __device__ static inline int64_t td_cuda_k_stride(int32_t n_in)
+{
+    return ((int64_t)n_in + 7) / 8 * 8;
+}
+
+struct td_gemm_params {
+    const void *w, *x; /* packed weight; prepared rows */
+    const float *bias; /* or NULL */
+    float *y;
+    int64_t y_stride, k_stride;
+    int32_t n_out, n_in, n_rows;
+    enum td_dtype w_dtype;
+    bool accumulate;
+};
+
+void td_cuda_gemm_mma(const struct td_gemm_params *p); /* gemm_mma.cu: a BF16 weight, any number of rows */
+
+/* y[m,n] = dot (+ bias) (+ y): the end of every own product. Outside of y: nothing. */
+__device__ static inline void td_cuda_gemm_store(const struct td_gemm_params *p, int32_t m, int32_t n, float dot)
+{
+    if (m >= p->n_rows || n >= p->n_out) return;
+    float *y = p->y + m * p->y_stride + n;
+    if (p->bias) dot = dot + p->bias[n];
+    *y = p->accumulate ? *y + dot : dot;
+}
+
+/* f16 to f32, exactly: as kernels/part.h has it. */
+__host__ __device__ static inline float td_cuda_f16_to_f32(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (uint32_t)(h >> 10) & 31u, mantissa = h & 0x3ffu, u;
+    float f;
+    if (exponent == 0) { /* zero and subnormals */
+        f = (float)mantissa * 0x1p-24f;
+        memcpy(&u, &f, sizeof u);
+        u |= sign;
+    } else {
+        u = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112u) << 23) | mantissa << 13;
+    }
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+__host__ __device__ static inline float td_cuda_widen16(uint16_t h, bool is_bf16)
+{
+    uint32_t u = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return is_bf16 ? f : td_cuda_f16_to_f32(h);
+}
+
+/* Element i of an array of `dtype`, widened exactly. */
+__host__ __device__ static inline float td_cuda_widen(const void *data, enum td_dtype dtype, int64_t i)
+{
+    return dtype == TD_F32 ? ((const float *)data)[i] : td_cuda_widen16(((const uint16_t *)data)[i], dtype == TD_BF16);
+}
+
+#endif

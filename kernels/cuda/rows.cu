@@ -1,0 +1,388 @@
+/* rows.cu - what happens to single rows between the products: embedding, norm, rotary embedding, storing K and V, SwiGLU, and preparing rows for a product.
+ *
+ * All of it is bound by memory and by the number of launches, so: 16-byte accesses where the addresses allow them, a whole row per block where a sum is needed,
+ * and the fused pairs (norm or gate, then rounding into the product's scratch) save a write and a read of the row and one launch each.
+ *
+ * Bits (I1). A thread's elements and the order of every sum follow from the row's length alone, never from the number of rows or from alignment: whether four
+ * neighbours come by one load or by four is no difference in arithmetic. The fused pairs run the same device functions as the single entries.
+ *
+ * n elements in groups of 4 ("quads") or 8: the last group may be short; `n_valid` says how many of it exist. */
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/gemm.h"
+
+#define ROW_THREADS_MAX 1024
+#define FLAT_THREADS 256
+#define WARP 32
+
+/* ---- pieces of rows --------------------------------------------------------------------------------------------------------------------------------------- */
+
+__host__ __device__ static inline bool aligned_to(const void *p, int64_t stride_bytes, int64_t unit)
+{
+    return ((uintptr_t)p % (uintptr_t)unit) == 0 && stride_bytes % unit == 0;
+}
+
+__host__ __device__ static inline int32_t min_i32(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Four neighbours; those past n_valid are 0. vector: p is 16-byte aligned. */
+__device__ static inline void load4(const float *p, bool vector, int32_t n_valid, float *ret_v)
+{
+    if (vector && n_valid >= 4) {
+        float4 q = *(const float4 *)p;
+        ret_v[0] = q.x, ret_v[1] = q.y, ret_v[2] = q.z, ret_v[3] = q.w;
+    } else {
+        for (int i = 0; i < 4; i++) ret_v[i] = i < n_valid ? p[i] : 0.0f;
+    }
+}
+
+__device__ static inline void store4(float *p, bool vector, int32_t n_valid, const float *v)
+{
+    if (vector && n_valid >= 4) {
+        *(float4 *)p = make_float4(v[0], v[1], v[2], v[3]);
+    } else {
+        for (int i = 0; i < 4; i++)
+            if (i < n_valid) p[i] = v[i];
+    }
+}
+
+__device__ static inline uint32_t pack2(float lo, float hi)
+{
+    return (uint32_t)td_cu_f32_to_bf16(lo) | (uint32_t)td_cu_f32_to_bf16(hi) << 16;
+}
+
+/* Four neighbours rounded to bf16. vector: p is 8-byte aligned. */
+__device__ static inline void store4_bf16(uint16_t *p, bool vector, int32_t n_valid, const float *v)
+{
+    if (vector && n_valid >= 4) {
+        uint2 q;
+        q.x = pack2(v[0], v[1]), q.y = pack2(v[2], v[3]);
+        *(uint2 *)p = q;
+    } else {
+        for (int i = 0; i < 4; i++)
+            if (i < n_valid) p[i] = td_cu_f32_to_bf16(v[i]);
+    }
+}
+
+/* Quad `q` of a prepared row: zeros from n_in up to the stride, which is a multiple of 8, so quads are whole and aligned (the scratch is 64-byte aligned). */
+__device__ static inline void prepare4(void *row, bool is_bf16, int32_t q, const float *v)
+{
+    if (is_bf16)
+        store4_bf16((uint16_t *)row + 4 * (int64_t)q, true, 4, v);
+    else
+        store4((float *)row + 4 * (int64_t)q, true, 4, v);
+}
+
+__device__ static inline void *prepared_row(void *scratch, bool is_bf16, int32_t row, int64_t k_stride)
+{
+    return (uint8_t *)scratch + (int64_t)row * k_stride * (is_bf16 ? 2 : 4);
+}
+
+static int32_t round_up(int32_t n, int32_t unit)
+{
+    return (n + unit - 1) / unit * unit;
+}
+
+static unsigned n_blocks(int64_t n_items, int64_t per_block)
+{
+    return (unsigned)((n_items + per_block - 1) / per_block);
+}
+
+/* ---- rmsnorm ---------------------------------------------------------------------------------------------------------------------------------------------- */
+
+/* The sum over the block of one number per thread, in every thread: butterflies inside the warps, then the warps' sums in ascending order. */
+__device__ static inline float block_sum(float v, float *warp_sums)
+{
+    for (int d = WARP / 2; d > 0; d /= 2) v += __shfl_xor_sync(0xffffffffu, v, d);
+    int n_warps = (int)blockDim.x / WARP;
+    if (n_warps == 1) return v;
+    if (threadIdx.x % WARP == 0) warp_sums[threadIdx.x / WARP] = v;
+    __syncthreads();
+    float sum = 0;
+    for (int w = 0; w < n_warps; w++) sum += warp_sums[w];
+    return sum;
+}
+
+/* One block per row. out: f32 rows, or (prepared) rows of a product's scratch with zeros behind them. */
+struct norm_params {
+    const float *x, *w;
+    void *out;
+    int64_t x_stride, out_stride;
+    int32_t dim, n_out_quads; /* quads written: of the row, or of the prepared row */
+    float eps;
+    bool x_vector, w_vector, out_vector, is_prepared, is_bf16;
+};
+
+static __global__ void __launch_bounds__(ROW_THREADS_MAX) norm_kernel(struct norm_params p)
+{
+    __shared__ float warp_sums[ROW_THREADS_MAX / WARP];
+    int32_t row = (int32_t)blockIdx.x, n_quads = (p.dim + 3) / 4;
+    const float *x = p.x + row * p.x_stride;
+    float v[4], w[4], sum = 0;
+    for (int32_t q = (int32_t)threadIdx.x; q < n_quads; q += (int32_t)blockDim.x) {
+        load4(x + 4 * q, p.x_vector, p.dim - 4 * q, v);
+        for (int i = 0; i < 4; i++) sum = fmaf(v[i], v[i], sum);
+    }
+    sum = block_sum(sum, warp_sums);
+    float inv = 1.0f / sqrtf(sum / (float)p.dim + p.eps);
+    for (int32_t q = (int32_t)threadIdx.x; q < p.n_out_quads; q += (int32_t)blockDim.x) {
+        load4(x + 4 * q, p.x_vector, p.dim - 4 * q, v); /* the same thread's elements again: near, and safe when out is x */
+        load4(p.w + 4 * q, p.w_vector, p.dim - 4 * q, w);
+        for (int i = 0; i < 4; i++) v[i] = v[i] * inv * w[i];
+        if (p.is_prepared)
+            prepare4(prepared_row(p.out, p.is_bf16, row, p.out_stride), p.is_bf16, q, v);
+        else
+            store4((float *)p.out + row * p.out_stride + 4 * q, p.out_vector, p.dim - 4 * q, v);
+    }
+}
+
+static void norm_launch(const struct td_rmsnorm_args *a, struct norm_params *p, const char *label)
+{
+    if (a->n_rows <= 0) return;
+    p->x = a->x, p->w = a->w, p->x_stride = a->x_stride, p->dim = a->dim, p->eps = a->eps;
+    p->x_vector = aligned_to(a->x, a->x_stride * 4, 16), p->w_vector = aligned_to(a->w, 0, 16);
+    int32_t threads = min_i32(round_up((a->dim + 3) / 4, WARP), ROW_THREADS_MAX);
+    TD_LAUNCH(norm_kernel, dim3((unsigned)a->n_rows), dim3((unsigned)threads), 0, td_cuda.compute, *p);
+    TD_LAUNCHED(label);
+}
+
+void td_cuda_rmsnorm(const struct td_rmsnorm_args *a, int part, int n_parts)
+{
+    (void)part, (void)n_parts;
+    struct norm_params p = {};
+    p.out = a->out, p.out_stride = a->out_stride, p.n_out_quads = (a->dim + 3) / 4, p.out_vector = aligned_to(a->out, a->out_stride * 4, 16);
+    norm_launch(a, &p, "rmsnorm");
+}
+
+void td_cuda_rmsnorm_prepare(const struct td_rmsnorm_args *a, const struct td_gemm_args *next, int part, int n_parts)
+{
+    (void)part, (void)n_parts;
+    TD_ASSERT(next->w->n_in == a->dim && next->n_rows == a->n_rows);
+    struct norm_params p = {};
+    p.out = next->scratch, p.out_stride = td_cuda_k_stride(a->dim), p.n_out_quads = (int32_t)(p.out_stride / 4), p.is_prepared = true;
+    p.is_bf16 = next->w->dtype == TD_BF16;
+    norm_launch(a, &p, "rmsnorm_prepare");
+}
+
+/* ---- gemm_prepare and SwiGLU: no sums, so any thread may do any quad ------------------------------------------------------------------------------------ */
+
+struct flat_params {
+    const float *x, *up; /* up: NULL when x is only prepared */
+    void *out;
+    int64_t x_stride, up_stride, out_stride, n_quads; /* n_quads: of all rows */
+    int32_t dim, row_quads;                           /* row_quads: written per row */
+    bool x_vector, up_vector, out_vector, is_prepared, is_bf16;
+};
+
+__device__ static inline float silu(float g)
+{
+    return g / (1.0f + expf(-g));
+}
+
+static __global__ void __launch_bounds__(FLAT_THREADS) flat_kernel(struct flat_params p)
+{
+    int64_t at = (int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x;
+    if (at >= p.n_quads) return;
+    int32_t row = (int32_t)(at / p.row_quads), q = (int32_t)(at % p.row_quads), n_valid = p.dim - 4 * q;
+    float v[4], up[4];
+    load4(p.x + row * p.x_stride + 4 * q, p.x_vector, n_valid, v);
+    if (p.up) {
+        load4(p.up + row * p.up_stride + 4 * q, p.up_vector, n_valid, up);
+        for (int i = 0; i < 4; i++) v[i] = silu(v[i]) * up[i];
+    }
+    if (p.is_prepared)
+        prepare4(prepared_row(p.out, p.is_bf16, row, p.out_stride), p.is_bf16, q, v);
+    else
+        store4((float *)p.out + row * p.out_stride + 4 * q, p.out_vector, n_valid, v);
+}
+
+static void flat_launch(struct flat_params *p, int32_t n_rows, const char *label)
+{
+    p->n_quads = (int64_t)n_rows * p->row_quads;
+    if (p->n_quads <= 0) return;
+    p->x_vector = aligned_to(p->x, p->x_stride * 4, 16), p->up_vector = aligned_to(p->up, p->up_stride * 4, 16);
+    TD_LAUNCH(flat_kernel, dim3(n_blocks(p->n_quads, FLAT_THREADS)), dim3(FLAT_THREADS), 0, td_cuda.compute, *p);
+    TD_LAUNCHED(label);
+}
+
+static void into_scratch(struct flat_params *p, const struct td_gemm_args *next)
+{
+    p->out = next->scratch, p->out_stride = td_cuda_k_stride(next->w->n_in), p->row_quads = (int32_t)(p->out_stride / 4), p->dim = next->w->n_in;
+    p->is_prepared = true, p->is_bf16 = next->w->dtype == TD_BF16;
+}
+
+void td_cuda_gemm_prepare(const struct td_gemm_args *a, int part, int n_parts)
+{
+    (void)part, (void)n_parts;
+    struct flat_params p = {};
+    p.x = a->x, p.x_stride = a->x_stride;
+    into_scratch(&p, a);
+    flat_launch(&p, a->n_rows, "gemm_prepare");
+}
+
+void td_cuda_silu_mul_prepare(const float *gate, const float *up, int64_t gate_stride, int64_t up_stride, const struct td_gemm_args *next, int part, int n_parts)
+{
+    (void)part, (void)n_parts;
+    struct flat_params p = {};
+    p.x = gate, p.x_stride = gate_stride, p.up = up, p.up_stride = up_stride;
+    into_scratch(&p, next);
+    flat_launch(&p, next->n_rows, "silu_mul_prepare");
+}
+
+void td_cuda_silu_mul(float *out, const float *gate, const float *up, int32_t n_rows, int32_t dim, int64_t out_stride, int64_t gate_stride, int64_t up_stride,
+                      int part, int n_parts)
+{
+    (void)part, (void)n_parts;
+    struct flat_params p = {};
+    p.x = gate, p.x_stride = gate_stride, p.up = up, p.up_stride = up_stride;
+    p.out = out, p.out_stride = out_stride, p.dim = dim, p.row_quads = (dim + 3) / 4, p.out_vector = aligned_to(out, out_stride * 4, 16);
+    flat_launch(&p, n_rows, "silu_mul");
+}
+
+/* ---- embedding -------------------------------------------------------------------------------------------------------------------------------------------- */
+
+struct embed_params {
+    float *out;
+    const void *table;
+    const int32_t *ids;
+    int64_t n_quads;
+    int32_t dim, row_quads;
+    enum td_dtype dtype;
+    bool vector; /* rows of the table and of out allow whole quads */
+};
+
+static __global__ void __launch_bounds__(FLAT_THREADS) embed_kernel(struct embed_params p)
+{
+    int64_t at = (int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x;
+    if (at >= p.n_quads) return;
+    int32_t row = (int32_t)(at / p.row_quads), q = (int32_t)(at % p.row_quads), n_valid = p.dim - 4 * q, id = p.ids[row];
+    float v[4] = {0, 0, 0, 0};
+    int64_t from = (int64_t)id * p.dim + 4 * q;
+    if (id < 0) { /* padding: finite */
+    } else if (p.dtype == TD_F32) {
+        load4((const float *)p.table + from, p.vector, n_valid, v);
+    } else if (p.vector) {
+        uint2 h = *(const uint2 *)((const uint16_t *)p.table + from);
+        bool is_bf16 = p.dtype == TD_BF16;
+        v[0] = td_cuda_widen16((uint16_t)h.x, is_bf16), v[1] = td_cuda_widen16((uint16_t)(h.x >> 16), is_bf16);
+        v[2] = td_cuda_widen16((uint16_t)h.y, is_bf16), v[3] = td_cuda_widen16((uint16_t)(h.y >> 16), is_bf16);
+    } else {
+        for (int i = 0; i < 4; i++)
+            if (i < n_valid) v[i] = td_cuda_widen16(((const uint16_t *)p.table)[from + i], p.dtype == TD_BF16);
+    }
+    store4(p.out + (int64_t)row * p.dim + 4 * q, p.vector, n_valid, v);
+}
+
+void td_cuda_embed(float *out, const void *table, enum td_dtype dtype, const int32_t *ids, int32_t n_rows, int32_t dim, int part, int n_parts)
+{
+    (void)part, (void)n_parts;
+    struct embed_params p = {};
+    p.out = out, p.table = table, p.ids = ids, p.dim = dim, p.row_quads = (dim + 3) / 4, p.dtype = dtype;
+    p.n_quads = (int64_t)n_rows * p.row_quads;
+    p.vector = aligned_to(out, (int64_t)dim * 4, 16) && aligned_to(table, (int64_t)dim * (int64_t)td_dtype_bytes(dtype), dtype == TD_F32 ? 16 : 8);
+    if (p.n_quads <= 0) return;
+    TD_LAUNCH(embed_kernel, dim3(n_blocks(p.n_quads, FLAT_THREADS)), dim3(FLAT_THREADS), 0, td_cuda.compute, p);
+    TD_LAUNCHED("embed");
+}
+
+/* ---- rotary embedding ------------------------------------------------------------------------------------------------------------------------------------- */
+
+/* A thread turns four pairs (i .. i+3, i + half .. i + half + 3) of one head of one row. */
+struct rope_params {
+    float *x;
+    const float *cos_sin;
+    const int32_t *positions;
+    int64_t x_stride, n_items;
+    int32_t n_heads, head_dim, half_quads;
+    bool vector;
+};
+
+static __global__ void __launch_bounds__(FLAT_THREADS) rope_kernel(struct rope_params p)
+{
+    int64_t at = (int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x;
+    if (at >= p.n_items) return;
+    int32_t q = (int32_t)(at % p.half_quads), half = p.head_dim / 2, n_valid = half - 4 * q;
+    int64_t row_head = at / p.half_quads;
+    int32_t head = (int32_t)(row_head % p.n_heads);
+    int64_t row = row_head / p.n_heads;
+    int32_t position = p.positions[row];
+    if (position < 0) return;
+    float *lo = p.x + row * p.x_stride + (int64_t)head * p.head_dim + 4 * q, *hi = lo + half;
+    const float *c = p.cos_sin + (int64_t)position * p.head_dim + 4 * q;
+    float x0[4], x1[4], cosine[4], sine[4], y0[4], y1[4];
+    load4(lo, p.vector, n_valid, x0), load4(hi, p.vector, n_valid, x1);
+    load4(c, p.vector, n_valid, cosine), load4(c + half, p.vector, n_valid, sine);
+    for (int i = 0; i < 4; i++) {
+        y0[i] = fmaf(x0[i], cosine[i], -(x1[i] * sine[i]));
+        y1[i] = fmaf(x1[i], cosine[i], x0[i] * sine[i]);
+    }
+    store4(lo, p.vector, n_valid, y0), store4(hi, p.vector, n_valid, y1);
+}
+
+void td_cuda_rope(const struct td_rope_args *a, int part, int n_parts)
+{
+    (void)part, (void)n_parts;
+    struct rope_params p = {};
+    p.x = a->x, p.cos_sin = a->cos_sin, p.positions = a->positions, p.x_stride = a->x_stride, p.n_heads = a->n_heads, p.head_dim = a->head_dim;
+    p.half_quads = (a->head_dim / 2 + 3) / 4;
+    p.n_items = (int64_t)a->n_rows * a->n_heads * p.half_quads;
+    p.vector = a->head_dim % 8 == 0 && aligned_to(a->x, a->x_stride * 4, 16) && aligned_to(a->cos_sin, 0, 16);
+    if (p.n_items <= 0) return;
+    TD_LAUNCH(rope_kernel, dim3(n_blocks(p.n_items, FLAT_THREADS)), dim3(FLAT_THREADS), 0, td_cuda.compute, p);
+    TD_LAUNCHED("rope");
+}
+
+/* ---- storing K and V -------------------------------------------------------------------------------------------------------------------------------------- */
+
+/* A thread stores a quad of K and the same quad of V. */
+struct store_params {
+    struct td_kv_view kv;
+    const float *k, *v;
+    const int32_t *positions, *row_seq;
+    const int32_t *const *block_tables;
+    int64_t k_stride, v_stride, kv_bytes, n_items;
+    int32_t head_quads;
+    bool k_vector, v_vector, cache_vector;
+};
+
+static __global__ void __launch_bounds__(FLAT_THREADS) kv_store_kernel(struct store_params p)
+{
+    int64_t at = (int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x;
+    if (at >= p.n_items) return;
+    int32_t q = (int32_t)(at % p.head_quads), n_valid = p.kv.head_dim - 4 * q;
+    int64_t row_head = at / p.head_quads;
+    int32_t head = (int32_t)(row_head % p.kv.n_kv_heads);
+    int64_t row = row_head / p.kv.n_kv_heads;
+    int32_t position = p.positions[row];
+    if (position < 0) return;
+    int32_t block = p.block_tables[p.row_seq[row]][position / p.kv.block_size];
+    int64_t element = ((int64_t)head * p.kv.block_size + position % p.kv.block_size) * p.kv.head_dim + 4 * q;
+    uint8_t *to = p.kv.base + block * p.kv.block_bytes;
+    float v[4];
+    for (int is_v = 0; is_v < 2; is_v++, to += p.kv_bytes) {
+        const float *from = (is_v ? p.v + row * p.v_stride : p.k + row * p.k_stride) + (int64_t)head * p.kv.head_dim + 4 * q;
+        load4(from, is_v ? p.v_vector : p.k_vector, n_valid, v);
+        if (p.kv.dtype == TD_F32)
+            store4((float *)to + element, p.cache_vector, n_valid, v);
+        else
+            store4_bf16((uint16_t *)to + element, p.cache_vector, n_valid, v);
+    }
+}
+
+void td_cuda_kv_store(const struct td_kv_store_args *a, int part, int n_parts)
+{
+    (void)part, (void)n_parts;
+    struct store_params p = {};
+    int64_t elem = (int64_t)td_dtype_bytes(a->kv.dtype);
+    bool is_whole = a->kv.head_dim % 4 == 0; /* else heads start anywhere */
+    p.kv = a->kv, p.k = a->k, p.v = a->v, p.positions = a->positions, p.row_seq = a->row_seq, p.block_tables = a->block_tables;
+    p.k_stride = a->k_stride, p.v_stride = a->v_stride, p.head_quads = (a->kv.head_dim + 3) / 4;
+    p.kv_bytes = (int64_t)a->kv.n_kv_heads * a->kv.block_size * a->kv.head_dim * elem;
+    p.n_items = (int64_t)a->n_rows * a->kv.n_kv_heads * p.head_quads;
+    p.k_vector = is_whole && aligned_to(a->k, a->k_stride * 4, 16), p.v_vector = is_whole && aligned_to(a->v, a->v_stride * 4, 16);
+    p.cache_vector = is_whole && aligned_to(a->kv.base, a->kv.block_bytes, 4 * elem);
+    if (p.n_items <= 0) return;
+    TD_LAUNCH(kv_store_kernel, dim3(n_blocks(p.n_items, FLAT_THREADS)), dim3(FLAT_THREADS), 0, td_cuda.compute, p);
+    TD_LAUNCHED("kv_store");
+}
