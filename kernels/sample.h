@@ -58,6 +58,8 @@ struct td_sample_args {
     uint32_t features;
     const struct td_sample_row *rows; /* [n_rows] device */
     struct td_sample_result *results; /* [n_rows] device */
+    uint64_t *totals;                 /* [n_rows, 3] device or NULL: the weight of all candidates before top-k (0: greedy), and the two sums behind logprobs
+                                         (sample_math.h; 0: none asked). For tests: one unit of 2^44 moves a token once in 10^12 draws */
     void *scratch;                    /* scratch_bytes long, aligned to 256; cleared once by `sample_clear`, clean again after every step */
 };
 

@@ -85,6 +85,7 @@ struct work {                       /* what every kernel is launched with */
     int64_t logits_stride;
     const struct td_sample_row *rows;
     struct td_sample_result *results;
+    uint64_t *totals;
     uint8_t *scratch;
     int64_t row_bytes;
     int32_t vocab, n_chunks;
@@ -830,6 +831,12 @@ __global__ void __launch_bounds__(PICK_THREADS) sample_pick(struct work w)
         token = j->draws ? draw(s, j, &turn) : s->best.best;
         if (tid < 32 && j->wants_sum) put_logprobs(j, &s->best, w.n_chunks, token, out);
     }
+    if (tid == 0 && w.totals && status == TD_OK) {
+        uint64_t *t = w.totals + 3 * (size_t)blockIdx.x;
+        t[0] = j->draws ? s->weight[N_BUCKETS - 1] : 0;
+        t[1] = j->wants_sum ? j->sums->sum_hi : 0;
+        t[2] = j->wants_sum ? j->sums->sum_lo : 0;
+    }
     if (tid == 0) {
         out->status = status;
         out->token = token;
@@ -886,7 +893,7 @@ void td_cuda_sample(const struct td_sample_args *a)
     int32_t pick_threads = power_of_two(a->vocab / 32, 64, PICK_THREADS); /* a small vocabulary pays barriers for nothing */
     int32_t n_splits = (4 * td_cuda.n_sms + a->n_rows - 1) / a->n_rows, max_splits = (a->vocab + 2047) / 2048;
     unsigned n_rows = (unsigned)a->n_rows;
-    struct work w = {a->logits, a->logits_stride, a->rows, a->results, (uint8_t *)a->scratch, (int64_t)row_bytes(a->vocab), a->vocab, n_chunks, a->features};
+    struct work w = {a->logits, a->logits_stride, a->rows, a->results, a->totals, (uint8_t *)a->scratch, (int64_t)row_bytes(a->vocab), a->vocab, n_chunks, a->features};
 
     TD_ASSERT(a->n_rows >= 1 && a->n_rows <= 65535 && a->vocab >= 1 && a->vocab <= TD_SAMPLE_MAX_VOCAB);
     n_splits = n_splits > max_splits ? max_splits : n_splits;
