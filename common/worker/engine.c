@@ -16,12 +16,15 @@
 #include "common/base/options.h"
 #include "common/base/pool.h"
 #include "common/base/thread_pool.h"
+#include "common/worker/engine_device.h"
+#include "kernels/device.h"
 
 struct td_engine {
     struct td_thread_pool *threads;
     struct td_model *model;
     struct td_workspace *ws;
     struct td_kv_pool *kv;
+    struct td_engine_device *device; /* NULL: none */
     struct td_kv_layout layout;
     uint64_t layout_hash;
     struct td_sampler **samplers; /* one per thread */
@@ -79,8 +82,9 @@ static td_status engine_open_kv(struct td_engine *e, const struct td_engine_conf
     td_status s = td_model_kv_layout(e->model, c->block_size, &e->layout, err);
     if (s) return s;
     uint64_t bytes;
-    if ((s = td_engine_kv_bytes(c->kv_memory, &bytes, err))) return s;
-    uint64_t available = td_mem_available();
+    s = e->device ? td_engine_device_kv_bytes(e->device, c->kv_memory, &bytes, err) : td_engine_kv_bytes(c->kv_memory, &bytes, err);
+    if (s) return s;
+    uint64_t available = e->device ? bytes : td_mem_available();
     if (bytes > available)
         return td_fail(err, TD_ERR_NOMEM, "kv_memory asks for %llu MiB, only %llu MiB are available", (unsigned long long)(bytes >> 20),
                        (unsigned long long)(available >> 20));
@@ -91,6 +95,7 @@ static td_status engine_open_kv(struct td_engine *e, const struct td_engine_conf
     if (n > 1 << 24) n = 1 << 24;
     struct td_kv_pool_config kc = {
         .layout = e->layout, .n_blocks = (int32_t)n, .shareable = c->shareable_kv, .prefix_cache = c->prefix_cache};
+    if (e->device && (s = td_engine_device_kv_alloc(e->device, n * e->layout.block_bytes, &kc.borrowed, err))) return s;
     if ((s = td_kv_pool_create(&kc, &e->kv, err))) return s;
     e->layout_hash = td_kv_layout_hash(&e->layout, td_model_hash(e->model));
     uint64_t pool_tokens = n * (uint64_t)c->block_size;
@@ -108,9 +113,6 @@ static td_status engine_open_pools(struct td_engine *e, const struct td_engine_c
     td_status s = td_pool_create(sizeof(struct td_seq), (uint32_t)c->max_seqs, &e->seqs, err);
     if (s) return s;
     e->max_seqs = c->max_seqs;
-    e->max_batch = c->max_batch;
-    e->max_step_tokens = c->max_step_tokens < c->max_batch ? c->max_batch : c->max_step_tokens;
-    e->vocab = td_model_config(e->model)->vocab;
     e->token_store = engine_array(seqs * tokens, sizeof(int32_t));
     e->block_store = engine_array(seqs * (size_t)e->max_blocks_per_seq, sizeof(int32_t));
     e->bias_store = engine_array(seqs * TD_MAX_LOGIT_BIAS, sizeof(struct td_logit_bias));
@@ -129,7 +131,18 @@ static td_status engine_open_pools(struct td_engine *e, const struct td_engine_c
         return td_fail(err, TD_ERR_NOMEM, "engine: no memory for max_seqs %d x max_model_len %d tokens; lower one of them", c->max_seqs, e->max_len);
     for (int32_t i = 0; i < e->n_threads; i++)
         if ((s = td_sampler_create(e->vocab, &e->samplers[i], err))) return s;
-    return td_workspace_create(e->model, e->max_step_tokens, e->max_batch, &e->ws, err);
+    return TD_OK;
+}
+
+/* Before the KV pool, which may be a share of what is left. */
+static td_status engine_open_workspace(struct td_engine *e, const struct td_engine_config *c, struct td_err *err)
+{
+    e->max_batch = c->max_batch;
+    e->max_step_tokens = c->max_step_tokens < c->max_batch ? c->max_batch : c->max_step_tokens;
+    e->vocab = td_model_config(e->model)->vocab;
+    td_status s = td_workspace_create(e->model, e->max_step_tokens, e->max_batch, &e->ws, err);
+    if (!s && e->device && !c->host_sampling) s = td_engine_device_sampler_open(e->device, e->max_batch, e->vocab, err);
+    return s;
 }
 
 td_status td_engine_open(const struct td_engine_config *c, struct td_engine **ret_engine, struct td_err *err)
@@ -145,12 +158,15 @@ td_status td_engine_open(const struct td_engine_config *c, struct td_engine **re
     td_status s = TD_OK;
     if (c->ops && c->ops[0] && !(ops = td_model_ops_by_name(c->ops)))
         s = td_fail(err, TD_ERR_UNSUPPORTED, "ops \"%s\" is unknown or this CPU lacks it (ref, avx2, avx512)", c->ops);
+    if (!s) s = td_engine_device_open(c, &e->device, err);
     if (!s) s = engine_open_threads(e, c, err);
     if (!s) {
-        struct td_model_params p = {.dir = c->model_dir, .random_config = c->random_config, .dtype = c->dtype, .ops = ops, .threads = e->threads,
-                                    .max_model_len = c->max_model_len, .quiet = c->quiet};
+        struct td_model_params p = {.dir = c->model_dir, .random_config = c->random_config, .dtype = c->dtype, .threads = e->threads,
+                                    .ops = e->device ? td_engine_device_ops(e->device) : ops, .max_model_len = c->max_model_len, .quiet = c->quiet,
+                                    .no_graphs = c->no_graphs};
         s = td_model_open(&p, &e->model, err);
     }
+    if (!s) s = engine_open_workspace(e, c, err);
     if (!s) s = engine_open_kv(e, c, err);
     if (!s) s = engine_open_pools(e, c, err);
     if (s) {
@@ -170,6 +186,7 @@ void td_engine_close(struct td_engine *e)
     td_pool_destroy(e->seqs);
     td_kv_pool_destroy(e->kv);
     td_model_close(e->model);
+    td_engine_device_close(e->device);
     td_thread_pool_destroy(e->threads);
     free(e->token_store);
     free(e->block_store);
@@ -188,6 +205,7 @@ void td_engine_close(struct td_engine *e)
 
 struct td_model *td_engine_model(struct td_engine *e) { return e->model; }
 struct td_kv_pool *td_engine_kv(struct td_engine *e) { return e->kv; }
+const struct td_device_info *td_engine_device_info(const struct td_engine *e) { return e->device ? &td_engine_device_ops(e->device)->device->info : NULL; }
 uint64_t td_engine_layout_hash(const struct td_engine *e) { return e->layout_hash; }
 int32_t td_engine_max_len(const struct td_engine *e) { return e->max_len; }
 int32_t td_engine_max_batch(const struct td_engine *e) { return e->max_batch; }
@@ -416,16 +434,26 @@ td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_
     }
     struct td_forward_args a = {.tokens = e->row_tokens, .positions = e->row_positions, .row_seq = e->row_seq, .block_tables = e->block_tables,
                                 .n_rows = n_rows, .kv_base = td_kv_pool_block(e->kv, 0), .kv = &e->layout, .logit_rows = e->logit_rows,
-                                .n_logit_rows = n_logits};
+                                .n_logit_rows = n_logits, .err = err};
     float *logits = NULL;
+    struct td_forward_tail tail;
+    if (e->device && n_logits > 0) { /* decode steps are padded, and so are their rows of logits */
+        int32_t n = n_logits == n_rows ? td_workspace_padded_rows(e->ws, n_logits) : n_logits;
+        if (td_engine_device_sample_fill(e->device, items, n_items, n, &tail) == TD_OK) a.tail = &tail;
+    }
     td_status s = td_model_forward(e->model, e->ws, &a, &logits);
+    if (s == TD_ERR_DEVICE) return td_err_prefix(err, "forward of %d rows", n_rows);
     if (s) return td_fail(err, s, "forward of %d rows failed: %s", n_rows, td_status_name(s));
     for (int32_t i = 0; i < n_items; i++) {
         items[i].seq->n_computed += items[i].n_new;
         items[i].sampled = false;
         items[i].status = TD_OK;
     }
-    if (n_logits > 0) {
+    if (a.tail) {
+        int32_t row = 0;
+        for (int32_t i = 0; i < n_items; i++)
+            if (items[i].seq->n_computed == items[i].seq->n_tokens) items[i].status = td_engine_device_sample_take(e->device, row++, &items[i].out);
+    } else if (n_logits > 0) {
         struct sample_ctx c = {.e = e, .items = items, .logits = logits, .n_items = n_items};
         if (n_logits == 1)
             sample_part(&c, 0, 1);

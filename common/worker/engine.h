@@ -23,6 +23,7 @@
 #include "common/worker/schedule.h" /* the pure part: order, admission, batch, preemption */
 
 struct td_engine;
+struct td_device_info;
 
 struct td_engine_config {
     const char *model_dir;            /* or NULL with random_config */
@@ -38,6 +39,10 @@ struct td_engine_config {
     int32_t max_model_len;            /* 0 = the model's */
     int32_t max_step_tokens;          /* rows of one step: decode rows + prefill chunk */
     bool prefix_cache, shareable_kv, quiet;
+    const char *device;               /* NULL, "" or "cpu": this machine's memory and kernels; "cuda": device_index of the visible GPUs; one engine per process */
+    int32_t device_index;
+    bool deterministic;               /* device: the same algorithms whatever the batch (I1) */
+    bool no_graphs, host_sampling;    /* device, tests: issue every step anew; sample what comes down. Same tokens */
 };
 
 enum td_seq_phase { TD_SEQ_IDLE, TD_SEQ_IMPORT, TD_SEQ_PREFILL, TD_SEQ_DECODE };
@@ -72,11 +77,13 @@ struct td_seq {
 };
 
 td_status td_engine_open(const struct td_engine_config *config, struct td_engine **ret_engine, struct td_err *err);
-/* What kv_memory means here and now: "50%" of the memory that is available, or a size. */
+/* What kv_memory means here and now: "50%" of this machine's memory that is available, or a size. On a device: of what is free there beside weights and
+ * workspace. */
 td_status td_engine_kv_bytes(const char *text, uint64_t *ret_bytes, struct td_err *err);
 void td_engine_close(struct td_engine *engine);       /* asserts that no sequence is out */
 
 struct td_model *td_engine_model(struct td_engine *engine);
+const struct td_device_info *td_engine_device_info(const struct td_engine *engine); /* NULL: no device */
 struct td_kv_pool *td_engine_kv(struct td_engine *engine);
 uint64_t td_engine_layout_hash(const struct td_engine *engine);
 int32_t td_engine_max_len(const struct td_engine *engine);      /* longest sequence: context and pool both bound it */
@@ -111,7 +118,8 @@ struct td_step_item {
 };
 
 /* Runs one batch: computes n_new tokens of each item and samples where a sequence's last token was computed. Every item must have blocks for its
- * tokens (td_engine_plan sees to it). n_items <= max_batch, sum of n_new <= max_step_tokens. */
+ * tokens (td_engine_plan sees to it). n_items <= max_batch, sum of n_new <= max_step_tokens.
+ * TD_ERR_DEVICE: the device is lost and so is all KV on it, that of this step and of every other sequence; err has the device's words. Further steps fail alike. */
 td_status td_engine_step(struct td_engine *engine, struct td_step_item *items, int32_t n_items, struct td_err *err);
 
 /* Chooses the next batch among running[0..n) (phases PREFILL and DECODE, sorted by priority): every decode first, then prefill chunks in order

@@ -1,5 +1,6 @@
 /* common/worker/engine: whatever happens to a sequence - batch, chunks, prefix hits, preemption, import, a neighbour's cancel, a failover - its tokens
- * and logprobs are those of a run alone (I1), and every block and sequence comes back. A small random model: two layers, block size 16. */
+ * and logprobs are those of a run alone (I1), and every block and sequence comes back. A small random model: two layers, block size 16.
+ * With TANDEM_ENGINE_TEST_DEVICE=cuda the engine runs on the device of TANDEM_CUDA_LIBRARY: one engine at a time. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -39,8 +40,10 @@ static int remove_config(void **state)
 
 struct shape {
     int32_t n_blocks, max_seqs, max_batch, chunk, n_threads;
-    bool prefix;
+    bool prefix, no_graphs, host_sampling;
 };
+
+static const char *device(void) { return getenv("TANDEM_ENGINE_TEST_DEVICE"); }
 
 static struct td_engine *open_engine(struct shape s)
 {
@@ -48,7 +51,8 @@ static struct td_engine *open_engine(struct shape s)
     snprintf(kv, sizeof kv, "%d", s.n_blocks * BS * 2 * 2 * 2 * 16 * 4); /* tokens x layers x K,V x kv heads x head_dim x f32 */
     struct td_engine_config c = {.random_config = config_path, .dtype = "f32", .n_threads = s.n_threads ? s.n_threads : 1, .kv_memory = kv,
                                  .block_size = BS, .max_seqs = s.max_seqs, .max_batch = s.max_batch, .max_step_tokens = s.chunk,
-                                 .prefix_cache = s.prefix, .quiet = true};
+                                 .prefix_cache = s.prefix, .quiet = true, .device = device(), .deterministic = true, .no_graphs = s.no_graphs,
+                                 .host_sampling = s.host_sampling};
     struct td_engine *e = NULL;
     struct td_err err = {0};
     if (td_engine_open(&c, &e, &err)) fail_msg("%s", err.msg);
@@ -300,7 +304,10 @@ static void test_as_alone(void **state)
     make_oracle();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         make_requests();
-        struct driver d = {.e = open_engine(cases[i].shape), .cancel_permille = cases[i].cancel_permille,
+        struct shape shape = cases[i].shape;
+        shape.no_graphs = i % 3 == 1;     /* of a device: neither matters */
+        shape.host_sampling = i % 4 == 2;
+        struct driver d = {.e = open_engine(shape), .cancel_permille = cases[i].cancel_permille,
                            .greedy_admission = cases[i].must_preempt};
         run_all(&d, cases[i].concurrency);
         assert_as_alone();
@@ -429,6 +436,7 @@ static void test_prefix_hits(void **state)
 static void test_import(void **state)
 {
     (void)state;
+    if (device()) skip(); /* it takes two engines */
     make_oracle();
     struct td_engine *p = open_engine((struct shape){.n_blocks = 64, .max_seqs = 4, .max_batch = 4, .chunk = 24, .prefix = true});
     struct driver d = {.e = open_engine((struct shape){.n_blocks = 64, .max_seqs = N, .max_batch = 8, .chunk = 64, .prefix = true})};
@@ -520,6 +528,75 @@ static void test_refusals(void **state)
     td_engine_close(e);
 }
 
+/* A device that is lost in a step: that step and all later ones say so in the device's words; sequences and blocks still come back. */
+static void test_device_lost(void **state)
+{
+    (void)state;
+    if (!device() || !strstr(getenv("TANDEM_CUDA_LIBRARY"), "deferred")) skip();
+    make_requests();
+    setenv("TD_DEFERRED_FAIL_AT", "3", 1);
+    struct driver d = {.e = open_engine((struct shape){.n_blocks = 64, .max_seqs = 2, .max_batch = 2, .chunk = 256})};
+    unsetenv("TD_DEFERRED_FAIL_AT");
+    requests[4].max_tokens = 10;
+    struct td_seq *seq = start(d.e, &requests[4], 0);
+    insert(d.waiting, &d.n_waiting, seq);
+    turn(&d);
+    turn(&d);
+    assert_int_equal(seq->n_tokens, requests[4].n_prompt + 2);
+    struct td_step_item it = {.seq = seq, .n_new = 1};
+    for (int i = 0; i < 2; i++) {
+        struct td_err err = {0};
+        assert_int_equal(td_engine_step(d.e, &it, 1, &err), TD_ERR_DEVICE);
+        if (!strstr(err.msg, "lost for this process")) fail_msg("says \"%s\"", err.msg);
+        assert_int_equal(seq->n_tokens, requests[4].n_prompt + 2);
+        assert_int_equal(seq->n_computed, seq->n_tokens - 1);
+    }
+    stop(d.e, seq);
+    assert_empty(d.e);
+    td_engine_close(d.e);
+}
+
+static void test_device_refusals(void **state)
+{
+    (void)state;
+    struct td_engine_config c = {.random_config = config_path, .dtype = "f32", .n_threads = 1, .kv_memory = "1MiB", .block_size = BS, .max_seqs = 1, .max_batch = 1,
+                                 .max_step_tokens = 16, .quiet = true, .device = "rocm"};
+    struct td_engine *e = NULL;
+    struct td_err err = {0};
+    assert_int_equal(td_engine_open(&c, &e, &err), TD_ERR_INVALID);
+    assert_non_null(strstr(err.msg, "device is \"rocm\", must be cpu or cuda"));
+    c.device = "cuda";
+    c.ops = "avx2";
+    assert_int_equal(td_engine_open(&c, &e, &err), TD_ERR_INVALID);
+    assert_non_null(strstr(err.msg, "ops is \"avx2\""));
+    c.ops = "";
+    if (!device()) {
+        setenv("TANDEM_CUDA_LIBRARY", "/absent/libtandem_cuda.so", 1);
+        assert_int_equal(td_engine_open(&c, &e, &err), TD_ERR_UNSUPPORTED);
+        assert_non_null(strstr(err.msg, "/absent/libtandem_cuda.so"));
+        unsetenv("TANDEM_CUDA_LIBRARY");
+        return;
+    }
+    c.device_index = 7;
+    assert_int_equal(td_engine_open(&c, &e, &err), TD_ERR_INVALID);
+    assert_non_null(strstr(err.msg, "device index 7"));
+    c.device_index = 0;
+    c.kv_memory = "1000GiB";
+    assert_int_equal(td_engine_open(&c, &e, &err), TD_ERR_NOMEM);
+    if (!strstr(err.msg, "kv_memory asks for 1024000 MiB") || !strstr(err.msg, "are free")) fail_msg("says \"%s\"", err.msg);
+    c.kv_memory = "100%";
+    assert_int_equal(td_engine_open(&c, &e, &err), TD_ERR_INVALID);
+    c.kv_memory = "1MiB";
+    c.max_step_tokens = 1 << 20;
+    assert_int_equal(td_engine_open(&c, &e, &err), TD_ERR_NOMEM);
+    assert_non_null(strstr(err.msg, "max_step_tokens"));
+    c.max_step_tokens = 16;
+    c.kv_memory = "10%";
+    if (td_engine_open(&c, &e, &err)) fail_msg("%s", err.msg);
+    assert_non_null(td_engine_device_info(e));
+    td_engine_close(e);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -531,6 +608,8 @@ int main(void)
         cmocka_unit_test(test_prefix_hits),
         cmocka_unit_test(test_import),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_device_lost),
+        cmocka_unit_test(test_device_refusals),
     };
     return cmocka_run_group_tests(tests, write_config, remove_config);
 }
