@@ -543,10 +543,11 @@ static void test_device_lost(void **state)
     turn(&d);
     turn(&d);
     assert_int_equal(seq->n_tokens, requests[4].n_prompt + 2);
-    struct td_step_item it = {.seq = seq, .n_new = 1};
     for (int i = 0; i < 2; i++) {
         struct td_err err = {0};
-        assert_int_equal(td_engine_step(d.e, &it, 1, &err), TD_ERR_DEVICE);
+        int32_t n_preempted = 0;
+        assert_int_equal(td_engine_plan(d.e, d.running, d.n_running, d.items, d.preempted, &n_preempted), 1);
+        assert_int_equal(td_engine_step(d.e, d.items, 1, &err), TD_ERR_DEVICE);
         if (!strstr(err.msg, "lost for this process")) fail_msg("says \"%s\"", err.msg);
         assert_int_equal(seq->n_tokens, requests[4].n_prompt + 2);
         assert_int_equal(seq->n_computed, seq->n_tokens - 1);

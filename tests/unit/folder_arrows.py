@@ -20,7 +20,7 @@ ARROWS = {
     "common/kv": ("common/base",),
     "common/xfer": ("common/base", "common/kv"),
     "common/model": ("common/base", "common/kv", "kernels"),
-    "common/worker": COMMON + ("proto",),  # proto: the messages that common/rpc carries
+    "common/worker": COMMON + ("proto", "kernels/device.h"),  # proto: the messages that common/rpc carries; the table that a worker owns
     "kernels": ("common/base/status.h", "common/base/dtype.h", "common/base/device_memory.h"),
     "proto": (),
     "prefill": COMMON + ("proto",),
