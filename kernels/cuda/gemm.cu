@@ -347,15 +347,15 @@ static void cublas_gemm(const struct td_gemm_params *p)
         matmul(p, p->y, p->y_stride, p->bias != NULL, p->accumulate, self.workspace, WORKSPACE_BYTES);
         return;
     }
-    size_t half = WORKSPACE_BYTES / 2, row_bytes = (size_t)p->n_out * 4;
-    TD_ASSERT(row_bytes <= half);
-    float *sums = (float *)((uint8_t *)self.workspace + half);
-    int32_t at_once = (int32_t)(half / row_bytes < (size_t)p->n_rows ? half / row_bytes : (size_t)p->n_rows);
+    size_t half_bytes = WORKSPACE_BYTES / 2, row_bytes = (size_t)p->n_out * 4;
+    TD_ASSERT(row_bytes <= half_bytes);
+    float *sums = (float *)((uint8_t *)self.workspace + half_bytes);
+    int32_t at_once = (int32_t)(half_bytes / row_bytes < (size_t)p->n_rows ? half_bytes / row_bytes : (size_t)p->n_rows);
     for (int32_t m = 0; m < p->n_rows; m += at_once) {
         struct td_gemm_params piece = *p;
         piece.n_rows = p->n_rows - m < at_once ? p->n_rows - m : at_once;
         piece.x = (const uint8_t *)p->x + m * p->k_stride * (p->w_dtype == TD_BF16 ? 2 : 4);
-        matmul(&piece, sums, p->n_out, true, false, self.workspace, half);
+        matmul(&piece, sums, p->n_out, true, false, self.workspace, half_bytes);
         int64_t n = (int64_t)piece.n_rows * p->n_out;
         TD_LAUNCH(add_rows_kernel, dim3((unsigned)((n + 255) / 256)), dim3(256), 0, td_cuda.compute, p->y + m * p->y_stride, p->y_stride, sums, p->n_out, n);
         TD_LAUNCHED("gemm: add the residual");
