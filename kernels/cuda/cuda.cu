@@ -30,12 +30,6 @@
 
 struct td_cuda td_cuda;
 
-/* Until attn.cu is there, a library without it loads and has no attention. */
-size_t td_cuda_attn_scratch_bytes(int32_t, int32_t, int32_t, int32_t) __attribute__((weak));
-size_t td_cuda_attn_plan_bytes(int32_t, int32_t) __attribute__((weak));
-void td_cuda_attn_plan(const struct td_attn_plan_args *, void *, uint64_t *) __attribute__((weak));
-void td_cuda_attn(const struct td_attn_args *, int, int) __attribute__((weak));
-
 struct graph {
     uint64_t key; /* 0: free */
     uint64_t last_step;
