@@ -12,6 +12,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "kernels/cuda/emu/ptx.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #define SANITIZED 1
 #elif defined(__has_feature)
@@ -44,9 +46,10 @@ static const char *word_name(enum td_emu_word word)
     case TD_EMU_ALL: return "__all_sync";
     case TD_EMU_ANY: return "__any_sync";
     case TD_EMU_REDUCE: return "__reduce_sync";
-    case TD_EMU_LDMATRIX: return "ldmatrix";
-    case TD_EMU_LDMATRIX_TRANS: return "ldmatrix.trans";
-    case TD_EMU_STMATRIX: return "stmatrix";
+    case TD_EMU_LDMATRIX: return "ldmatrix.x4";
+    case TD_EMU_LDMATRIX_TRANS: return "ldmatrix.x4.trans";
+    case TD_EMU_LDMATRIX_X2: return "ldmatrix.x2";
+    case TD_EMU_LDMATRIX_X2_TRANS: return "ldmatrix.x2.trans";
     case TD_EMU_MMA: return "mma";
     case TD_EMU_SYNCTHREADS: return "__syncthreads";
     case TD_EMU_SYNCTHREADS_COUNT: return "__syncthreads_count";
@@ -255,6 +258,7 @@ static void lane_main(void)
         struct td_emu_warp *w = me->warp;
         char text[16];
         b->run(b->closure);
+        td_emu_async_lane_end(me);
         if (w->waiting) td_emu_die("has ended, but lanes %s of its warp wait at %s", lanes_text(w->waiting, text), word_name(w->word));
         if (b->n_at_barrier) td_emu_die("has ended, but %u threads of its block wait at %s", b->n_at_barrier, word_name(b->barrier_word));
         uint32_t bit = 1u << me->lane;
@@ -310,6 +314,8 @@ __attribute__((destructor)) static void machines_free(void)
     while (free_machines) {
         struct td_emu_block *b = free_machines;
         free_machines = b->next_free;
+        for (uint32_t i = 0; i < TD_EMU_MAX_THREADS; i++) td_emu_async_lane_free(&b->lanes[i]);
+        td_emu_async_block_free(b);
         for (uint32_t i = 0; i < b->n_fibers; i++) munmap((uint8_t *)(uintptr_t)b->lanes[i].fiber.stack - PAGE, PAGE + STACK_BYTES);
         munmap(b->shared_end - SHARED_ROOM, SHARED_ROOM + PAGE);
         free(b->lanes);
@@ -362,6 +368,7 @@ static void block_run(struct td_emu_block *b)
         td_emu_fiber_switch(&b->scheduler, &next->fiber);
     }
     td_emu_self = NULL;
+    td_emu_async_block_end(b);
     shared_close(b);
 }
 

@@ -38,7 +38,8 @@ enum td_emu_word {
     TD_EMU_REDUCE,
     TD_EMU_LDMATRIX,
     TD_EMU_LDMATRIX_TRANS,
-    TD_EMU_STMATRIX,
+    TD_EMU_LDMATRIX_X2,
+    TD_EMU_LDMATRIX_X2_TRANS,
     TD_EMU_MMA,
     TD_EMU_SYNCTHREADS, /* from here on: of the block */
     TD_EMU_SYNCTHREADS_COUNT,
@@ -90,6 +91,7 @@ struct td_emu_block {
     struct td_emu_lane *lanes;
     uint32_t n_fibers;        /* lanes that have a stack */
     uint8_t *shared_end;      /* the guard page */
+    void *bulks;              /* ptx.c: bulk copies on their way */
     struct td_emu_block *next_free;
 };
 
