@@ -48,6 +48,7 @@ static const struct path_row {
     {"tcp", TD_XFER_PATH_TCP, true},
     {"shm", TD_XFER_PATH_SHM, true},
     {"rdma", TD_XFER_PATH_RDMA, true},
+    {"cuda-ipc", TD_XFER_PATH_CUDA_IPC, false}, /* between pools in device memory; doctor's are the host's */
 };
 #define N_PATHS (sizeof paths / sizeof *paths)
 
@@ -609,6 +610,10 @@ static void lead_rows(struct lead *l)
         bool is_shm = row->path == TD_XFER_PATH_SHM, is_rdma = !strcmp(row->name, "rdma");
         doctor_flush(l->r);
         if (!any && strcmp(l->o->transfer, row->name)) continue;
+        if (row->path == TD_XFER_PATH_CUDA_IPC) {
+            if (!any) doctor_add(l->r, GROUP, DOCTOR_FAIL, row->name, "doctor's pools are the host's: `tandem bench xfer --device cuda` tries this path between GPU pools");
+            continue;
+        }
         if (any && is_shm && !l->same_host)
             doctor_add(l->r, GROUP, DOCTOR_OK, row->name, "not tried: the two sides share no kernel, network namespace and user");
         else if (any && is_rdma && (!l->rdma_here || !l->rdma_there || !row->built))

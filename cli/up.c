@@ -51,7 +51,7 @@ static const struct td_option options[] = {
     {"max_seqs", TD_OPT_I64, "256", 1, 65536, NULL, OFF(max_seqs), "requests each worker holds at once"},
     {"max_model_len", TD_OPT_I64, "0", 0, 16777216, NULL, OFF(max_model_len), "longest sequence; 0 = the model's"},
     {"prefix_cache", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(prefix_cache), "keep finished blocks for equal prefixes"},
-    {"transfer", TD_OPT_ENUM, "auto", 0, 0, "auto|tcp|shm|rdma", OFF(transfer), "KV path"},
+    {"transfer", TD_OPT_ENUM, "auto", 0, 0, "auto|tcp|shm|rdma|cuda-ipc", OFF(transfer), "KV path"},
     {"decision_log", TD_OPT_STR, "", 0, 0, NULL, OFF(decision_log), "file for the router's events and actions"},
     {"log_dir", TD_OPT_STR, "", 0, 0, NULL, OFF(log_dir), "write NAME.log files there instead of stderr"},
     {"log_level", TD_OPT_ENUM, "warn", 0, 0, "debug|info|warn|error", OFF(log_level), "least level logged"},

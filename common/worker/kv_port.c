@@ -40,7 +40,7 @@ static td_status choose_tls(const struct td_kv_port_config *o, enum td_xfer_path
     if (o->kv_tls_peer_name[0] && !wanted) /* an operator who named the peers must not be left with a port that asks nobody */
         return td_fail(err, TD_ERR_INVALID, "kv_tls_peer_name is \"%s\", and the KV port would be without TLS: %s", o->kv_tls_peer_name,
                        has_files ? "kv_tls is off" : "it needs tls_cert, tls_key and tls_ca");
-    port->use_tls = wanted && path != TD_XFER_PATH_SHM; /* shm's sockets never leave the host, and the kernel says whose they are */
+    port->use_tls = wanted && path != TD_XFER_PATH_SHM && path != TD_XFER_PATH_CUDA_IPC; /* their sockets never leave the host, and the kernel says whose they are */
     port->tls = (struct td_xfer_tls_config){.cert_file = f->tls_cert, .key_file = f->tls_key, .ca_file = f->tls_ca, .peer_name = o->kv_tls_peer_name};
     return TD_OK;
 }

@@ -50,7 +50,7 @@ struct td_kv_port {
     bool use_tls;                     /* what other workers must be told */
 };
 
-/* "auto", "tcp", "shm", "rdma", as the option's table has made sure. */
+/* "auto", "tcp", "shm", "rdma", "cuda-ipc", as the option's table has made sure. */
 enum td_xfer_path td_kv_port_path(const char *transfer);
 
 /* The provider of RDMA: the one in memory when its variable is set (tests), else libibverbs. Errors, all with the reason why there is none:

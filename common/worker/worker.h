@@ -59,7 +59,7 @@ struct td_worker_config {
     {"listen", TD_OPT_STR, "127.0.0.1:0", 0, 0, NULL, offsetof(S, M.listen), "address of the Worker service; port 0 = any"},                 \
     {"advertise", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.advertise), "host that the router and peers dial; default the listen host"},     \
     {"router", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, offsetof(S, M.router), "router's registry address"},                                \
-    {"transfer", TD_OPT_ENUM, "auto", 0, 0, "auto|tcp|shm|rdma", offsetof(S, M.transfer), "KV path; naming one refuses to fall back"},       \
+    {"transfer", TD_OPT_ENUM, "auto", 0, 0, "auto|tcp|shm|rdma|cuda-ipc", offsetof(S, M.transfer), "KV path; naming one refuses to fall back"},       \
     {"transfer_host", TD_OPT_STR, "127.0.0.1", 0, 0, NULL, offsetof(S, M.transfer_host), "address of the KV data port"},                     \
     TD_KV_PORT_OPTIONS(S, M.kv_port),                                                                                                         \
     {"kv_digest", TD_OPT_STR, "off", 0, 0, NULL, offsetof(S, M.kv_digest), "check CRC32C of sent KV blocks: off, always, or 1/N of them"},   \

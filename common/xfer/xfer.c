@@ -110,12 +110,13 @@ struct td_xfer_conn *xfer_conn_new(struct td_xfer *x, int fd, enum td_xfer_path 
     memset(c, 0, sizeof *c);
     c->id = c->link = ++x->n_conn_serials << 16 | (uint64_t)(c - x->conns);
     c->fd = fd;
+    c->staged.buffer = -1;
     c->path = path;
     c->initiator = initiator;
     do c->nonce = xfer_random(x);
     while (c->nonce == 0);
     c->born_ns = c->last_rx_ns = c->last_tx_ns = c->last_use_ns = xfer_now(x);
-    bool encrypted = x->tls && path != TD_XFER_PATH_SHM;
+    bool encrypted = x->tls && !xfer_path_is_local(path);
     if (encrypted && td_tls_conn_open(x->tls, fd, initiator, &c->tls, NULL)) return NULL;
     c->state = encrypted ? XFER_CONN_TLS : XFER_CONN_HELLO;
     if (!xfer_conn_watch(x, c, EPOLL_CTL_ADD, false)) {
@@ -137,6 +138,7 @@ static void conn_free(struct td_xfer *x, struct td_xfer_conn *c)
         td_tls_conn_close(c->tls);
     }
     xfer_zc_end(x, c);
+    xfer_device_conn_end(x, c);
     close(c->fd); /* leaves the epoll set by itself */
     xfer_shm_conn_clear(c);
     if (!c->initiator && !c->proven) x->n_unproven--;
@@ -238,7 +240,7 @@ void xfer_conn_take_reason(char to[TD_XFER_REASON_MAX], const struct td_xfer_con
 
 static void on_open(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    if (c->path == TD_XFER_PATH_SHM && (!c->source || c->rx_frame.op >= c->n_words)) {
+    if (xfer_path_is_local(c->path) && (!(c->source || c->peer_pool) || c->rx_frame.op >= c->n_words)) {
         xfer_conn_refuse(x, c, "open without memory");
         return;
     }
@@ -358,6 +360,8 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
     }
     case TD_XFER_RDMA_OFFER:
     case TD_XFER_RDMA_ACCEPT:
+    case TD_XFER_DEVICE_OFFER:
+    case TD_XFER_DEVICE_ACCEPT:
     case TD_XFER_HELLO:
     case TD_XFER_HELLO_ACK:
     case TD_XFER_DATA:
@@ -372,6 +376,7 @@ static bool frame_expected(const struct td_xfer_conn *c, uint8_t type)
     /* An acceptor is READY before its initiator, and may end then. */
     bool may_end = c->lane == 0 && (c->state == XFER_CONN_READY || (c->state == XFER_CONN_SETUP && c->initiator));
     if (type == TD_XFER_PING || (type == TD_XFER_BYE && may_end)) return true;
+    if (c->state == XFER_CONN_SETUP && c->path == TD_XFER_PATH_CUDA_IPC) return type == (c->initiator ? TD_XFER_DEVICE_ACCEPT : TD_XFER_DEVICE_OFFER);
     if (c->state == XFER_CONN_SETUP) return type == (c->initiator ? TD_XFER_RDMA_ACCEPT : TD_XFER_RDMA_OFFER);
     if (c->lane) return !c->initiator && (type == TD_XFER_DATA || type == TD_XFER_OPEN || type == TD_XFER_FINAL);
     if (c->initiator) return type == TD_XFER_DONE || type == TD_XFER_FAIL || (type == TD_XFER_TARGETS && c->path == TD_XFER_PATH_RDMA);
@@ -434,7 +439,7 @@ static ssize_t conn_take(struct td_xfer_conn *c, void *to, size_t n)
             errno = EAGAIN;
             return -1;
         }
-        ssize_t k = c->path == TD_XFER_PATH_SHM ? xfer_shm_recv(c, c->in, room) : xfer_tcp_recv(c, c->in, room);
+        ssize_t k = xfer_path_is_local(c->path) ? xfer_shm_recv(c, c->in, room) : xfer_tcp_recv(c, c->in, room);
         if (k <= 0) return k;
         c->in_at = 0;
         c->in_used = (uint32_t)k;
@@ -453,10 +458,10 @@ ssize_t xfer_conn_in(struct td_xfer_conn *c, void *to, size_t n)
 }
 
 /* Reads until the socket is empty or the turn is over, and what was read ahead to its end. May close the connection. */
-static void conn_read(struct td_xfer *x, struct td_xfer_conn *c)
+static void read_turn(struct td_xfer *x, struct td_xfer_conn *c)
 {
     uint64_t id = c->id, now = xfer_now(x); /* one look at the clock for all of it: there may be many frames */
-    c->rx_more = c->drained = false;
+    c->rx_more = c->drained = c->rx_starved = false;
     for (size_t turn = 0; turn < XFER_TURN_BYTES || c->in_used;) {
         ssize_t k;
         if (c->n_header < 64) {
@@ -494,6 +499,12 @@ static void conn_read(struct td_xfer *x, struct td_xfer_conn *c)
     c->rx_more = c->tls && td_tls_pending(c->tls);
 }
 
+static void conn_read(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    read_turn(x, c);
+    if (x->device) xfer_staged_flush(x); /* what came in this turn is on its way to its blocks, before anything else happens */
+}
+
 /* --- sending -------------------------------------------------------------------------------------------------------------------- */
 
 /* Every socket of a connection looks for work in the next turn. */
@@ -509,8 +520,10 @@ static bool send_digests(struct td_xfer *x, struct td_xfer_conn *c)
     struct td_xfer_digest_work w;
     if (!td_xfer_core_digest_next(&x->core, c->link, XFER_TURN_BYTES, &w)) return false;
     pthread_mutex_unlock(&x->lock);
-    for (int32_t i = 0; i < w.n; i++) w.digest[i].crc = td_crc32c(0, x->base + (size_t)w.src[i] * x->block_bytes, x->block_bytes);
+    bool read = true;
+    for (int32_t i = 0; i < w.n && read; i++) read = xfer_pool_crc(x, w.src[i], &w.digest[i].crc);
     pthread_mutex_lock(&x->lock);
+    if (!read) td_xfer_core_op_broke(&x->core, w.op, TD_ERR_DEVICE, "device: the blocks cannot be read for their digests");
     td_xfer_core_digest_end(&x->core, &w);
     return true;
 }
@@ -523,8 +536,10 @@ static bool verify_digests(struct td_xfer *x)
     const struct td_xfer_slot *s = &x->core.slots[v.slot]; /* its lists stand still while io */
     int32_t bad = -1;
     pthread_mutex_unlock(&x->lock);
-    for (int32_t i = v.first; i < v.first + v.n && bad < 0; i++)
-        if (td_crc32c(0, x->base + (size_t)s->dst[s->digest[i].block] * x->block_bytes, x->block_bytes) != s->digest[i].crc) bad = i;
+    for (int32_t i = v.first; i < v.first + v.n && bad < 0; i++) {
+        uint32_t crc;
+        if (!xfer_pool_crc(x, s->dst[s->digest[i].block], &crc) || crc != s->digest[i].crc) bad = i;
+    }
     pthread_mutex_lock(&x->lock);
     td_xfer_core_verify_end(&x->core, xfer_now(x), &v, bad);
     return true;
@@ -567,7 +582,9 @@ static bool conn_fill(struct td_xfer *x, struct td_xfer_conn *c)
     struct td_xfer_tx tx;
     uint64_t id = c->id;
     bool digests = false; /* one batch per send: it reads up to 4 MiB */
-    while (c->state == XFER_CONN_READY && c->out_used < XFER_OUT_BATCH && !c->tx_header_left && !c->tx_left) {
+    bool staged = x->device && c->initiator && c->path == TD_XFER_PATH_TCP;
+    bool full = staged && c->state == XFER_CONN_READY && !c->tx_header_left && !c->tx_left && (xfer_staged_load(c) || !xfer_staged_want(c));
+    while (!full && c->state == XFER_CONN_READY && c->out_used < XFER_OUT_BATCH && !c->tx_header_left && !c->tx_left) {
         if (!digests && c->initiator && c->lane == 0 && (digests = send_digests(x, c))) {
             if (!c->rdma) continue;
             xfer_rdma_post(x, c); /* what was submitted while the lock was dropped */
@@ -576,6 +593,7 @@ static bool conn_fill(struct td_xfer *x, struct td_xfer_conn *c)
         }
         if (!(c->initiator ? td_xfer_core_tx_next(&x->core, c->link, c->lane, &c->tx_turns, XFER_MAX_IOV, &tx)
                            : c->rdma && xfer_rdma_targets_next(x, c, &c->tx_turns.next, &tx))) {
+            if (staged && c->staged.n) break;
             if (!digests || c->out_used) return true;
             digests = false; /* the op of that batch is over: another's may be due, and nothing goes out that would bring us back */
             continue;
@@ -583,6 +601,11 @@ static bool conn_fill(struct td_xfer *x, struct td_xfer_conn *c)
         c->last_use_ns = xfer_now(x);
         if (tx.frame.type == TD_XFER_DATA) {
             tx.frame.conn = c->tag;
+            if (staged) {
+                xfer_staged_add(c, &tx.frame, tx.op);
+                if (!xfer_staged_want(c)) break;
+                continue;
+            }
             td_xfer_frame_encode(&tx.frame, c->tx_header);
             c->tx_header_left = 64;
             c->tx_left = tx.frame.length;
@@ -593,6 +616,7 @@ static bool conn_fill(struct td_xfer *x, struct td_xfer_conn *c)
             xfer_conn_queue(x, c, &tx.frame, tx.payload);
         }
     }
+    if (staged && !c->staged.loaded) xfer_staged_go(x, c);
     return true;
 }
 
@@ -619,6 +643,10 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
         if (!conn_fill(x, c)) return;
         if (c->overflow) {
             xfer_conn_refuse(x, c, "asks and does not read the answers");
+            return;
+        }
+        if ((c->tx_header_left || c->tx_left) && x->device && !xfer_staged_here(x, c)) {
+            c->tx_ready = false; /* until they are */
             return;
         }
         if (c->tx_header_left || c->tx_left) {
@@ -653,7 +681,7 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
  * True: nothing is left. Any thread. */
 static bool send_now(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    if (c->path != TD_XFER_PATH_SHM || !c->initiator || c->state != XFER_CONN_READY || c->want_out || c->overflow || x->core.digest_every) return false;
+    if (!xfer_path_is_local(c->path) || !c->initiator || c->state != XFER_CONN_READY || c->want_out || c->overflow || x->core.digest_every) return false;
     if (x->core.n_ops_used > 1) return false;
     conn_fill(x, c);
     if (c->overflow || c->out_used >= XFER_OUT_BATCH) return false;
@@ -684,8 +712,8 @@ static void check_conns(struct td_xfer *x, uint64_t now)
         bool handshake = c->state == XFER_CONN_TLS;
         if (c->state == XFER_CONN_SETUP && since(now, c->setup_ns) > (c->initiator ? 1 : 2) * x->peer_timeout_ns) {
             /* Before its silence, which says less; and the initiator first, because it learns which rail was at fault. */
-            if (c->initiator) xfer_rdma_late(x, c);
-            xfer_conn_close(x, c, TD_ERR_PEER, "rdma: no answer over the queue pairs: no route between the devices, or a wrong GID", false);
+            if (c->initiator && c->rdma) xfer_rdma_late(x, c);
+            xfer_conn_close(x, c, TD_ERR_PEER, c->path == TD_XFER_PATH_CUDA_IPC ? "cuda-ipc: the set-up was not over in time" : "rdma: no answer over the queue pairs: no route between the devices, or a wrong GID", false);
         } else if (since(now, c->last_rx_ns) > (handshake || c->state == XFER_CONN_SETUP ? 2 : 1) * x->peer_timeout_ns) {
             x->n_refused_peers += !c->initiator && !c->proven;
             xfer_conn_close(x, c, TD_ERR_PEER, c->state == XFER_CONN_CONNECTING ? "no answer to connect" : handshake ? "tls: the handshake was not over in time" : "silent for too long", false);
@@ -765,15 +793,22 @@ static void *progress(void *ctx)
         for (int i = 0; i < n; i++) on_event(x, &events[i]);
         for (uint32_t i = x->n_conns; x->tls && i-- > 0;)
             if (i < x->n_conns && x->live[i]->rx_more) conn_read(x, x->live[i]);
+        for (uint32_t i = x->n_conns; x->device && i-- > 0;)
+            if (i < x->n_conns && x->live[i]->rx_starved) conn_read(x, x->live[i]);
         for (uint32_t i = 0; i < x->n_conns && x->tls && !busy; i++) busy = x->live[i]->rx_more;
         if (x->attach_due || x->core.retry_due) xfer_path_attach(x, now);
         if (x->rdma) xfer_rdma_windows(x);
         if (x->rdma) xfer_rdma_revive(x, now);
         if (xfer_shm_copy(x)) busy = true;
+        if (x->device && xfer_device_poll(x)) busy = true;
         for (uint32_t i = x->n_conns; i-- > 0;)
             if (i < x->n_conns && x->live[i]->tx_ready && x->live[i]->state != XFER_CONN_CONNECTING) conn_write(x, x->live[i]);
         for (uint32_t i = 0; i < x->n_conns && !busy; i++) busy = x->live[i]->tx_ready && x->live[i]->state != XFER_CONN_CONNECTING;
         if (verify_digests(x)) busy = true;
+        if (xfer_device_busy(x)) { /* copies take microseconds, and nothing wakes us when they are complete */
+            if (!busy) sched_yield();
+            busy = true;
+        }
         /* Timers go by the start of the turn: if we were stopped in the middle of it, nobody is condemned before the next turn has listened. */
         if (now >= x->next_check_ns) {
             check_conns(x, now);
@@ -832,6 +867,11 @@ td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret
     if (config->path >= TD_XFER_N_PATHS) return td_fail(err, TD_ERR_INVALID, "xfer: path is %d, must be 0..%d", (int)config->path, TD_XFER_N_PATHS - 1);
     if (config->tcp_lanes > TD_XFER_LANES_MAX)
         return td_fail(err, TD_ERR_INVALID, "xfer: tcp_lanes is %u, must be 0..%d", config->tcp_lanes, TD_XFER_LANES_MAX);
+    if (config->memory && config->path == TD_XFER_PATH_SHM)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "xfer: path shm was asked for, and the pool is in the memory of a device, which no process of this host can map: "
+                       "cuda-ipc is what serves there");
+    if (!config->memory && config->path == TD_XFER_PATH_CUDA_IPC)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "xfer: path cuda-ipc was asked for, and the pool is in the host's memory");
     if (config->path == TD_XFER_PATH_RDMA && !config->rdma) return td_fail(err, TD_ERR_UNSUPPORTED, "xfer: path rdma was asked for, and there is no RDMA provider");
     uint32_t timeout_ms = config->peer_timeout_ms ? config->peer_timeout_ms : 2000;
     if (timeout_ms < 50 || timeout_ms > 600000) return td_fail(err, TD_ERR_INVALID, "xfer: peer_timeout_ms is %u, must be 50..600000", timeout_ms);
@@ -844,7 +884,8 @@ td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret
     x->layout_hash = config->layout_hash;
     x->path = config->path;
     x->n_lanes = config->tcp_lanes ? config->tcp_lanes : 4;
-    x->zerocopy = config->tcp_zerocopy;
+    x->zerocopy = config->memory ? TD_XFER_ZEROCOPY_OFF : config->tcp_zerocopy; /* staging buffers go round */
+    x->memory = config->memory;
     x->peer_timeout_ns = timeout_ms * TD_NS_PER_MS;
     memcpy(x->instance, instance, strlen(instance));
     pthread_mutex_init(&x->lock, NULL);
@@ -867,9 +908,9 @@ td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret
         status = td_fail(err, TD_ERR_IO, "xfer: epoll: %s", strerror(errno));
         goto err_close;
     }
-    if (config->tls && x->path != TD_XFER_PATH_SHM && (status = open_tls(x, config->tls, err))) goto err_close;
-    if (x->path != TD_XFER_PATH_SHM && (status = xfer_tcp_listen(x, config, err))) goto err_close;
-    if ((x->path == TD_XFER_PATH_AUTO || x->path == TD_XFER_PATH_SHM) && (status = xfer_shm_listen(x, err))) goto err_close;
+    if (config->tls && !xfer_path_is_local(x->path) && (status = open_tls(x, config->tls, err))) goto err_close;
+    if (!xfer_path_is_local(x->path) && (status = xfer_tcp_listen(x, config, err))) goto err_close;
+    if ((x->path == TD_XFER_PATH_AUTO || xfer_path_is_local(x->path)) && (status = xfer_shm_listen(x, err))) goto err_close;
     if (config->rdma && (x->path == TD_XFER_PATH_AUTO || x->path == TD_XFER_PATH_RDMA) && (status = xfer_rdma_open(x, config->rdma, err))) goto err_close;
     if (!xfer_watch_fd(x, x->bell.fd, XFER_KEY_BELL) || !xfer_watch_fd(x, x->tcp_fd, XFER_KEY_TCP) || !xfer_watch_fd(x, x->shm_fd, XFER_KEY_SHM)) {
         status = td_fail(err, TD_ERR_IO, "xfer: epoll_ctl: %s", strerror(errno));
@@ -911,10 +952,12 @@ void td_xfer_close(struct td_xfer *x)
         if (x->live[i]->tls && x->live[i]->state > XFER_CONN_TLS) td_tls_shutdown(x->live[i]->tls);
         td_tls_conn_close(x->live[i]->tls);
         xfer_zc_end(x, x->live[i]);
+        xfer_device_conn_end(x, x->live[i]);
         close(x->live[i]->fd);
         xfer_shm_conn_clear(x->live[i]);
     }
     xfer_rdma_close(x);
+    xfer_device_close(x);
     pthread_mutex_unlock(&x->lock);
     if (x->words) munmap(x->words, (size_t)x->core.max_ops * sizeof *x->words);
     int fds[] = {x->epoll_fd, x->tcp_fd, x->shm_fd, x->arena_ro_fd, x->words_fd};
@@ -941,6 +984,18 @@ td_status td_xfer_tls_reload_files(struct td_xfer *x, bool *ret_loaded, struct t
     return x->tls ? td_xfer_tls_reload(x->tls, true, ret_loaded, err) : TD_OK;
 }
 
+static td_status add_device(struct td_xfer *x, const struct td_arena *arena, struct td_err *err)
+{
+    struct td_err why = {.msg = ""};
+    td_status status = xfer_device_open(x, err);
+    if (status || x->shm_fd < 0) return status;
+    status = xfer_shm_make_words(x, &why);
+    if (!status) status = xfer_ipc_open(x, arena, &why);
+    if (status && x->path == TD_XFER_PATH_CUDA_IPC) return td_fail(err, status, "%s", why.msg);
+    if (status) xfer_path_tell(x, TD_XFER_PATH_CUDA_IPC, status, why.msg); /* auto: it is not offered */
+    return TD_OK;
+}
+
 td_status td_xfer_mem_add(struct td_xfer *x, const struct td_arena *arena, size_t block_bytes, int32_t n_blocks, struct td_err *err)
 {
     if (block_bytes < 1 || block_bytes >= (size_t)1 << 30 || n_blocks < 1 || n_blocks > 1 << 28 || (size_t)n_blocks > arena->bytes / block_bytes)
@@ -950,12 +1005,14 @@ td_status td_xfer_mem_add(struct td_xfer *x, const struct td_arena *arena, size_
     td_status status = TD_OK;
     pthread_mutex_lock(&x->lock);
     if (x->block_bytes) status = td_fail(err, TD_ERR_INVALID, "xfer: memory was added already");
-    if (!status && arena->memfd >= 0 && x->shm_fd >= 0) status = xfer_shm_offer(x, arena, err);
+    if (!status && !x->memory && arena->memfd >= 0 && x->shm_fd >= 0) status = xfer_shm_offer(x, arena, err);
     if (!status) {
         x->base = arena->base;
         x->block_bytes = block_bytes;
         x->n_blocks = n_blocks;
-        if (x->rdma) status = xfer_rdma_mem_add(x, err);
+        if (x->memory) status = add_device(x, arena, err);
+        if (!status && x->rdma) status = xfer_rdma_mem_add(x, err);
+        if (status) x->block_bytes = 0;
     }
     if (!status) td_xfer_core_mem(&x->core, block_bytes, n_blocks);
     pthread_mutex_unlock(&x->lock);
@@ -968,12 +1025,14 @@ td_status td_xfer_grant(struct td_xfer *x, const int32_t *block_ids, int32_t n_b
     uint32_t id;
     pthread_mutex_lock(&x->lock);
     uint64_t tick = x->core.next_tick_ns;
-    td_status status = td_xfer_core_grant(&x->core, block_ids, n_blocks, deadline_ns, user, &id, err);
+    const char *lost = xfer_device_lost(x);
+    td_status status = lost ? td_fail(err, TD_ERR_DEVICE, "grant: %s", lost)
+                            : td_xfer_core_grant(&x->core, block_ids, n_blocks, deadline_ns, user, &id, err);
     if (!status) {
         const struct td_xfer_slot *s = &x->core.slots[id];
         struct td_xfer_grant_blob g = {.slot = id, .generation = s->generation, .n_blocks = n_blocks, .incarnation = x->incarnation,
                                        .layout_hash = x->layout_hash, .block_bytes = x->block_bytes, .port = x->port, .path = (uint8_t)x->path,
-                                       .has_rdma = x->rdma && xfer_rdma_usable(x), .tls = x->tls != NULL};
+                                       .has_rdma = x->rdma && xfer_rdma_usable(x), .tls = x->tls != NULL, .device = x->device != NULL};
         memcpy(g.key, s->key, sizeof g.key);
         memcpy(g.proof, x->proof, sizeof g.proof);
         memcpy(g.host, x->host, sizeof g.host);
@@ -1009,7 +1068,7 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
     if (g.path != TD_XFER_PATH_AUTO && x->path != TD_XFER_PATH_AUTO && g.path != (uint8_t)x->path)
         return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: it allows only %s, this side only %s", g.instance, td_xfer_path_name((enum td_xfer_path)g.path),
                        td_xfer_path_name(x->path));
-    if (g.port && x->path != TD_XFER_PATH_SHM && g.tls != (x->tls != NULL)) {
+    if (g.port && !xfer_path_is_local(x->path) && g.tls != (x->tls != NULL)) {
         if (g.tls)
             return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: its KV port speaks TLS and this side does not: give this side tls_cert, tls_key and tls_ca "
                            "(kv_tls auto or on), or turn kv_tls off there", g.instance);
@@ -1018,9 +1077,18 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
     }
     if ((g.path == TD_XFER_PATH_RDMA && !x->rdma) || (x->path == TD_XFER_PATH_RDMA && !g.has_rdma))
         return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only rdma is allowed, and %s has no usable RDMA device", g.instance, x->rdma ? "it" : "this side");
+    if ((g.path == TD_XFER_PATH_CUDA_IPC || x->path == TD_XFER_PATH_CUDA_IPC) && (!g.device || !x->device))
+        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only cuda-ipc is allowed, and the pool of %s is in the host's memory", g.instance, x->device ? "it" : "this side");
+    if (g.path == TD_XFER_PATH_SHM && x->device)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only shm is allowed, and this side's pool is in the memory of a device", g.instance);
+    if (x->path == TD_XFER_PATH_SHM && g.device)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only shm is allowed, and its pool is in the memory of a device", g.instance);
     pthread_mutex_lock(&x->lock);
     uint64_t tick = x->core.next_tick_ns;
-    if (!x->words && (g.path == TD_XFER_PATH_SHM || x->path == TD_XFER_PATH_SHM)) {
+    const char *lost = xfer_device_lost(x);
+    if (lost) {
+        status = td_fail(err, TD_ERR_DEVICE, "%s", lost);
+    } else if (!x->words && (g.path == TD_XFER_PATH_SHM || x->path == TD_XFER_PATH_SHM)) {
         status = td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only shm is allowed, and this side's pool is not shareable", g.instance);
     } else {
         status = td_xfer_core_op_start(&x->core, &g, deadline_ns, user, ret_op, err);

@@ -5,8 +5,12 @@
  * (the first token). D sees SLOT_READY only when every granted byte is counted and the final message of the current attempt was seen (I2).
  *
  * Retirement, not time-outs: a revoked slot becomes SLOT_FREE only when no write to it can land any more - the writer said it retired, or the
- * path is fenced (tcp and shm: the receiver itself places or copies the bytes, so it just stops; rdma: xfer_rdma.c). Until SLOT_FREE the blocks must not be
+ * path is fenced (tcp, shm and cuda-ipc: the receiver itself places or copies the bytes, so it just stops; rdma: xfer_rdma.c). Until SLOT_FREE the blocks must not be
  * reused. Source blocks must not be reused until the op's terminal event (DONE or FAILED).
+ *
+ * Device memory (config.memory): the pool lies where no instruction of this process can reach, and the device copies by itself. A block may be submitted when
+ * what computed it is known to be complete (its step was waited for, or an event after it was seen): copies are ordered with nothing else. SLOT_READY comes when
+ * the copies to the granted blocks are complete, so what is launched afterwards reads them; SLOT_FREE and an op's terminal event wait for copies that were issued.
  *
  * Shape: an I/O-free core (xfer_core: grants, generations, state machines, deadlines, injected clock and random) under thin backends (tcp, shm,
  * rdma). One progress thread per td_xfer does all I/O; the public functions are thread-safe and never block on the
@@ -25,16 +29,18 @@
 struct td_xfer;
 struct td_xfer_conn;
 struct td_verbs;
+struct td_device_memory;
 struct td_xfer_rdma_config;
 struct td_xfer_tls_config;
 
+#define TD_XFER_PROBE_BYTES 64        /* of a pool in device memory, behind its blocks */
 #define TD_XFER_NOTE_MAX 1024         /* bytes of the note that FINAL carries */
 #define TD_XFER_BLOB_MAX 65536        /* a grant blob is never larger */
 #define TD_XFER_MAX_BLOCKS 8192       /* blocks per grant */
 
-enum td_xfer_path { TD_XFER_PATH_AUTO = 0, TD_XFER_PATH_TCP = 1, TD_XFER_PATH_SHM = 2, TD_XFER_PATH_RDMA = 3, TD_XFER_N_PATHS };
+enum td_xfer_path { TD_XFER_PATH_AUTO = 0, TD_XFER_PATH_TCP = 1, TD_XFER_PATH_SHM = 2, TD_XFER_PATH_RDMA = 3, TD_XFER_PATH_CUDA_IPC = 4, TD_XFER_N_PATHS };
 
-const char *td_xfer_path_name(enum td_xfer_path path); /* "auto", "tcp", "shm", "rdma" */
+const char *td_xfer_path_name(enum td_xfer_path path); /* "auto", "tcp", "shm", "rdma", "cuda-ipc" */
 
 enum td_xfer_zerocopy { TD_XFER_ZEROCOPY_AUTO = 0, TD_XFER_ZEROCOPY_ON, TD_XFER_ZEROCOPY_OFF };
 
@@ -59,6 +65,9 @@ struct td_xfer_config {
     uint32_t tcp_lanes;               /* sockets per peer on tcp, 1..8; 0 = 4 */
     enum td_xfer_zerocopy tcp_zerocopy; /* AUTO: to other hosts, while the kernel does not copy after all; ON: always (tests) */
     uint32_t digest_every;            /* one of so many blocks carries a CRC32C that the receiver checks: 0 none, 1 all */
+    /* What moves bytes of the pool when it lies in device memory; NULL: it is the host's. Must outlive the endpoint. Then paths are cuda-ipc (both pools in
+     * device memory, one host), rdma (where the device's memory can be registered) and tcp, staged through page-locked memory */
+    const struct td_device_memory *memory;
     const struct td_xfer_rdma_config *rdma;   /* NULL: no RDMA on this side; borrowed until open returns */
     /* xfer_tls.h. NULL: the data port is in the clear. Else every socket but shm's speaks TLS from its first byte, and grants of sides that do not are
      * refused, as theirs refuse ours. rdma: the socket is encrypted, blocks go from memory to memory in the clear. Borrowed until open returns */
@@ -91,7 +100,8 @@ uint16_t td_xfer_port(const struct td_xfer *x);
 /* Reads the TLS files again if they changed, for the connections to come (td_xfer_tls_reload). Cheap, any thread; TD_OK without TLS. */
 td_status td_xfer_tls_reload_files(struct td_xfer *x, bool *ret_loaded, struct td_err *err);
 
-/* The KV pool's arena (borrowed until close): once, before grants and submits. arena->memfd >= 0 makes shm possible. */
+/* The KV pool's arena (borrowed until close): once, before grants and submits. arena->memfd >= 0 makes shm possible. Device memory: an allocation of the device,
+ * memfd -1; with TD_XFER_PROBE_BYTES behind the blocks cuda-ipc is possible. */
 td_status td_xfer_mem_add(struct td_xfer *x, const struct td_arena *arena, size_t block_bytes, int32_t n_blocks, struct td_err *err);
 
 /* --- receiver ------------------------------------------------------------------------------------------------------------------- */

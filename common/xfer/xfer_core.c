@@ -29,8 +29,11 @@
  * With memory windows (td_xfer_core_windows_open) SLOT_FREE also waits until the attempt's windows have ended. They end when the writer has
  * retired; a writer that was told FAIL and says nothing for orphan_grace_ns loses them (windows_due), and that is its retirement (windows_ended).
  *
+ * In device memory bytes are placed by copies that the device runs by itself (n_dma): revoked in the middle, a slot waits for those that were issued, because
+ * none can be called back, and no other attempt is bound meanwhile.
+ *
  * Invariants, asserted: (1) a byte is counted only while slot, generation, attempt, handle and connection are the bound ones; (2) READY needs
- * n_blocks * block_bytes counted bytes and FINAL of the bound attempt; (3) no SLOT_FREE while io, with a writer or with windows, no op's end while io
+ * n_blocks * block_bytes counted bytes and FINAL of the bound attempt; (3) no SLOT_FREE while io, with copies under way, with a writer or with windows, no op's end while io
  * or with work requests; (4) an op's handle is
  * withdrawn before its terminal event; (5) events cannot overflow: two per slot, one per op, and numbers return to FREE by poll only; (6) no READY, and no digest is
  * compared, before the quarantine of every earlier attempt's writer is over: its last bytes could land in what the caller writes on into. */
@@ -157,7 +160,7 @@ static void slot_unbind(struct td_xfer_slot *s)
 
 static void slot_retire(struct td_xfer_core *c, uint32_t id)
 {
-    TD_ASSERT(!c->slots[id].io && !c->slots[id].n_rd && c->slots[id].writer == TD_WRITER_NONE && !c->slots[id].windows); /* invariant 3 */
+    TD_ASSERT(!c->slots[id].io && !c->slots[id].n_rd && !c->slots[id].n_dma && c->slots[id].writer == TD_WRITER_NONE && !c->slots[id].windows); /* invariant 3 */
     c->slots[id].state = TD_SLOT_RETIRED;
     emit(c, TD_XFER_SLOT_FREE, id);
 }
@@ -166,7 +169,7 @@ static void slot_retire(struct td_xfer_core *c, uint32_t id)
 static void slot_check_retired(struct td_xfer_core *c, uint32_t id)
 {
     struct td_xfer_slot *s = &c->slots[id];
-    if (s->state == TD_SLOT_REVOKING && !s->io && !s->n_rd && s->writer == TD_WRITER_NONE && !s->windows) slot_retire(c, id);
+    if (s->state == TD_SLOT_REVOKING && !s->io && !s->n_rd && !s->n_dma && s->writer == TD_WRITER_NONE && !s->windows) slot_retire(c, id);
 }
 
 /* The live writer has retired. One that was fenced before it may still be in its quarantine. */
@@ -278,6 +281,10 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xf
         return TD_OK;
     }
     TD_ASSERT(!s->io && !s->n_rd);
+    if (s->n_dma) { /* they would land on top of what this attempt brings */
+        answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN, "copies of an earlier attempt are under way");
+        return TD_OK;
+    }
     if (s->writer == TD_WRITER_LIVE || s->windows) { /* an earlier attempt's connection is not known to be dead yet, or its windows are just ending */
         answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN, "an earlier attempt may still write");
         return TD_OK;
@@ -347,6 +354,18 @@ bool td_xfer_core_place_begin(struct td_xfer_core *c, uint64_t conn, const struc
     return true;
 }
 
+bool td_xfer_core_is_bound(const struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f)
+{
+    return slot_is_bound(c, conn, f);
+}
+
+bool td_xfer_core_dma_begin(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f)
+{
+    if (!slot_is_bound(c, conn, f)) return false;
+    c->slots[f->slot].n_dma++;
+    return true;
+}
+
 static void slot_check_ready(struct td_xfer_core *c, uint64_t now_ns, uint32_t id)
 {
     struct td_xfer_slot *s = &c->slots[id];
@@ -398,6 +417,32 @@ void td_xfer_core_place_end(struct td_xfer_core *c, uint64_t now_ns, uint32_t id
     slot_check_ready(c, now_ns, id);
 }
 
+void td_xfer_core_dma_end(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, uint64_t conn, uint64_t handle, uint64_t n_bytes, td_status status,
+                          const char *reason)
+{
+    struct td_xfer_slot *s = &c->slots[id];
+    TD_ASSERT(s->n_dma);
+    s->n_dma--;
+    if (s->state == TD_SLOT_FILLING && s->conn == conn && s->handle == handle) {
+        if (!status) {
+            count_bytes(c, s, n_bytes);
+            slot_check_ready(c, now_ns, id);
+        } else if (status == TD_ERR_STALE) { /* the sender's ABORT, or the end of its connection, follows and says why */
+            s->parked = true;
+            c->stats.n_stale_frames++;
+        } else {
+            slot_answer(c, id, TD_XFER_FAIL, status, reason);
+            slot_fail(c, id, status, reason);
+        }
+    }
+    slot_check_retired(c, id);
+}
+
+static bool is_local(enum td_xfer_path path) /* the receiver copies from the sender's pool */
+{
+    return path == TD_XFER_PATH_SHM || path == TD_XFER_PATH_CUDA_IPC;
+}
+
 td_status td_xfer_core_rx_ref(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f, uint32_t first, const int32_t *ids, int32_t n,
                               int32_t n_source_blocks)
 {
@@ -406,7 +451,7 @@ td_status td_xfer_core_rx_ref(struct td_xfer_core *c, uint64_t conn, const struc
         return TD_ERR_STALE;
     }
     struct td_xfer_slot *s = &c->slots[f->slot];
-    if ((s->path != TD_XFER_PATH_SHM && s->path != TD_XFER_PATH_RDMA) || s->final_seen || n < 1 || first > (uint32_t)s->n_blocks || n > s->n_blocks - (int32_t)first)
+    if ((!is_local(s->path) && s->path != TD_XFER_PATH_RDMA) || s->final_seen || n < 1 || first > (uint32_t)s->n_blocks || n > s->n_blocks - (int32_t)first)
         return TD_ERR_CORRUPT;
     for (int32_t i = 0; i < n; i++)
         if (ids[i] < 0 || ids[i] >= n_source_blocks || s->src[first + (uint32_t)i] >= 0) return TD_ERR_CORRUPT;
@@ -490,6 +535,29 @@ void td_xfer_core_copy_end(struct td_xfer_core *c, uint64_t now_ns, const struct
     slot_check_ready(c, now_ns, copy->slot);
 }
 
+bool td_xfer_core_pull_next(struct td_xfer_core *c, struct td_xfer_turns *turns, size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy)
+{
+    uint32_t from = slot_turn(c, turns, TD_XFER_PATH_CUDA_IPC, 0);
+    for (uint32_t k = 0; k < c->max_slots; k++) {
+        uint32_t id = (from + k) % c->max_slots;
+        struct td_xfer_slot *s = &c->slots[id];
+        if (!slot_wants(c, id, TD_XFER_PATH_CUDA_IPC, 0)) continue;
+        struct td_xfer_copy copy = {.slot = id, .op = s->op, .conn = s->conn, .handle = s->handle, .grant_block = s->order[s->copy_at],
+                                    .n_blocks = 1, .n_bytes = c->block_bytes};
+        while (copy.n_blocks < max_blocks && s->copy_at + copy.n_blocks < s->n_refs && copy.n_bytes + c->block_bytes <= max_bytes &&
+               s->order[s->copy_at + copy.n_blocks] == copy.grant_block + copy.n_blocks) {
+            copy.n_blocks++;
+            copy.n_bytes += c->block_bytes;
+        }
+        s->copy_at += copy.n_blocks;
+        s->n_dma++;
+        turn_over(turns, from, id, c->max_slots);
+        *ret_copy = copy;
+        return true;
+    }
+    return false;
+}
+
 /* A time by the sender's clock, by ours; neither in the future nor before this clock began. */
 static uint64_t local_time(uint64_t now_ns, uint32_t clock_us, uint32_t then_us)
 {
@@ -506,8 +574,8 @@ td_status td_xfer_core_rx_final(struct td_xfer_core *c, uint64_t now_ns, uint32_
     }
     struct td_xfer_slot *s = &c->slots[f->slot];
     uint64_t total = (uint64_t)s->n_blocks * c->block_bytes;
-    /* On shm it is the last on an ordered connection; on tcp other lanes, and on rdma the queue pairs, may still be at work. */
-    if (s->final_seen || f->offset != total || (s->path == TD_XFER_PATH_SHM && s->n_refs != s->n_blocks)) return TD_ERR_CORRUPT;
+    /* On shm and cuda-ipc it is the last on an ordered connection; on tcp other lanes, and on rdma the queue pairs, may still be at work. */
+    if (s->final_seen || f->offset != total || (is_local(s->path) && s->n_refs != s->n_blocks)) return TD_ERR_CORRUPT;
     bool writes = s->path == TD_XFER_PATH_RDMA && s->n_refs < s->n_blocks; /* what is not READ was written by queue pairs */
     if ((f->flags != 0) != writes) return TD_ERR_CORRUPT;
     if (writes && s->n_targets != s->n_blocks) return TD_ERR_CORRUPT; /* it cannot know where to write */
@@ -926,6 +994,11 @@ bool td_xfer_core_op_give_up(struct td_xfer_core *c, uint32_t id, td_status stat
     return true;
 }
 
+void td_xfer_core_op_broke(struct td_xfer_core *c, uint32_t id, td_status status, const char *reason)
+{
+    if (op_is_live(&c->ops[id])) op_end(c, id, true, status, reason, true);
+}
+
 void td_xfer_core_op_limit(struct td_xfer_core *c, uint32_t id, uint32_t qps)
 {
     TD_ASSERT(c->ops[id].state == TD_OP_STREAMING && !c->ops[id].qps_used);
@@ -1055,7 +1128,7 @@ bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane, 
                                            .handle = op->handle};
         if (op->path == TD_XFER_PATH_TCP && tx_data(c, op, lane, max_blocks, &tx->frame)) {
             memcpy(tx->payload, op->grant.key, TD_XFER_KEY_BYTES); /* for OPEN */
-        } else if (op->path == TD_XFER_PATH_SHM && op->at < op->n_queued) {
+        } else if (is_local(op->path) && op->at < op->n_queued) {
             tx_ref(c, op, &op->at, op->n_queued, tx);
         } else if (op->can_pull && op->ref_at < op->n_pull) {
             tx_ref(c, op, &op->ref_at, op->n_pull, tx);

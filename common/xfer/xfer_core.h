@@ -6,6 +6,7 @@
  *   receiver  rx_open, then for each payload piece place_begin -> (bytes land, no lock held) -> place_end; shm: rx_ref, copy_next -> ... -> copy_end
  *   sender    op_attach, then tx_next for the next frame; read_begin -> (bytes leave, no lock held) -> read_end; tx_done at a frame's end
  *   rdma      receiver targets_next, rx_imm, conn_fenced; sender rx_targets, wr_next -> (the NIC reads and writes) -> wr_done
+ *   device    receiver, device memory: rx_data and dma_begin (tcp), or rx_ref and pull_next (cuda-ipc) -> (the device copies) -> dma_end
  *   digests   sender digest_next -> (CRCs) -> digest_end; receiver verify_next -> (CRCs) -> verify_end
  *
  * Between *_begin and *_end the slot or op is `io`: a revoke, cancel or failure that comes then takes effect at the end of it, so no terminal
@@ -55,6 +56,7 @@ struct td_xfer_slot {
     uint64_t writer_conn, writer_handle, fence_ns; /* fence_ns, LIVE: a slot that is over expects ABORT by then (0: not set yet); FENCED: end of quarantine */
     uint64_t quarantine_ns;       /* 0, or: bytes of a writer that was fenced may come until then, whoever writes now */
     uint32_t n_rd;                /* rdma: READs that have not completed */
+    uint32_t n_dma;               /* device memory: copies into its blocks that were issued and are not known to be complete */
     bool windows;                 /* rdma: memory windows are open on its blocks, or are being opened */
     uint64_t windows_conn, evict_ns; /* evict_ns: when a writer that was told to stop and does not answer loses them */
     struct { uint64_t conn, handle; uint32_t op; uint16_t attempt; td_status status; } owe; /* rdma: a FAIL that waits for n_rd 0; conn 0: none */
@@ -170,6 +172,14 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *core, uint64_t conn, enum td
 td_status td_xfer_core_rx_data(struct td_xfer_core *core, uint64_t conn, const struct td_xfer_frame *frame);
 bool td_xfer_core_place_begin(struct td_xfer_core *core, uint64_t conn, const struct td_xfer_frame *frame);
 void td_xfer_core_place_end(struct td_xfer_core *core, uint64_t now_ns, uint32_t slot, size_t n_bytes);
+/* Device memory: bytes of this frame are about to be copied into the slot's blocks; false: it is not theirs any more, issue nothing. Counts it in n_dma: neither
+ * SLOT_FREE nor another attempt comes before dma_end, because a copy that was issued cannot be called back. */
+bool td_xfer_core_dma_begin(struct td_xfer_core *core, uint64_t conn, const struct td_xfer_frame *frame);
+bool td_xfer_core_is_bound(const struct td_xfer_core *core, uint64_t conn, const struct td_xfer_frame *frame); /* what dma_begin would say */
+/* It is complete, or can never be. TD_OK: the bytes count, if the slot is still of that binding. TD_ERR_STALE: the source was not the op's any more, nothing
+ * more is copied for this attempt. Else: the device failed, and so does the slot, for `reason`. */
+void td_xfer_core_dma_end(struct td_xfer_core *core, uint64_t now_ns, uint32_t slot, uint64_t conn, uint64_t handle, uint64_t n_bytes, td_status status,
+                          const char *reason);
 td_status td_xfer_core_rx_ref(struct td_xfer_core *core, uint64_t conn, const struct td_xfer_frame *frame, uint32_t first, const int32_t *ids,
                               int32_t n, int32_t n_source_blocks);
 /* clock_us: what the sender's clock shows now, for the times in the frame. */
@@ -225,6 +235,8 @@ struct td_xfer_copy {
     size_t n_bytes;
 };
 bool td_xfer_core_copy_next(struct td_xfer_core *core, struct td_xfer_turns *turns, size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy);
+/* cuda-ipc: the same for a copy that runs by itself: whole blocks (at least one), of which many may be under way. Counts it in n_dma; dma_end follows. */
+bool td_xfer_core_pull_next(struct td_xfer_core *core, struct td_xfer_turns *turns, size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy);
 /* valid: the source still belonged to the op after the copy. Invalid bytes are not counted and nothing more is copied for this attempt. */
 void td_xfer_core_copy_end(struct td_xfer_core *core, uint64_t now_ns, const struct td_xfer_copy *copy, bool valid);
 
@@ -243,6 +255,8 @@ bool td_xfer_core_op_give_up(struct td_xfer_core *core, uint32_t op, td_status s
 bool td_xfer_core_slot_give_up(struct td_xfer_core *core, uint32_t slot, td_status status, const char *reason);
 /* rdma, after op_attach: data goes by these queue pairs alone (bits; 0: by all). */
 void td_xfer_core_op_limit(struct td_xfer_core *core, uint32_t op, uint32_t qps);
+/* Device memory: this side's copies for the op failed. Ends it and tells its receiver; it has ended already: nothing. */
+void td_xfer_core_op_broke(struct td_xfer_core *core, uint32_t op, td_status status, const char *reason);
 /* The op is on this connection, or something of it still is. */
 bool td_xfer_core_op_is_on(const struct td_xfer_core *core, uint32_t op, uint64_t conn);
 void td_xfer_core_op_fail(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, td_status status, const char *reason);
@@ -284,7 +298,8 @@ bool td_xfer_core_wr_next(struct td_xfer_core *core, uint64_t conn, uint32_t qp,
                           struct td_xfer_wr *ret_wr);
 /* It completed, or was flushed (ok false; conn_lost follows). */
 void td_xfer_core_wr_done(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, uint64_t n_bytes, bool ok);
-/* tcp without copies: the kernel reads source blocks until wr_done, which ends each hold. Between read_begin and read_end. */
+/* tcp without copies: the kernel reads source blocks until wr_done, which ends each hold. Between read_begin and read_end. Device memory: the device reads
+ * them until wr_done; while the op is live. */
 void td_xfer_core_hold(struct td_xfer_core *core, uint32_t op);
 
 /* Digests to compute now: CRC32C of source block src[i] goes to digest[i].crc. Marks the op io. digest_end sends them. */

@@ -37,6 +37,9 @@ enum xfer_conn_state { XFER_CONN_FREE = 0, XFER_CONN_CONNECTING, XFER_CONN_TLS, 
 struct xfer_rdma;
 struct xfer_rdma_link;
 
+struct xfer_device;
+
+#define XFER_STAGED_FRAMES 16      /* DATA frames that share a staging buffer */
 #define XFER_ZC_MAX 64             /* sends without a copy whose notification has not come */
 
 
@@ -94,6 +97,17 @@ struct td_xfer_conn {
     const struct xfer_control_word *words;
     uint32_t n_words;
     int32_t n_source_blocks;
+    /* tcp, sender, device memory: frames [at, n) have been taken from the core, and what is left of them is copied to `buffer` (-1: to none yet, or it was
+     * taken away for others). loaded: frame `at` is the one under way */
+    struct {
+        int32_t buffer;
+        bool copying, loaded;
+        uint32_t at, n, n_bytes;
+        struct { struct td_xfer_frame frame; uint32_t op, place, from; } frames[XFER_STAGED_FRAMES]; /* place: in the buffer, of payload byte `from` */
+    } staged;
+    bool rx_starved;               /* tcp, receiver, device memory: no buffer was free; read again in the next turn */
+    void *peer_base;               /* cuda-ipc, receiver: the sender's allocation, as opened here */
+    const uint8_t *peer_pool;      /* its pool's block 0: the device's address */
     struct {                       /* sends [done, next) hold their ops; numbers as the kernel counts them */
         bool on;
         uint32_t next, done;
@@ -121,7 +135,7 @@ struct td_xfer {
     uint16_t port;
     char shm_name[TD_XFER_NAME_MAX];
     uint8_t proof[TD_XFER_KEY_BYTES];
-    uint8_t *base;                 /* the pool */
+    uint8_t *base;                 /* the pool; with device memory no address of this process's CPU */
     size_t block_bytes;
     int32_t n_blocks;
     int arena_ro_fd, words_fd;     /* handed to receivers on this host; -1 = no shm as sender */
@@ -134,6 +148,8 @@ struct td_xfer {
     /* [max_ops]: the connection it waits for; paths (bits) that were tried in vain; rdma: queue pairs (bits) of link that owe a word */
     struct xfer_op_aux { uint64_t waits_for, link; uint32_t tried, words, n_setups; } *op_aux;
     struct xfer_rdma *rdma;        /* NULL: none */
+    const struct td_device_memory *memory; /* NULL: the pool is the host's */
+    struct xfer_device *device;    /* from mem_add on, with memory */
     uint32_t n_lanes, verify_cursor;
     enum td_xfer_zerocopy zerocopy;
     uint64_t n_zerocopy;
@@ -237,12 +253,53 @@ void xfer_zc_sent(struct td_xfer *x, struct td_xfer_conn *c, uint32_t op);      
 void xfer_zc_reap(struct td_xfer *x, struct td_xfer_conn *c);                      /* takes notifications */
 void xfer_zc_end(struct td_xfer *x, struct td_xfer_conn *c);                       /* before close: nothing of the pool is read by this socket after it */
 
+/* xfer_device.c: pools in device memory. Progress thread only, but open and close. */
+td_status xfer_device_open(struct td_xfer *x, struct td_err *err);
+void xfer_device_close(struct td_xfer *x);                                         /* waits for what is under way */
+/* Takes copies that are complete, issues what cuda-ipc has to copy. True: something is under way, or was. */
+bool xfer_device_poll(struct td_xfer *x);
+bool xfer_device_busy(const struct td_xfer *x);
+/* cuda-ipc: copies from this connection's peer are waited for, and its memory is given back. tcp: its buffer goes. */
+void xfer_device_conn_end(struct td_xfer *x, struct td_xfer_conn *c);
+const char *xfer_device_lost(const struct td_xfer *x);                             /* NULL, or why nothing can be copied any more */
+/* tcp, sender. want: may another frame be taken from the core? add: it was. go: what was added is copied, as soon as there is a buffer; false: nothing was.
+ * load: the next frame becomes the one under way; false: there is none, or its bytes are not here yet. here: those of the one under way are (it asks for them
+ * again when their buffer was taken away). bytes: its next payload byte. sent: its last byte is gone. */
+bool xfer_staged_want(const struct td_xfer_conn *c);
+void xfer_staged_add(struct td_xfer_conn *c, const struct td_xfer_frame *frame, uint32_t op);
+bool xfer_staged_go(struct td_xfer *x, struct td_xfer_conn *c);
+bool xfer_staged_load(struct td_xfer_conn *c);
+bool xfer_staged_here(struct td_xfer *x, struct td_xfer_conn *c);
+uint8_t *xfer_staged_bytes(const struct td_xfer *x, const struct td_xfer_conn *c);
+void xfer_staged_sent(struct td_xfer *x, struct td_xfer_conn *c);
+/* tcp, receiver. room: where up to *n payload bytes of the frame under way may be received; NULL: no buffer is free. took: n of them were. flush: what was
+ * received since is on its way to its blocks. */
+uint8_t *xfer_staged_room(struct td_xfer *x, size_t *n);
+void xfer_staged_took(struct td_xfer *x, const struct td_xfer_conn *c, size_t n);
+void xfer_staged_flush(struct td_xfer *x);
+/* Both: the CRC32C of a block of the pool, wherever it lies. The lock is not held. Device memory: false when it could not be read. */
+bool xfer_pool_crc(struct td_xfer *x, int32_t block, uint32_t *ret_crc);
+/* cuda-ipc: set-up. send: false with the reason. take: TD_OK, or why it cannot be used; the lock is dropped. */
+td_status xfer_ipc_open(struct td_xfer *x, const struct td_arena *arena, struct td_err *err); /* the offer that peers will get */
+bool xfer_ipc_may_offer(const struct td_xfer *x);
+bool xfer_ipc_send_offer(struct td_xfer *x, struct td_xfer_conn *c);
+td_status xfer_ipc_take_offer(struct td_xfer *x, struct td_xfer_conn *c, const struct td_xfer_device_mem *mem, char reason[TD_XFER_REASON_MAX]);
+void xfer_ipc_refused(struct td_xfer *x, uint64_t incarnation);                    /* this peer can not: not asked again */
+bool xfer_ipc_was_refused(const struct td_xfer *x, uint64_t incarnation);
+
+/* On one host: over the unix socket. */
+static inline bool xfer_path_is_local(enum td_xfer_path path) { return path == TD_XFER_PATH_SHM || path == TD_XFER_PATH_CUDA_IPC; }
+
 /* xfer_shm.c */
+td_status xfer_shm_make_words(struct td_xfer *x, struct td_err *err);                /* the control words of this side's ops */
+td_status xfer_shm_take_words(struct td_xfer_conn *c, int fd, uint32_t n_words);     /* the peer's */
 td_status xfer_shm_listen(struct td_xfer *x, struct td_err *err);
 td_status xfer_shm_offer(struct td_xfer *x, const struct td_arena *arena, struct td_err *err);               /* sender's half, at mem_add */
 int xfer_shm_dial(const char *name);                                                                         /* fd, or -1 with errno */
 bool xfer_shm_peer_allowed(int fd);                                                                          /* same user as this process */
 bool xfer_shm_send_mem(struct td_xfer *x, struct td_xfer_conn *c);
+/* A frame of SETUP with descriptors (at most XFER_MAX_FDS); false: the socket did not take it. */
+bool xfer_shm_send_fds(struct td_xfer_conn *c, struct td_xfer_frame *f, const void *payload, size_t n_bytes, const int *fds, size_t n_fds);
 ssize_t xfer_shm_recv(struct td_xfer_conn *c, void *to, size_t n);                                           /* keeps descriptors that came along */
 td_status xfer_shm_take_mem(struct td_xfer *x, struct td_xfer_conn *c, const struct td_xfer_mem *mem, char reason[TD_XFER_REASON_MAX]);
 void xfer_shm_conn_clear(struct td_xfer_conn *c);

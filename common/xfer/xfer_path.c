@@ -18,7 +18,7 @@
 
 /* --- paths ---------------------------------------------------------------------------------------------------------------------- */
 
-static const char *const path_names[TD_XFER_N_PATHS] = {"auto", "tcp", "shm", "rdma"};
+static const char *const path_names[TD_XFER_N_PATHS] = {"auto", "tcp", "shm", "rdma", "cuda-ipc"};
 
 const char *td_xfer_path_name(enum td_xfer_path path)
 {
@@ -35,15 +35,16 @@ void xfer_path_tell(struct td_xfer *x, enum td_xfer_path path, td_status status,
     xfer_say(x->news[x->n_news++].text, "%s", text);
 }
 
-/* Path choice. AUTO: shm when both sides offer it and the socket of the grant answers; rdma when both sides have it and its probes come through; else
- * tcp. A side that names a path allows no other. */
+/* Path choice. AUTO: on one host shm, or cuda-ipc where both pools are in device memory, when the socket of the grant answers; rdma when both sides have it
+ * and its probes come through; else tcp. A side that names a path allows no other. */
 static bool may_path(const struct td_xfer *x, uint32_t op, enum td_xfer_path path)
 {
     const struct td_xfer_grant_blob *g = &x->core.ops[op].grant;
     if ((x->path != TD_XFER_PATH_AUTO && x->path != path) || (g->path != TD_XFER_PATH_AUTO && g->path != (uint8_t)path)) return false;
     if (x->op_aux[op].tried & 1u << path) return false;
     switch (path) {
-    case TD_XFER_PATH_SHM: return g->shm_name[0] && x->words;
+    case TD_XFER_PATH_SHM: return g->shm_name[0] && x->words && !x->device && !g->device;
+    case TD_XFER_PATH_CUDA_IPC: return g->shm_name[0] && g->device && xfer_ipc_may_offer(x) && !xfer_ipc_was_refused(x, g->incarnation);
     case TD_XFER_PATH_RDMA: return g->port && g->has_rdma && x->rdma && xfer_rdma_usable(x);
     case TD_XFER_PATH_TCP: return g->port != 0;
     case TD_XFER_PATH_AUTO:
@@ -52,7 +53,7 @@ static bool may_path(const struct td_xfer *x, uint32_t op, enum td_xfer_path pat
     return false;
 }
 
-static const enum td_xfer_path path_order[] = {TD_XFER_PATH_SHM, TD_XFER_PATH_RDMA, TD_XFER_PATH_TCP};
+static const enum td_xfer_path path_order[] = {TD_XFER_PATH_CUDA_IPC, TD_XFER_PATH_SHM, TD_XFER_PATH_RDMA, TD_XFER_PATH_TCP};
 
 /* The connection that these ops waited for did not come to stand. Where another path is left they take that, loudly. in_setup: the peer is there and its
  * queue pairs were not up (a lost ARP packet is enough): with no other path that is worth another try. */
@@ -107,7 +108,7 @@ static struct td_xfer_conn *dial_socket(struct td_xfer *x, const char *shm_name,
                                         const char *instance, bool *ret_connected, char reason[TD_XFER_REASON_MAX])
 {
     *ret_connected = true;
-    int fd = path == TD_XFER_PATH_SHM ? xfer_shm_dial(shm_name) : xfer_tcp_dial(x, host, port, ret_connected);
+    int fd = xfer_path_is_local(path) ? xfer_shm_dial(shm_name) : xfer_tcp_dial(x, host, port, ret_connected);
     if (fd < 0) {
         xfer_say(reason, "peer %.40s at %.40s:%u (%s): connect: %s", instance, host, port, td_xfer_path_name(path), strerror(errno));
         return NULL;
@@ -130,7 +131,7 @@ void xfer_path_say_hello(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer
     struct td_xfer_hello hello = {.incarnation = x->incarnation, .layout_hash = x->layout_hash, .block_bytes = x->block_bytes, .nonce = c->nonce};
     struct td_xfer_frame f = {.type = (uint8_t)type, .length = sizeof hello, .slot = c->path, .op = c->lane};
     memcpy(hello.instance, x->instance, sizeof hello.instance);
-    if (type == TD_XFER_HELLO_ACK && c->path == TD_XFER_PATH_SHM) memcpy(hello.proof, x->proof, sizeof hello.proof);
+    if (type == TD_XFER_HELLO_ACK && xfer_path_is_local(c->path)) memcpy(hello.proof, x->proof, sizeof hello.proof);
     xfer_conn_queue(x, c, &f, &hello);
 }
 
@@ -301,7 +302,7 @@ void xfer_path_ready(struct td_xfer *x, struct td_xfer_conn *c)
         if (c->retiring) return;
         if (old) old->retiring = true;
     }
-    xfer_say(text, "peer %.60s%s", c->peer_instance, c->tls ? ", over TLS" : "");
+    xfer_say(text, "peer %.60s%s%s", c->peer_instance, c->tls ? ", over TLS" : "", x->device && c->path == TD_XFER_PATH_TCP ? ", staged through page-locked memory" : "");
     xfer_path_tell(x, c->path, TD_OK, text);
     if (c->initiator && c->path == TD_XFER_PATH_TCP) dial_lanes(x, c);
     for (uint32_t i = 0; i < x->core.max_ops; i++) {
@@ -346,7 +347,7 @@ void xfer_path_accept(struct td_xfer *x, int listen_fd, enum td_xfer_path path)
             }
             return;
         }
-        if (path == TD_XFER_PATH_SHM ? !xfer_shm_peer_allowed(fd) : false) {
+        if (path == TD_XFER_PATH_SHM && !xfer_shm_peer_allowed(fd)) { /* what cuda-ipc comes by, too */
             x->n_refused_peers++;
             close(fd);
             continue;
@@ -435,9 +436,13 @@ static void on_hello(struct td_xfer *x, struct td_xfer_conn *c)
         return;
     }
     if (c->path == TD_XFER_PATH_TCP && c->rx_frame.slot == TD_XFER_PATH_RDMA) c->path = TD_XFER_PATH_RDMA;
+    if (c->path == TD_XFER_PATH_SHM && c->rx_frame.slot == TD_XFER_PATH_CUDA_IPC) c->path = TD_XFER_PATH_CUDA_IPC;
     bool allowed = c->rx_frame.slot == (uint32_t)c->path && (x->path == TD_XFER_PATH_AUTO || x->path == c->path);
-    if (!allowed || (c->path == TD_XFER_PATH_RDMA && (!x->rdma || !xfer_rdma_usable(x)))) {
-        if (allowed) xfer_say(reason, "it has no usable RDMA device");
+    bool no_rdma = c->path == TD_XFER_PATH_RDMA && (!x->rdma || !xfer_rdma_usable(x));
+    bool wrong_pool = (c->path == TD_XFER_PATH_SHM && x->device) || (c->path == TD_XFER_PATH_CUDA_IPC && !x->device);
+    if (!allowed || no_rdma || wrong_pool) {
+        if (allowed && no_rdma) xfer_say(reason, "it has no usable RDMA device");
+        else if (allowed) xfer_say(reason, "path %s: its pool is in %s memory", td_xfer_path_name(c->path), x->device ? "a device's" : "the host's");
         else xfer_say(reason, "path %s is not to be had here: this side allows %s", td_xfer_path_name((enum td_xfer_path)c->rx_frame.slot),
                       td_xfer_path_name(x->path));
         hello_ack_refuse(x, c, TD_ERR_UNSUPPORTED, reason);
@@ -446,7 +451,7 @@ static void on_hello(struct td_xfer *x, struct td_xfer_conn *c)
     c->peer_incarnation = hello.incarnation;
     xfer_path_say_hello(x, c, TD_XFER_HELLO_ACK);
     c->tag = c->nonce ^ hello.nonce;
-    if (c->path == TD_XFER_PATH_RDMA) begin_setup(x, c);
+    if (c->path == TD_XFER_PATH_RDMA || c->path == TD_XFER_PATH_CUDA_IPC) begin_setup(x, c);
     else xfer_path_ready(x, c);
 }
 
@@ -462,7 +467,7 @@ static void on_hello_ack(struct td_xfer *x, struct td_xfer_conn *c)
         return;
     }
     memcpy(&hello, c->rx_payload, sizeof hello);
-    if (c->path == TD_XFER_PATH_SHM && !td_xfer_key_equal(hello.proof, c->peer_proof)) {
+    if (xfer_path_is_local(c->path) && !td_xfer_key_equal(hello.proof, c->peer_proof)) {
         xfer_conn_close(x, c, TD_ERR_PEER, "the socket on this host is not the grant's", false);
     } else if (hello.incarnation != c->peer_incarnation) {
         xfer_conn_close(x, c, TD_ERR_STALE, "another process has the address: the grant is an old one", false);
@@ -476,6 +481,9 @@ static void on_hello_ack(struct td_xfer *x, struct td_xfer_conn *c)
         c->tag = c->nonce ^ hello.nonce;
         if (c->path == TD_XFER_PATH_SHM && !xfer_shm_send_mem(x, c)) {
             xfer_conn_close(x, c, TD_ERR_PEER, "could not hand over the pool", false);
+        } else if (c->path == TD_XFER_PATH_CUDA_IPC) {
+            begin_setup(x, c);
+            if (!xfer_ipc_send_offer(x, c)) xfer_conn_close(x, c, TD_ERR_PEER, "could not hand over the pool", false);
         } else if (c->path == TD_XFER_PATH_RDMA) {
             begin_setup(x, c);
             if (!xfer_rdma_offer(x, c, reason)) xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
@@ -493,7 +501,8 @@ void xfer_path_on_hello(struct td_xfer *x, struct td_xfer_conn *c)
 
 void xfer_path_refuse_offer(struct td_xfer *x, struct td_xfer_conn *c, td_status status, const char *reason)
 {
-    struct td_xfer_frame f = {.type = TD_XFER_RDMA_ACCEPT, .conn = c->tag, .status = (int16_t)status, .length = (uint32_t)strlen(reason)};
+    uint8_t type = c->path == TD_XFER_PATH_CUDA_IPC ? TD_XFER_DEVICE_ACCEPT : TD_XFER_RDMA_ACCEPT;
+    struct td_xfer_frame f = {.type = type, .conn = c->tag, .status = (int16_t)status, .length = (uint32_t)strlen(reason)};
     uint8_t bytes[64 + TD_XFER_REASON_MAX];
     td_xfer_frame_encode(&f, bytes);
     memcpy(bytes + 64, reason, f.length);
@@ -502,11 +511,38 @@ void xfer_path_refuse_offer(struct td_xfer *x, struct td_xfer_conn *c, td_status
     xfer_conn_close(x, c, status, reason, false);
 }
 
-/* rdma: the frames of SETUP. READY comes with the probes. */
+static void on_device_offer(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    struct td_xfer_frame f = {.type = TD_XFER_DEVICE_ACCEPT};
+    struct td_xfer_device_mem mem;
+    char reason[TD_XFER_REASON_MAX];
+    memcpy(&mem, c->rx_payload, sizeof mem);
+    td_status status = xfer_ipc_take_offer(x, c, &mem, reason);
+    if (status == TD_ERR_CORRUPT) {
+        xfer_conn_refuse(x, c, reason);
+    } else if (status) {
+        xfer_path_refuse_offer(x, c, status, reason);
+    } else {
+        xfer_conn_queue(x, c, &f, NULL);
+        xfer_path_ready(x, c);
+    }
+}
+
+/* rdma, cuda-ipc: the frames of SETUP. rdma's READY comes with the probes. */
 void xfer_path_on_setup(struct td_xfer *x, struct td_xfer_conn *c)
 {
     char reason[TD_XFER_REASON_MAX];
-    if (c->rx_frame.type == TD_XFER_RDMA_OFFER) {
+    if (c->rx_frame.type == TD_XFER_DEVICE_OFFER) {
+        on_device_offer(x, c);
+    } else if (c->rx_frame.type == TD_XFER_DEVICE_ACCEPT && c->rx_frame.status) {
+        char theirs[TD_XFER_REASON_MAX];
+        xfer_conn_take_reason(theirs, c);
+        xfer_say(reason, "refused: %.140s", theirs);
+        if (c->rx_frame.status == TD_ERR_UNSUPPORTED) xfer_ipc_refused(x, c->peer_incarnation);
+        xfer_conn_close(x, c, (td_status)c->rx_frame.status, reason, false);
+    } else if (c->rx_frame.type == TD_XFER_DEVICE_ACCEPT) {
+        xfer_path_ready(x, c);
+    } else if (c->rx_frame.type == TD_XFER_RDMA_OFFER) {
         td_status status = xfer_rdma_on_offer(x, c, reason);
         if (status) xfer_path_refuse_offer(x, c, status, reason);
     } else if (c->rx_frame.type == TD_XFER_RDMA_ACCEPT) {

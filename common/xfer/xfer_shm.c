@@ -65,28 +65,34 @@ td_status xfer_shm_listen(struct td_xfer *x, struct td_err *err)
     return TD_OK;
 }
 
+td_status xfer_shm_make_words(struct td_xfer *x, struct td_err *err)
+{
+    size_t bytes = (size_t)x->core.max_ops * sizeof *x->words;
+    void *map = MAP_FAILED;
+    int fd = memfd_create("tandem-xfer-words", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd >= 0 && ftruncate(fd, (off_t)bytes) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0)
+        map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (map == MAP_FAILED) {
+        td_status status = td_fail(err, TD_ERR_IO, "xfer: cannot share control words with this host: %s", strerror(errno));
+        if (fd >= 0) close(fd);
+        return status;
+    }
+    x->words_fd = fd;
+    x->words = map;
+    return TD_OK;
+}
+
 td_status xfer_shm_offer(struct td_xfer *x, const struct td_arena *arena, struct td_err *err)
 {
     char path[64];
-    size_t bytes = (size_t)x->core.max_ops * sizeof *x->words;
-    void *map = MAP_FAILED;
     snprintf(path, sizeof path, "/proc/self/fd/%d", arena->memfd);
     bool sealed = fcntl(arena->memfd, F_ADD_SEALS, F_SEAL_SHRINK) == 0;
     int ro = sealed ? open(path, O_RDONLY | O_CLOEXEC) : -1; /* receivers need not, and so must not, be able to write */
-    int words_fd = memfd_create("tandem-xfer-words", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (words_fd >= 0 && ftruncate(words_fd, (off_t)bytes) == 0 && fcntl(words_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0)
-        map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, words_fd, 0);
-    if (ro < 0 || map == MAP_FAILED) {
-        td_status status = td_fail(err, TD_ERR_IO, "xfer: cannot offer the pool to this host: %s", strerror(errno));
-        if (map != MAP_FAILED) munmap(map, bytes);
-        if (ro >= 0) close(ro);
-        if (words_fd >= 0) close(words_fd);
-        return status;
-    }
-    x->arena_ro_fd = ro;
-    x->words_fd = words_fd;
-    x->words = map;
-    return TD_OK;
+    if (ro < 0) return td_fail(err, TD_ERR_IO, "xfer: cannot offer the pool to this host: %s", strerror(errno));
+    td_status status = xfer_shm_make_words(x, err);
+    if (status) close(ro);
+    else x->arena_ro_fd = ro;
+    return status;
 }
 
 int xfer_shm_dial(const char *name)
@@ -114,24 +120,30 @@ bool xfer_shm_peer_allowed(int fd)
     return false;
 }
 
+bool xfer_shm_send_fds(struct td_xfer_conn *c, struct td_xfer_frame *f, const void *payload, size_t n_bytes, const int *fds, size_t n_fds)
+{
+    uint8_t header[64];
+    union { struct cmsghdr header; char room[CMSG_SPACE(XFER_MAX_FDS * sizeof(int))]; } control = {0};
+    struct iovec iov[2] = {{.iov_base = header, .iov_len = sizeof header}, {.iov_base = (void *)(uintptr_t)payload, .iov_len = n_bytes}};
+    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = 2, .msg_control = &control, .msg_controllen = CMSG_SPACE(n_fds * sizeof *fds)};
+    f->length = (uint32_t)n_bytes;
+    f->conn = c->tag;
+    td_xfer_frame_encode(f, header);
+    control.header.cmsg_level = SOL_SOCKET;
+    control.header.cmsg_type = SCM_RIGHTS;
+    control.header.cmsg_len = CMSG_LEN(n_fds * sizeof *fds);
+    memcpy(CMSG_DATA(&control.header), fds, n_fds * sizeof *fds);
+    /* Nothing is queued before it on this new connection, so it goes whole or not at all. */
+    return c->out_used == 0 && sendmsg(c->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)(sizeof header + n_bytes);
+}
+
 bool xfer_shm_send_mem(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct td_xfer_mem mem = {.arena_bytes = (uint64_t)x->block_bytes * (uint64_t)x->n_blocks, .block_bytes = x->block_bytes,
                               .n_blocks = (uint32_t)x->n_blocks, .n_words = x->core.max_ops};
-    struct td_xfer_frame f = {.type = TD_XFER_MEM, .length = sizeof mem, .conn = c->tag};
-    uint8_t bytes[64 + sizeof mem];
-    union { struct cmsghdr header; char room[CMSG_SPACE(2 * sizeof(int))]; } control = {0};
-    struct iovec iov = {.iov_base = bytes, .iov_len = sizeof bytes};
-    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    struct td_xfer_frame f = {.type = TD_XFER_MEM};
     int fds[2] = {x->arena_ro_fd, x->words_fd};
-    td_xfer_frame_encode(&f, bytes);
-    memcpy(bytes + 64, &mem, sizeof mem);
-    control.header.cmsg_level = SOL_SOCKET;
-    control.header.cmsg_type = SCM_RIGHTS;
-    control.header.cmsg_len = CMSG_LEN(sizeof fds);
-    memcpy(CMSG_DATA(&control.header), fds, sizeof fds);
-    /* Nothing is queued before it on this new connection, so it goes whole or not at all. */
-    return c->out_used == 0 && sendmsg(c->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof bytes;
+    return xfer_shm_send_fds(c, &f, &mem, sizeof mem, fds, 2);
 }
 
 static void drop_fds(struct td_xfer_conn *c)
@@ -167,26 +179,33 @@ static bool is_sealed(int fd)
     return seals >= 0 && (seals & F_SEAL_SHRINK);
 }
 
+td_status xfer_shm_take_words(struct td_xfer_conn *c, int fd, uint32_t n_words)
+{
+    struct stat words;
+    if (!is_sealed(fd) || fstat(fd, &words)) return TD_ERR_CORRUPT;
+    if (n_words < 1 || n_words > 65536 || (uint64_t)words.st_size < n_words * sizeof *c->words) return TD_ERR_CORRUPT;
+    void *map = mmap(NULL, n_words * sizeof *c->words, PROT_READ, MAP_SHARED, fd, 0);
+    if (map == MAP_FAILED) return TD_ERR_CORRUPT;
+    c->words = map;
+    c->n_words = n_words;
+    return TD_OK;
+}
+
 td_status xfer_shm_take_mem(struct td_xfer *x, struct td_xfer_conn *c, const struct td_xfer_mem *mem, char reason[TD_XFER_REASON_MAX])
 {
-    struct stat arena, words;
+    struct stat arena;
     td_status status = TD_ERR_CORRUPT;
     snprintf(reason, TD_XFER_REASON_MAX, "mem: the descriptors do not hold what it says");
     if (c->source || c->n_fds != XFER_MAX_FDS) goto out; /* once, and with both */
-    if (!is_sealed(c->fds[0]) || !is_sealed(c->fds[1])) goto out;
-    if (fstat(c->fds[0], &arena) || fstat(c->fds[1], &words)) goto out;
+    if (!is_sealed(c->fds[0]) || fstat(c->fds[0], &arena)) goto out;
     if (mem->block_bytes != x->block_bytes || mem->n_blocks < 1 || mem->n_blocks > 1u << 28 ||
         mem->arena_bytes != mem->block_bytes * mem->n_blocks || (uint64_t)arena.st_size < mem->arena_bytes)
         goto out;
-    if (mem->n_words < 1 || mem->n_words > 65536 || (uint64_t)words.st_size < mem->n_words * sizeof *c->words) goto out;
-    void *map = mmap(NULL, mem->n_words * sizeof *c->words, PROT_READ, MAP_SHARED, c->fds[1], 0);
-    if (map == MAP_FAILED) goto out;
-    c->words = map;
-    c->n_words = mem->n_words;
+    if (xfer_shm_take_words(c, c->fds[1], mem->n_words)) goto out;
     /* On reserved huge pages a mapping has whole ones, and so must its end. */
     uint64_t page = arena.st_blksize > 4096 && arena.st_blksize <= 1 << 30 ? (uint64_t)arena.st_blksize : 4096;
     uint64_t map_bytes = (mem->arena_bytes + page - 1) / page * page;
-    map = mmap(NULL, map_bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, c->fds[0], 0);
+    void *map = mmap(NULL, map_bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, c->fds[0], 0);
     if (map == MAP_FAILED) goto out;
     madvise(map, map_bytes, MADV_HUGEPAGE); /* a wish */
     c->source = map;

@@ -121,6 +121,50 @@ const char *xfer_tcp_why(const struct td_xfer_conn *c)
     return c->tls && td_tls_reason(c->tls)[0] ? td_tls_reason(c->tls) : strerror(errno);
 }
 
+/* Payload up to iov's n_bytes, and what comes behind it ahead: that goes to c->in. The lock is not held. */
+static ssize_t recv_payload(struct td_xfer_conn *c, struct iovec *iov, int n_iov, size_t n_bytes, bool is_last)
+{
+    size_t ahead = is_last ? XFER_IN_DATA_BYTES : 0; /* after the payload comes a header */
+    if (ahead) iov[n_iov++] = (struct iovec){.iov_base = c->in, .iov_len = ahead};
+    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)n_iov};
+    ssize_t k = c->tls ? td_tls_recvv(c->tls, iov, n_iov) : recvmsg(c->fd, &msg, MSG_DONTWAIT);
+    if (k > 0) c->drained = (size_t)k < n_bytes + ahead;
+    if (k > (ssize_t)n_bytes) {
+        c->in_at = 0;
+        c->in_used = (uint32_t)(k - (ssize_t)n_bytes);
+        k = (ssize_t)n_bytes;
+    }
+    return k;
+}
+
+/* Device memory: to a staging buffer, which the end of this reading turn sends on (xfer_device.c). */
+static ssize_t device_read(struct td_xfer *x, struct td_xfer_conn *c, size_t left)
+{
+    struct iovec iov[2];
+    size_t n = c->in_used && left > c->in_used ? c->in_used : left;
+    uint8_t *to = xfer_staged_room(x, &n);
+    ssize_t k;
+    if (!to) {
+        c->rx_starved = true;
+        errno = EAGAIN;
+        return -1;
+    }
+    if (c->in_used) {
+        k = xfer_conn_in(c, to, n);
+    } else {
+        iov[0] = (struct iovec){.iov_base = to, .iov_len = n};
+        pthread_mutex_unlock(&x->lock);
+        k = recv_payload(c, iov, 1, n, n == left);
+        int e = errno;
+        pthread_mutex_lock(&x->lock);
+        errno = e;
+    }
+    if (k <= 0) return k;
+    xfer_staged_took(x, c, (size_t)k);
+    c->n_payload += (uint32_t)k;
+    return k;
+}
+
 ssize_t xfer_tcp_data_read(struct td_xfer *x, struct td_xfer_conn *c)
 {
     const struct td_xfer_frame *f = &c->rx_frame;
@@ -129,12 +173,14 @@ ssize_t xfer_tcp_data_read(struct td_xfer *x, struct td_xfer_conn *c)
         errno = EAGAIN;
         return -1;
     }
-    if (c->rx_drop || !td_xfer_core_place_begin(&x->core, c->link, f)) {
+    bool fits = !c->rx_drop && (x->device ? td_xfer_core_is_bound(&x->core, c->link, f) : td_xfer_core_place_begin(&x->core, c->link, f));
+    if (!fits) {
         c->rx_drop = true;
         ssize_t k = c->in_used ? xfer_conn_in(c, NULL, left) : xfer_tcp_recv(c, x->scrap, left < sizeof x->scrap ? left : sizeof x->scrap);
         if (k > 0) c->n_payload += (uint32_t)k;
         return k;
     }
+    if (x->device) return device_read(x, c, left);
     struct iovec iov[XFER_MAX_IOV + 1];
     uint64_t offset = f->offset + c->n_payload;
     if (c->in_used && left > c->in_used) left = c->in_used;
@@ -144,17 +190,8 @@ ssize_t xfer_tcp_data_read(struct td_xfer *x, struct td_xfer_conn *c)
     if (c->in_used) { /* came along with the header */
         for (int i = 0; i < n_iov; i++) k += xfer_conn_in(c, iov[i].iov_base, iov[i].iov_len);
     } else {
-        size_t ahead = n_bytes == left ? XFER_IN_DATA_BYTES : 0; /* after the payload comes a header */
-        if (ahead) iov[n_iov++] = (struct iovec){.iov_base = c->in, .iov_len = ahead};
-        struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)n_iov};
-        k = c->tls ? td_tls_recvv(c->tls, iov, n_iov) : recvmsg(c->fd, &msg, MSG_DONTWAIT);
+        k = recv_payload(c, iov, n_iov, n_bytes, n_bytes == left);
         e = errno;
-        if (k > 0) c->drained = (size_t)k < n_bytes + ahead;
-        if (k > (ssize_t)n_bytes) {
-            c->in_at = 0;
-            c->in_used = (uint32_t)(k - (ssize_t)n_bytes);
-            k = (ssize_t)n_bytes;
-        }
     }
     pthread_mutex_lock(&x->lock);
     if (k > 0) c->n_payload += (uint32_t)k;
@@ -176,7 +213,10 @@ ssize_t xfer_tcp_data_write(struct td_xfer *x, struct td_xfer_conn *c)
     }
     if (c->tx_header_left) iov[n_iov++] = (struct iovec){.iov_base = c->tx_header + 64 - c->tx_header_left, .iov_len = c->tx_header_left};
     bool reads = td_xfer_core_read_begin(&x->core, c->tx_op, c->tx_handle);
-    if (reads) {
+    if (reads && x->device) {
+        iov[n_iov++] = (struct iovec){.iov_base = xfer_staged_bytes(x, c), .iov_len = c->tx_left};
+        covered = c->tx_left;
+    } else if (reads) {
         n_iov += td_xfer_iov(x->base, x->block_bytes, x->core.ops[c->tx_op].src, c->tx_offset, c->tx_left, iov + n_iov, XFER_MAX_IOV, &covered);
     } else {
         covered = c->tx_left < sizeof x->zeros ? c->tx_left : sizeof x->zeros;
@@ -206,7 +246,10 @@ ssize_t xfer_tcp_data_write(struct td_xfer *x, struct td_xfer_conn *c)
         c->tx_offset += n_payload;
     }
     if (reads) td_xfer_core_read_end(&x->core, xfer_now(x), c->tx_op, n_payload);
-    if (!c->tx_left && !c->tx_header_left) td_xfer_core_tx_done(&x->core, c->tx_op, c->tx_handle);
+    if (!c->tx_left && !c->tx_header_left) {
+        td_xfer_core_tx_done(&x->core, c->tx_op, c->tx_handle);
+        if (x->device) xfer_staged_sent(x, c);
+    }
     errno = e;
     return k;
 }

@@ -43,6 +43,8 @@ static bool length_fits(const struct td_xfer_frame *f)
     case TD_XFER_DIGEST:
         return f->length >= sizeof(struct td_xfer_digest) && f->length <= TD_XFER_DIGESTS_MAX * sizeof(struct td_xfer_digest) &&
                f->length % sizeof(struct td_xfer_digest) == 0;
+    case TD_XFER_DEVICE_OFFER: return f->length == sizeof(struct td_xfer_device_mem);
+    case TD_XFER_DEVICE_ACCEPT: return f->status ? f->length <= TD_XFER_REASON_MAX : f->length == 0;
     case TD_XFER_N_TYPES: break;
     }
     return false;
@@ -92,7 +94,7 @@ static bool text_ok(const char *text, size_t max)
 
 td_status td_xfer_grant_decode(const uint8_t *bytes, size_t n_bytes, struct td_xfer_grant_blob *ret_grant, struct td_err *err)
 {
-    static const uint8_t zero[3];
+    static const uint8_t zero[2];
     struct td_xfer_grant_blob g;
     if (n_bytes != sizeof g) return td_fail(err, TD_ERR_INVALID, "grant: %zu bytes, must be %zu", n_bytes, sizeof g);
     memcpy(&g, bytes, sizeof g);
@@ -107,8 +109,9 @@ td_status td_xfer_grant_decode(const uint8_t *bytes, size_t n_bytes, struct td_x
         return td_fail(err, TD_ERR_CORRUPT, "grant: n_blocks is %d, must be 0..%d", g.n_blocks, TD_XFER_MAX_BLOCKS);
     if (g.block_bytes < 1 || g.block_bytes >= 1ull << 30)
         return td_fail(err, TD_ERR_CORRUPT, "grant: block_bytes is %" PRIu64 ", must be 1..2^30-1", g.block_bytes);
-    if (g.path > TD_XFER_PATH_RDMA) return td_fail(err, TD_ERR_CORRUPT, "grant: path is %u, must be 0..%d", g.path, TD_XFER_PATH_RDMA);
-    if (g.has_rdma > 1 || g.tls > 1) return td_fail(err, TD_ERR_CORRUPT, "grant: has_rdma is %u and tls %u, must be 0 or 1", g.has_rdma, g.tls);
+    if (g.path >= TD_XFER_N_PATHS) return td_fail(err, TD_ERR_CORRUPT, "grant: path is %u, must be 0..%d", g.path, TD_XFER_N_PATHS - 1);
+    if (g.has_rdma > 1 || g.tls > 1 || g.device > 1)
+        return td_fail(err, TD_ERR_CORRUPT, "grant: has_rdma is %u, tls %u and device %u, each must be 0 or 1", g.has_rdma, g.tls, g.device);
     if (memcmp(g.reserved, zero, sizeof zero) != 0) return td_fail(err, TD_ERR_CORRUPT, "grant: reserved bytes are not 0");
     if (!text_ok(g.host, sizeof g.host) || !text_ok(g.shm_name, sizeof g.shm_name) || !text_ok(g.instance, sizeof g.instance))
         return td_fail(err, TD_ERR_CORRUPT, "grant: host, shm name or instance is not plain text");

@@ -45,6 +45,8 @@ enum td_xfer_frame_type {
                          * these grant blocks are */
     TD_XFER_DIGEST,     /* sender, before FINAL: payload td_xfer_digest[] */
     TD_XFER_BYE,        /* both, last: this side ends the connection; payload is the reason. status AGAIN: it may open another for the same grants */
+    TD_XFER_DEVICE_OFFER,  /* cuda-ipc, sender after HELLO_ACK: payload td_xfer_device_mem, the control words' descriptor rides along */
+    TD_XFER_DEVICE_ACCEPT, /* cuda-ipc, receiver: it has opened the pool and read its probe; status != 0: refused, payload is the reason */
     TD_XFER_N_TYPES
 };
 
@@ -83,6 +85,17 @@ struct td_xfer_mem {
     uint32_t n_blocks, n_words;
 };
 _Static_assert(sizeof(struct td_xfer_mem) == 24, "wire: mem");
+
+struct td_xfer_device_mem {
+    uint8_t handle[64];               /* of the allocation that the pool lies in */
+    uint64_t offset;                  /* of the pool's block 0 in it */
+    uint64_t process, address;        /* a random number of the sender's process, and where block 0 lies there: of use in the same process alone */
+    uint64_t block_bytes, probe_offset; /* probe_offset: from block 0 to the probe's 64 bytes */
+    uint32_t n_blocks, n_words;
+    uint8_t probe[64];
+    char uuid[48], name[64];          /* the device's, NUL-terminated */
+};
+_Static_assert(sizeof(struct td_xfer_device_mem) == 288, "wire: device mem");
 
 struct td_xfer_rail {
     uint8_t gid[16];
@@ -143,7 +156,8 @@ struct td_xfer_grant_blob {
     uint8_t path;         /* enum td_xfer_path: what the receiver allows */
     uint8_t has_rdma;     /* 1: it has RDMA devices */
     uint8_t tls;          /* 1: its port speaks TLS */
-    uint8_t reserved[3];  /* 0 */
+    uint8_t device;       /* 1: its pool lies in device memory */
+    uint8_t reserved[2];  /* 0 */
     uint8_t key[TD_XFER_KEY_BYTES], proof[TD_XFER_KEY_BYTES];
     char host[TD_XFER_HOST_MAX];     /* numeric address */
     char shm_name[TD_XFER_NAME_MAX]; /* abstract unix socket without its leading NUL; "" = no shm */

@@ -1154,7 +1154,8 @@ static void frames_and_grants_survive_the_wire(void **state)
         {TD_XFER_OPEN, 0, 16, true}, {TD_XFER_OPEN, 0, 15, false}, {TD_XFER_DATA, 0, 0, false}, {TD_XFER_DATA, 0, 1u << 20, true},
         {TD_XFER_DATA, 0, (1u << 20) + 1, false}, {TD_XFER_REF, 0, 4, false}, {TD_XFER_REF, 0, 10, false}, {TD_XFER_REF, 0, 4004, true},
         {TD_XFER_REF, 0, 4008, false}, {TD_XFER_FINAL, 0, 1024, true}, {TD_XFER_FINAL, 0, 1025, false}, {TD_XFER_ABORT, -6, 161, false},
-        {TD_XFER_PING, 0, 1, false}, {TD_XFER_DONE, 0, 1, false}, {0, 0, 0, false}, {TD_XFER_N_TYPES, 0, 0, false}, {TD_XFER_PING, 1, 0, false},
+        {TD_XFER_PING, 0, 1, false}, {TD_XFER_DONE, 0, 1, false}, {TD_XFER_DEVICE_OFFER, 0, 288, true}, {TD_XFER_DEVICE_OFFER, 0, 287, false},
+        {TD_XFER_DEVICE_ACCEPT, 0, 0, true}, {TD_XFER_DEVICE_ACCEPT, 0, 5, false}, {TD_XFER_DEVICE_ACCEPT, -5, 20, true}, {0, 0, 0, false}, {TD_XFER_N_TYPES, 0, 0, false}, {TD_XFER_PING, 1, 0, false},
     };
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         struct td_xfer_frame g = {.type = lengths[i].type, .status = lengths[i].status, .length = lengths[i].length};
@@ -1185,7 +1186,7 @@ static void frames_and_grants_survive_the_wire(void **state)
     static const struct { const char *what; size_t offset; uint64_t value; size_t n; } bad[] = {
         {"n_blocks", offsetof(struct td_xfer_grant_blob, n_blocks), 8193, 4}, {"n_blocks", offsetof(struct td_xfer_grant_blob, n_blocks), 0xffffffff, 4},
         {"block_bytes", offsetof(struct td_xfer_grant_blob, block_bytes), 0, 8}, {"block_bytes", offsetof(struct td_xfer_grant_blob, block_bytes), 1ull << 30, 8},
-        {"path", offsetof(struct td_xfer_grant_blob, path), 4, 1}, {"reserved", offsetof(struct td_xfer_grant_blob, reserved), 1, 1},
+        {"path", offsetof(struct td_xfer_grant_blob, path), TD_XFER_N_PATHS, 1}, {"device", offsetof(struct td_xfer_grant_blob, device), 2, 1}, {"reserved", offsetof(struct td_xfer_grant_blob, reserved), 1, 1},
         {"host", offsetof(struct td_xfer_grant_blob, host), '\n', 1}, {"no way", offsetof(struct td_xfer_grant_blob, port), 0, 2},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {

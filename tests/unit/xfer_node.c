@@ -15,12 +15,15 @@
 #include "common/base/hash.h"
 #include "common/xfer/verbs.h"
 #include "common/xfer/xfer_tls.h"
+#include "tests/unit/fake_device.h"
 
 struct node {
     pid_t pid;                 /* child, or 0 */
     int fd;
     struct td_xfer *x;
     struct td_arena arena;
+    struct fake_device *device;
+    uint8_t *pool;             /* the pool's bytes for this program: the arena, or what stands behind the device's addresses */
     struct td_doorbell bell;
     uint64_t block_bytes;
     struct td_xfer_event path; /* the last PATH_CHOSEN */
@@ -100,7 +103,16 @@ static void open_node(struct node *n, const struct node_command *c, struct node_
     };
     r->status = td_doorbell_open(&n->bell, err);
     if (!r->status && c->fabric[0]) r->status = open_verbs(n, c->fabric, &rdma, err);
-    if (!r->status) r->status = td_arena_create(c->block_bytes * (uint64_t)c->n_blocks, c->shareable, "xfer-test", &n->arena, err);
+    if (!r->status && c->device[0]) {
+        n->device = fake_device_open(c->device);
+        config.memory = fake_device_memory(n->device);
+        n->arena = (struct td_arena){.bytes = c->block_bytes * (uint64_t)c->n_blocks + 64, .memfd = -1};
+        n->arena.base = fake_device_alloc(n->device, n->arena.bytes);
+        n->pool = fake_device_bytes(n->device, n->arena.base);
+    } else if (!r->status) {
+        r->status = td_arena_create(c->block_bytes * (uint64_t)c->n_blocks, c->shareable, "xfer-test", &n->arena, err);
+        n->pool = n->arena.base;
+    }
     if (!r->status) r->status = td_xfer_open(&config, &n->x, err);
     if (!r->status) r->status = td_xfer_mem_add(n->x, &n->arena, c->block_bytes, c->n_blocks, err);
     n->block_bytes = c->block_bytes;
@@ -111,8 +123,10 @@ static void close_node(struct node *n)
 {
     td_xfer_close(n->x);
     n->x = NULL;
-    if (n->arena.base) td_arena_destroy(&n->arena);
+    if (n->arena.base && !n->device) td_arena_destroy(&n->arena);
     n->arena.base = NULL;
+    fake_device_close(n->device);
+    n->device = NULL;
     td_fake_fabric_close(n->fabric);
     n->fabric = NULL;
     td_doorbell_close(&n->bell);
@@ -157,12 +171,12 @@ static void execute(struct node *n, const struct node_command *c, struct node_re
     }
     case NODE_FILL: /* block ids[i] gets the content seed + i */
         for (int32_t i = 0; i < c->n; i++)
-            node_fill_bytes((uint8_t *)n->arena.base + (uint64_t)c->ids[i] * n->block_bytes, n->block_bytes, c->seed + (uint64_t)i);
+            node_fill_bytes(n->pool + (uint64_t)c->ids[i] * n->block_bytes, n->block_bytes, c->seed + (uint64_t)i);
         break;
     case NODE_CHECK:
         r->ok = true;
         for (int32_t i = 0; i < c->n && r->ok; i++) {
-            r->ok = node_check_bytes((uint8_t *)n->arena.base + (uint64_t)c->ids[i] * n->block_bytes, n->block_bytes, c->seed + (uint64_t)i);
+            r->ok = node_check_bytes(n->pool + (uint64_t)c->ids[i] * n->block_bytes, n->block_bytes, c->seed + (uint64_t)i);
             r->n = i;
         }
         break;
@@ -244,6 +258,11 @@ void node_do(struct node *n, const struct node_command *c, struct node_reply *r)
 pid_t node_pid(const struct node *n)
 {
     return n->pid;
+}
+
+struct fake_device *node_device(struct node *n)
+{
+    return n->device;
 }
 
 struct td_fake_fabric *node_fabric(struct node *n)

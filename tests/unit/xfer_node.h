@@ -33,6 +33,7 @@ struct node_command {
     char tls[128], tls_ca[128];    /* "": none; else PREFIX of PREFIX.crt and PREFIX.key; the CA's file, "": anybody */
     bool pull;
     enum td_xfer_zerocopy zerocopy;
+    char device[64];               /* "": a pool of the host's; else words of fake_device_open: the pool lies in a device's memory */
     uint64_t block_bytes, layout_hash;
     int32_t n_blocks;
     /* the rest: GRANT, OP, SUBMIT, FILL, CHECK (ids); EVENT: deadline_ms is how long to wait */
@@ -70,6 +71,7 @@ void node_free(struct node *n);                   /* ends the child */
 pid_t node_pid(const struct node *n);             /* 0: local */
 void node_kill(struct node *n);                   /* kill -9 and wait */
 struct td_xfer *node_xfer(struct node *n);        /* local only */
+struct fake_device *node_device(struct node *n); /* local only; NULL: none */
 struct td_fake_fabric *node_fabric(struct node *n); /* local only; NULL: none */
 
 /* The pattern of block content (seed, position). */

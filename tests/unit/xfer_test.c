@@ -75,6 +75,7 @@ struct variant {
     const char *fabric;        /* rdma: more options of the fake */
     bool tls;
     bool pull;                 /* rdma: what is submitted from block 0 on is left to the receiver to READ */
+    const char *device;        /* NULL: pools of the host's; else of a fake device, which is so */
 };
 
 static char fabric_path[64];   /* of each test anew */
@@ -161,6 +162,7 @@ static struct node_command open_command(const struct pair *t, uint16_t port, boo
         c.windows = strstr(t->v.name, "windows") != NULL;
         c.pull = t->v.pull;
     }
+    if (t->v.device) snprintf(c.device, sizeof c.device, "%s", t->v.device);
     if (is_zerocopy(&t->v)) c.zerocopy = TD_XFER_ZEROCOPY_ON;
     if (t->v.tls) as_identity(&c, receiver ? "decode" : "prefill", "ca");
     return c;
@@ -1065,7 +1067,7 @@ static void a_restarted_receiver_refuses_old_grants(void **state)
     submit(&t, &m, 0, 4, true);
     struct td_xfer_event e = event(t.p);
     assert_int_equal(e.kind, TD_XFER_OP_FAILED);
-    assert_int_equal(e.status, v->path == TD_XFER_PATH_SHM ? TD_ERR_PEER : TD_ERR_STALE);
+    assert_int_equal(e.status, v->path == TD_XFER_PATH_SHM || v->path == TD_XFER_PATH_CUDA_IPC ? TD_ERR_PEER : TD_ERR_STALE);
     if (v->path == TD_XFER_PATH_TCP) assert_non_null(strstr(e.reason, "another process has the address"));
     struct transfer none = {.n = 0};
     check_pool(&t, &none, false);
@@ -2082,17 +2084,21 @@ static void a_new_certificate_is_for_new_connections(void **state)
 /* ------------------------------------------------------------------------------------------------------------------------------- */
 
 static struct variant variants[] = {
-    {TD_XFER_PATH_TCP, BOTH_HERE, "", 4, 0, "", false, false}, {TD_XFER_PATH_TCP, SENDER_CHILD, "", 1, 0, "", false, false}, {TD_XFER_PATH_TCP, RECEIVER_CHILD, "", 4, 1, "", false, false},
-    {TD_XFER_PATH_SHM, BOTH_HERE, "", 0, 1, "", false, false}, {TD_XFER_PATH_SHM, SENDER_CHILD, "", 0, 0, "", false, false}, {TD_XFER_PATH_SHM, RECEIVER_CHILD, "", 0, 4, "", false, false},
-    {TD_XFER_PATH_RDMA, BOTH_HERE, "", 0, 0, "", false, false}, {TD_XFER_PATH_RDMA, SENDER_CHILD, "", 0, 1, "", false, false}, {TD_XFER_PATH_RDMA, RECEIVER_CHILD, "", 0, 0, "", false, false},
-    {TD_XFER_PATH_RDMA, RECEIVER_CHILD, ", 2 rails, unordered", 0, 3, ",devices=2,unordered=1,relaxed=1", false, false},
-    {TD_XFER_PATH_RDMA, BOTH_HERE, ", tiny device", 0, 0, ",tiny=1,unordered=1", false, false},
-    {TD_XFER_PATH_TCP, RECEIVER_CHILD, ", tls, 2 lanes", 2, 1, "", true, false}, {TD_XFER_PATH_RDMA, SENDER_CHILD, ", tls", 0, 0, "", true, false},
-    {TD_XFER_PATH_RDMA, RECEIVER_CHILD, ", pulled", 0, 1, ",unordered=1", false, true},
-    {TD_XFER_PATH_RDMA, SENDER_CHILD, ", pulled", 0, 0, ",devices=2", false, true},
-    {TD_XFER_PATH_RDMA, SENDER_CHILD, ", windows", 0, 1, "", false, false},
-    {TD_XFER_PATH_RDMA, RECEIVER_CHILD, ", windows, 2 rails, unordered, pulled", 0, 0, ",devices=2,unordered=1", false, true},
-    {TD_XFER_PATH_TCP, RECEIVER_CHILD, ", zero copy, 2 lanes", 2, 0, "", false, false}, {TD_XFER_PATH_TCP, SENDER_CHILD, ", zero copy", 1, 1, "", false, false},
+    {TD_XFER_PATH_TCP, BOTH_HERE, "", 4, 0, "", false, false, NULL}, {TD_XFER_PATH_TCP, SENDER_CHILD, "", 1, 0, "", false, false, NULL}, {TD_XFER_PATH_TCP, RECEIVER_CHILD, "", 4, 1, "", false, false, NULL},
+    {TD_XFER_PATH_SHM, BOTH_HERE, "", 0, 1, "", false, false, NULL}, {TD_XFER_PATH_SHM, SENDER_CHILD, "", 0, 0, "", false, false, NULL}, {TD_XFER_PATH_SHM, RECEIVER_CHILD, "", 0, 4, "", false, false, NULL},
+    {TD_XFER_PATH_RDMA, BOTH_HERE, "", 0, 0, "", false, false, NULL}, {TD_XFER_PATH_RDMA, SENDER_CHILD, "", 0, 1, "", false, false, NULL}, {TD_XFER_PATH_RDMA, RECEIVER_CHILD, "", 0, 0, "", false, false, NULL},
+    {TD_XFER_PATH_RDMA, RECEIVER_CHILD, ", 2 rails, unordered", 0, 3, ",devices=2,unordered=1,relaxed=1", false, false, NULL},
+    {TD_XFER_PATH_RDMA, BOTH_HERE, ", tiny device", 0, 0, ",tiny=1,unordered=1", false, false, NULL},
+    {TD_XFER_PATH_TCP, RECEIVER_CHILD, ", tls, 2 lanes", 2, 1, "", true, false, NULL}, {TD_XFER_PATH_RDMA, SENDER_CHILD, ", tls", 0, 0, "", true, false, NULL},
+    {TD_XFER_PATH_RDMA, RECEIVER_CHILD, ", pulled", 0, 1, ",unordered=1", false, true, NULL},
+    {TD_XFER_PATH_RDMA, SENDER_CHILD, ", pulled", 0, 0, ",devices=2", false, true, NULL},
+    {TD_XFER_PATH_RDMA, SENDER_CHILD, ", windows", 0, 1, "", false, false, NULL},
+    {TD_XFER_PATH_RDMA, RECEIVER_CHILD, ", windows, 2 rails, unordered, pulled", 0, 0, ",devices=2,unordered=1", false, true, NULL},
+    {TD_XFER_PATH_TCP, RECEIVER_CHILD, ", zero copy, 2 lanes", 2, 0, "", false, false, NULL}, {TD_XFER_PATH_TCP, SENDER_CHILD, ", zero copy", 1, 1, "", false, false, NULL},
+    {TD_XFER_PATH_TCP, BOTH_HERE, ", device", 4, 0, "", false, false, "slow"}, {TD_XFER_PATH_TCP, SENDER_CHILD, ", device", 1, 1, "", false, false, "slow"},
+    {TD_XFER_PATH_TCP, RECEIVER_CHILD, ", device", 4, 3, "", false, false, "device"}, {TD_XFER_PATH_TCP, RECEIVER_CHILD, ", device, tls, 2 lanes", 2, 1, "", true, false, "slow"},
+    {TD_XFER_PATH_CUDA_IPC, BOTH_HERE, "", 0, 1, "", false, false, "slow"}, {TD_XFER_PATH_CUDA_IPC, SENDER_CHILD, "", 0, 0, "", false, false, "slow"},
+    {TD_XFER_PATH_CUDA_IPC, RECEIVER_CHILD, "", 0, 4, "", false, false, "device"},
 };
 
 /* Names like "kill_at_every_point(shm, sender in a child)". */

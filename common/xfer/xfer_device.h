@@ -1,0 +1,64 @@
+/* xfer_device.h - what xfer_device.c (copies and staging) and xfer_ipc.c (cuda-ipc) share. Not for others. Guarded by the endpoint's lock; the progress
+ * thread's, but for open and close. */
+#ifndef TD_XFER_DEVICE_H
+#define TD_XFER_DEVICE_H
+
+#include "common/base/device_memory.h"
+#include "common/xfer/xfer_internal.h"
+
+#define STAGE_BUFFERS 16
+#define STAGE_BYTES (2u << 20)     /* a buffer: one frame less than full it takes another */
+#define PULLS 4                    /* cuda-ipc: batches under way */
+#define FLIGHTS (STAGE_BUFFERS + PULLS)
+#define FLIGHT_PIECES 64
+#define FLIGHT_BYTES (64u << 20)   /* cuda-ipc: of one batch; so long a revoked slot may wait for its end */
+#define REFUSED_PEERS 64
+#define NO_BUFFER (-1)
+
+struct piece {                     /* of a flight: bytes of one slot, or (tx) a hold on one op */
+    uint32_t id;
+    uint64_t conn, handle, n_bytes;
+    const struct xfer_control_word *word; /* cuda-ipc: the source is the op's while this shows its handle */
+};
+
+struct flight {                    /* one batch of copies that was issued and is not known to be complete */
+    bool used, to_host;
+    int32_t buffer;                /* NO_BUFFER: cuda-ipc */
+    uint64_t ticket, conn;         /* conn: whose staged frames these are (to_host) */
+    uint32_t n;
+    struct piece piece[FLIGHT_PIECES];
+};
+
+struct arrived {                   /* tcp, receiver: payload in the buffer that is being filled */
+    struct td_xfer_frame frame;
+    uint64_t link, offset;         /* offset: in the grant */
+    uint32_t place, n_bytes;
+};
+
+struct xfer_device {
+    const struct td_device_memory *memory;
+    uint8_t *pinned, *digest;      /* the ring; one more buffer, for digests and probes */
+    bool used[STAGE_BUFFERS];
+    struct flight flight[FLIGHTS];
+    uint32_t n_flights, n_pulls;
+    struct td_device_run *runs;    /* [max_runs], of the batch that is being put together */
+    size_t n_runs, max_runs;
+    struct { int32_t buffer; uint32_t n_bytes, n; struct arrived at[FLIGHT_PIECES]; } rx;
+    struct td_xfer_turns pull_turns;
+    bool is_lost;
+    char lost[TD_XFER_REASON_MAX];
+    /* cuda-ipc. offers: the handle is good */
+    bool offers;
+    struct td_xfer_device_mem offer;
+    uint64_t refused[REFUSED_PEERS], n_refused;
+};
+
+struct flight *xfer_flight_new(struct xfer_device *d, int32_t buffer);              /* there is one for every buffer, and PULLS without */
+void xfer_runs_add(struct xfer_device *d, void *to, const void *from, size_t bytes); /* joins its neighbour */
+bool xfer_flight_go(struct td_xfer *x, struct flight *f, enum td_device_copy kind); /* issues d->runs; false: the device is lost, f's pieces are over */
+void xfer_device_say_lost(struct td_xfer *x, const char *why);
+/* Copies n_bytes (at most STAGE_BYTES) from the device to d->digest and waits. The lock need not be held. */
+td_status xfer_device_read(const struct xfer_device *d, const void *from, size_t n_bytes, struct td_err *err);
+bool xfer_ipc_pull(struct td_xfer *x);                                              /* issues copies; true: some */
+
+#endif

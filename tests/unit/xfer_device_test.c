@@ -1,0 +1,584 @@
+/* xfer_device_test.c - pools in device memory, what xfer_test's suite (which runs over them, too) does not reach: copies that are under way when something
+ * else happens, how paths are chosen, devices that fail, rings that are full. The device is fake_device's: a load or a store of its memory by this program is a
+ * SIGSEGV, and what is read before a copy is known to be complete is garbage. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <signal.h>
+#include <sys/wait.h>
+
+#include "common/base/clock.h"
+#include "common/base/hash.h"
+#include "common/xfer/xfer_wire.h"
+#include "tests/unit/fake_device.h"
+#include "tests/unit/xfer_node.h"
+
+#define N_BLOCKS 64
+#define BLOCK_BYTES 12288
+#define WAIT_MS 15000
+
+static const char *program;
+
+static struct node_reply ask(struct node *n, const struct node_command *c)
+{
+    static struct node_reply r;
+    node_do(n, c, &r);
+    return r;
+}
+
+struct end {                   /* how one side is opened */
+    enum td_xfer_path path;
+    const char *device;        /* "": the host's memory */
+    bool child;
+    uint32_t lanes, n_blocks, block_bytes, timeout_ms;
+};
+
+static struct node *open_end(const struct end *e)
+{
+    struct node *n = e->child ? node_spawn(program) : node_local();
+    struct node_command c = {.verb = NODE_OPEN, .path = e->path, .shareable = true, .max_slots = 32, .max_ops = 32, .timeout_ms = e->timeout_ms ? e->timeout_ms : 2000,
+                             .block_bytes = e->block_bytes ? e->block_bytes : BLOCK_BYTES, .layout_hash = 0x1a70, .n_blocks = e->n_blocks ? (int32_t)e->n_blocks : N_BLOCKS,
+                             .lanes = e->lanes ? e->lanes : 1};
+    snprintf(c.device, sizeof c.device, "%s", e->device);
+    struct node_reply r = ask(n, &c);
+    if (r.status) fail_msg("open: %s", r.msg);
+    return n;
+}
+
+struct transfer {
+    struct node *p, *d;
+    int32_t n;
+    int32_t src[NODE_MAX_IDS], dst[NODE_MAX_IDS];
+    uint32_t slot, op;
+    uint64_t seed;
+    uint8_t blob[512];
+    uint32_t blob_bytes;
+};
+
+static void grant(struct transfer *t, struct node *p, struct node *d, int32_t first, int32_t n)
+{
+    static uint64_t seed = 500;
+    struct node_command c = {.verb = NODE_GRANT, .n = n, .deadline_ms = 4 * WAIT_MS};
+    *t = (struct transfer){.p = p, .d = d, .n = n, .seed = seed += 10000};
+    for (int32_t i = 0; i < n; i++) {
+        t->dst[i] = c.ids[i] = first + i;
+        t->src[i] = first + n - 1 - i; /* no two that lie side by side at both ends */
+    }
+    struct node_reply r = ask(d, &c);
+    if (r.status) fail_msg("grant: %s", r.msg);
+    t->slot = r.id;
+    t->blob_bytes = r.blob_bytes;
+    memcpy(t->blob, r.blob, r.blob_bytes);
+}
+
+static struct node_reply start(struct transfer *t)
+{
+    struct node_command c = {.verb = NODE_OP, .deadline_ms = 4 * WAIT_MS, .blob_bytes = t->blob_bytes};
+    memcpy(c.blob, t->blob, t->blob_bytes);
+    struct node_command fill = {.verb = NODE_FILL, .seed = t->seed, .n = t->n};
+    memcpy(fill.ids, t->src, sizeof fill.ids);
+    ask(t->p, &fill);
+    struct node_reply r = ask(t->p, &c);
+    t->op = r.id;
+    return r;
+}
+
+static void submit(struct transfer *t, int32_t first, int32_t n, bool final)
+{
+    struct node_command c = {.verb = NODE_SUBMIT, .id = t->op, .first = first, .n = n, .final = final};
+    memcpy(c.ids, t->src + first, (size_t)n * sizeof c.ids[0]);
+    assert_int_equal(ask(t->p, &c).status, TD_OK);
+}
+
+static struct td_xfer_event event_within(struct node *n, uint64_t ms, bool *ret_any)
+{
+    struct node_command c = {.verb = NODE_EVENT, .deadline_ms = ms};
+    struct node_reply r = ask(n, &c);
+    *ret_any = r.ok;
+    return r.event;
+}
+
+static struct td_xfer_event event(struct node *n)
+{
+    bool any;
+    struct td_xfer_event e = event_within(n, WAIT_MS, &any);
+    if (!any) fail_msg("no event within %d ms", WAIT_MS);
+    return e;
+}
+
+#define expect(node, kind_, status_)                                                                                                                 \
+    do {                                                                                                                                             \
+        struct td_xfer_event e_ = event(node);                                                                                                       \
+        if (e_.kind != (kind_) || e_.status != (status_))                                                                                            \
+            fail_msg("%s:%d: event %d status %d (%s), wanted %d status %d", __FILE__, __LINE__, (int)e_.kind, (int)e_.status, e_.reason, (int)(kind_), \
+                     (int)(status_));                                                                                                                \
+    } while (0)
+
+static void expect_none(struct node *n)
+{
+    bool any;
+    struct td_xfer_event e = event_within(n, 100, &any);
+    if (any) fail_msg("event %d (%s), and copies are under way", (int)e.kind, e.reason);
+}
+
+static void check_content(const struct transfer *t)
+{
+    struct node_command c = {.verb = NODE_CHECK, .seed = t->seed, .n = t->n};
+    memcpy(c.ids, t->dst, sizeof c.ids);
+    struct node_reply r = ask(t->d, &c);
+    if (!r.ok) fail_msg("grant block %d differs", r.n);
+}
+
+static void give_back(struct transfer *t)
+{
+    struct node_command c = {.verb = NODE_REVOKE, .id = t->slot};
+    ask(t->d, &c);
+}
+
+static void finish(struct transfer *t, enum td_xfer_path path)
+{
+    struct td_xfer_event e = event(t->d);
+    if (e.kind != TD_XFER_SLOT_READY) fail_msg("event %d: %s", (int)e.kind, e.reason);
+    assert_int_equal(e.path, path);
+    check_content(t);
+    e = event(t->p);
+    if (e.kind != TD_XFER_OP_DONE) fail_msg("event %d: %s", (int)e.kind, e.reason);
+    give_back(t);
+    expect(t->d, TD_XFER_SLOT_FREE, TD_OK);
+}
+
+static void whole(struct node *p, struct node *d, enum td_xfer_path path)
+{
+    struct transfer t;
+    grant(&t, p, d, 0, 40);
+    struct node_reply r = start(&t);
+    if (r.status) fail_msg("op: %s", r.msg);
+    submit(&t, 0, 10, false);
+    submit(&t, 10, 30, true);
+    finish(&t, path);
+}
+
+/* Until so many copies were issued and wait. */
+static void until_waiting(struct node *n, uint64_t more_than)
+{
+    for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS); fake_device_n_waiting(node_device(n)) <= more_than;) {
+        struct node_command c = {.verb = NODE_STATS};
+        ask(n, &c);
+        if (td_now_ns() > until) fail_msg("%d ms, and %d copies wait", WAIT_MS, (int)fake_device_n_waiting(node_device(n)));
+    }
+}
+
+static const enum td_xfer_path both_paths[] = {TD_XFER_PATH_TCP, TD_XFER_PATH_CUDA_IPC};
+
+/* A copy that was issued cannot be called back: the blocks are free when it is complete, and not before. */
+static void a_revoked_slot_waits_for_its_copies(void **state)
+{
+    (void)state;
+    for (size_t k = 0; k < 2; k++) {
+        struct node *p = open_end(&(struct end){.path = both_paths[k], .device = "device", .child = true}), *d = open_end(&(struct end){.path = both_paths[k], .device = "device"});
+        struct transfer t, other;
+        whole(p, d, both_paths[k]);
+        fake_device_hold(node_device(d), true);
+        grant(&t, p, d, 3, 30);
+        assert_int_equal(start(&t).status, TD_OK);
+        submit(&t, 0, 20, false);
+        until_waiting(d, 0);
+        give_back(&t);
+        expect_none(d);
+        fake_device_hold(node_device(d), false);
+        expect(d, TD_XFER_SLOT_FREE, TD_ERR_CANCELLED);
+        assert_int_equal(fake_device_n_waiting(node_device(d)), 0);
+        expect(p, TD_XFER_OP_FAILED, TD_ERR_CANCELLED);
+        struct node_command fill = {.verb = NODE_FILL, .seed = 7, .n = 30};
+        memcpy(fill.ids, t.dst, sizeof fill.ids);
+        ask(d, &fill); /* the new owner's */
+        grant(&other, p, d, 40, 20);
+        assert_int_equal(start(&other).status, TD_OK);
+        submit(&other, 0, 20, true);
+        finish(&other, both_paths[k]);
+        fill.verb = NODE_CHECK;
+        assert_true(ask(d, &fill).ok);
+        node_free(p);
+        node_free(d);
+    }
+}
+
+/* The bytes count when they are on the device. */
+static void ready_comes_when_the_device_has_the_bytes(void **state)
+{
+    (void)state;
+    for (size_t k = 0; k < 2; k++) {
+        struct node *p = open_end(&(struct end){.path = both_paths[k], .device = "device", .child = true}), *d = open_end(&(struct end){.path = both_paths[k], .device = "device"});
+        struct transfer t;
+        whole(p, d, both_paths[k]);
+        fake_device_hold(node_device(d), true);
+        grant(&t, p, d, 0, 40);
+        assert_int_equal(start(&t).status, TD_OK);
+        submit(&t, 0, 40, true);
+        until_waiting(d, 0);
+        expect_none(d);
+        expect_none(p); /* nor is the sender told that it is done */
+        fake_device_hold(node_device(d), false);
+        finish(&t, both_paths[k]);
+        node_free(p);
+        node_free(d);
+    }
+}
+
+/* tcp, sender: its blocks are read by the device until the copy is complete. */
+static void a_cancelled_op_waits_for_its_copies(void **state)
+{
+    (void)state;
+    struct node *p = open_end(&(struct end){.path = TD_XFER_PATH_TCP, .device = "device"}), *d = open_end(&(struct end){.path = TD_XFER_PATH_TCP, .device = "device", .child = true});
+    struct transfer t;
+    whole(p, d, TD_XFER_PATH_TCP);
+    fake_device_hold(node_device(p), true);
+    grant(&t, p, d, 0, 40);
+    assert_int_equal(start(&t).status, TD_OK);
+    submit(&t, 0, 40, true);
+    until_waiting(p, 0);
+    struct node_command c = {.verb = NODE_CANCEL, .id = t.op};
+    ask(p, &c);
+    expect_none(p);
+    fake_device_hold(node_device(p), false);
+    expect(p, TD_XFER_OP_FAILED, TD_ERR_CANCELLED);
+    assert_int_equal(fake_device_n_waiting(node_device(p)), 0);
+    expect(d, TD_XFER_SLOT_FAILED, TD_ERR_CANCELLED);
+    give_back(&t);
+    expect(d, TD_XFER_SLOT_FREE, TD_ERR_CANCELLED);
+    whole(p, d, TD_XFER_PATH_TCP);
+    node_free(p);
+    node_free(d);
+}
+
+/* The first attempt's copies would land on top of the second's bytes: the second is bound when they are complete. */
+static void another_attempt_waits_for_the_copies_of_the_first(void **state)
+{
+    (void)state;
+    for (size_t k = 0; k < 2; k++) {
+        struct node *d = open_end(&(struct end){.path = both_paths[k], .device = "device", .timeout_ms = 8000});
+        struct node *p = open_end(&(struct end){.path = both_paths[k], .device = "device", .child = true, .timeout_ms = 8000}), *other;
+        struct transfer t, again;
+        whole(p, d, both_paths[k]);
+        fake_device_hold(node_device(d), true);
+        grant(&t, p, d, 0, 40);
+        assert_int_equal(start(&t).status, TD_OK);
+        submit(&t, 0, 30, false);
+        until_waiting(d, 0);
+        uint64_t n_waiting = fake_device_n_waiting(node_device(d));
+        if (both_paths[k] == TD_XFER_PATH_CUDA_IPC) { /* its memory goes with it: what is copied from there is complete before */
+            node_kill(p);
+            expect(d, TD_XFER_SLOT_FAILED, TD_ERR_PEER);
+            assert_int_equal(fake_device_n_waiting(node_device(d)), 0);
+            fake_device_hold(node_device(d), false);
+        } else {
+            node_kill(p);
+            other = open_end(&(struct end){.path = both_paths[k], .device = "device", .child = true, .timeout_ms = 8000});
+            again = t;
+            again.p = other;
+            again.seed += 7;
+            assert_int_equal(start(&again).status, TD_OK); /* attempt 1 of another op: the slot has seen that number */
+            submit(&again, 0, 40, true);
+            expect(d, TD_XFER_SLOT_FAILED, TD_ERR_PEER); /* nobody came with attempt 2 */
+            assert_true(fake_device_n_waiting(node_device(d)) >= n_waiting);
+            give_back(&t);
+            expect_none(d);
+            fake_device_hold(node_device(d), false);
+            expect(d, TD_XFER_SLOT_FREE, TD_ERR_PEER);
+            expect(other, TD_XFER_OP_FAILED, TD_ERR_STALE);
+            node_free(other);
+        }
+        node_free(p);
+        node_free(d);
+    }
+}
+
+/* auto: cuda-ipc on one host; where it cannot be, tcp, aloud. By name: nothing else. */
+static void paths_of_device_pools(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *p, *d, *why;   /* devices; what the log says when it is not cuda-ipc */
+        enum td_xfer_path path;
+    } rows[] = {
+        {"slow", "slow", "peer node", TD_XFER_PATH_CUDA_IPC},
+        {"no-ipc", "device", "virtual allocation", TD_XFER_PATH_TCP},
+        {"device", "blind-ipc", "peer access is not supported", TD_XFER_PATH_TCP},
+        {"device", "wrong-ipc", "reads other bytes than", TD_XFER_PATH_TCP},
+        {"device", "", NULL, TD_XFER_PATH_TCP}, /* one side's pool is the host's: that is no path that failed */
+        {"", "slow", NULL, TD_XFER_PATH_TCP},
+        {"device", "no-ipc", "peer node", TD_XFER_PATH_CUDA_IPC}, /* it is the sender's memory that is opened */
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct node *p = open_end(&(struct end){.device = rows[i].p, .child = true}), *d = open_end(&(struct end){.device = rows[i].d, .child = true});
+        struct transfer t;
+        grant(&t, p, d, 0, 20);
+        struct node_reply r = start(&t);
+        if (r.status) fail_msg("row %zu: %s", i, r.msg);
+        struct node_command stats = {.verb = NODE_STATS};
+        submit(&t, 0, 20, true);
+        finish(&t, rows[i].path);
+        uint64_t n_fallbacks = ask(p, &stats).stats.n_fallbacks;
+        assert_int_equal(n_fallbacks, rows[i].why && i > 1 && rows[i].path == TD_XFER_PATH_TCP ? 1 : 0);
+        whole(p, d, rows[i].path);
+        assert_int_equal(ask(p, &stats).stats.n_fallbacks, n_fallbacks); /* a peer that has refused is not asked again */
+        node_free(p);
+        node_free(d);
+        if (!rows[i].p[0] || !rows[i].d[0] || i == 1 || rows[i].path != TD_XFER_PATH_TCP) continue;
+
+        p = open_end(&(struct end){.path = TD_XFER_PATH_CUDA_IPC, .device = rows[i].p, .child = true});
+        d = open_end(&(struct end){.path = TD_XFER_PATH_CUDA_IPC, .device = rows[i].d, .child = true});
+        grant(&t, p, d, 0, 20);
+        assert_int_equal(start(&t).status, TD_OK);
+        struct td_xfer_event e = event(p);
+        assert_int_equal(e.kind, TD_XFER_OP_FAILED);
+        assert_int_equal(e.status, TD_ERR_UNSUPPORTED);
+        if (!strstr(e.reason, rows[i].why)) fail_msg("row %zu: %s", i, e.reason);
+        node_free(p);
+        node_free(d);
+    }
+}
+
+static td_status open_status(const struct end *e, char msg[256])
+{
+    struct node *n = node_local();
+    struct node_command c = {.verb = NODE_OPEN, .path = e->path, .shareable = true, .max_slots = 4, .max_ops = 4, .block_bytes = BLOCK_BYTES, .n_blocks = 4};
+    snprintf(c.device, sizeof c.device, "%s", e->device);
+    struct node_reply r = ask(n, &c);
+    memcpy(msg, r.msg, 256);
+    node_free(n);
+    return r.status;
+}
+
+static void what_a_named_path_cannot_have_is_refused_at_open(void **state)
+{
+    (void)state;
+    static const struct { struct end end; const char *why; } rows[] = {
+        {{.path = TD_XFER_PATH_SHM, .device = "device"}, "cuda-ipc is what serves"},
+        {{.path = TD_XFER_PATH_CUDA_IPC, .device = ""}, "the host's memory"},
+        {{.path = TD_XFER_PATH_CUDA_IPC, .device = "no-ipc"}, "virtual allocation"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char msg[256];
+        assert_int_equal(open_status(&rows[i].end, msg), TD_ERR_UNSUPPORTED);
+        if (!strstr(msg, rows[i].why)) fail_msg("row %zu: %s", i, msg);
+    }
+    /* Named on both sides, with pools of different kinds. */
+    static const struct { struct end p, d; const char *why; } pairs[] = {
+        {{.path = TD_XFER_PATH_CUDA_IPC, .device = "device"}, {.device = ""}, "only cuda-ipc is allowed, and the pool of it"},
+        {{.path = TD_XFER_PATH_AUTO, .device = ""}, {.path = TD_XFER_PATH_CUDA_IPC, .device = "device"}, "only cuda-ipc is allowed, and the pool of this side"},
+        {{.path = TD_XFER_PATH_SHM, .device = ""}, {.device = "device"}, "only shm is allowed, and its pool"},
+        {{.path = TD_XFER_PATH_AUTO, .device = "device"}, {.path = TD_XFER_PATH_SHM, .device = ""}, "only shm is allowed, and this side's pool"},
+    };
+    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
+        struct node *p = open_end(&pairs[i].p), *d = open_end(&pairs[i].d);
+        struct transfer t;
+        grant(&t, p, d, 0, 4);
+        struct node_reply r = start(&t);
+        assert_int_equal(r.status, TD_ERR_UNSUPPORTED);
+        if (!strstr(r.msg, pairs[i].why)) fail_msg("pair %zu: %s", i, r.msg);
+        node_free(p);
+        node_free(d);
+    }
+}
+
+/* A launch or a copy that fails takes the device with it: every op and slot ends with that reason, and no new one begins. */
+static void a_device_that_fails_ends_everything(void **state)
+{
+    (void)state;
+    for (size_t k = 0; k < 2; k++)
+        for (int receiver = 0; receiver < 2; receiver++) {
+            bool ipc_sender = k == 1 && !receiver; /* issues no copies but the probe's */
+            if (ipc_sender) continue;
+            struct node *p = open_end(&(struct end){.path = both_paths[k], .device = receiver ? "slow" : "slow,fails=3", .child = true});
+            struct node *d = open_end(&(struct end){.path = both_paths[k], .device = receiver ? "slow,fails=4" : "slow", .child = true});
+            struct node *bad = receiver ? d : p, *good = receiver ? p : d;
+            struct transfer t;
+            bool broke = false;
+            for (int i = 0; i < 8 && !broke; i++) {
+                grant(&t, p, d, 0, 40);
+                if (start(&t).status) fail_msg("op");
+                submit(&t, 0, 40, true);
+                struct td_xfer_event e = event(d), f = event(p);
+                broke = e.kind != TD_XFER_SLOT_READY;
+                if (!broke) {
+                    check_content(&t);
+                } else {
+                    assert_int_equal(e.kind, TD_XFER_SLOT_FAILED);
+                    assert_int_equal(f.kind, TD_XFER_OP_FAILED);
+                    assert_int_equal(e.status, TD_ERR_DEVICE);
+                    assert_int_equal(f.status, TD_ERR_DEVICE);
+                    if (!strstr(e.reason, "illegal memory access") || !strstr(f.reason, "illegal memory access")) fail_msg("%s; %s", e.reason, f.reason);
+                }
+                give_back(&t);
+                expect(d, TD_XFER_SLOT_FREE, broke ? TD_ERR_DEVICE : TD_OK);
+            }
+            assert_true(broke);
+            struct node_command c = {.verb = NODE_GRANT, .n = 1};
+            struct node_reply r = ask(bad, &c);
+            assert_int_equal(r.status, TD_ERR_DEVICE);
+            if (!strstr(r.msg, "illegal memory access")) fail_msg("%s", r.msg);
+            assert_int_equal(ask(good, &c).status, TD_OK);
+            node_free(p);
+            node_free(d);
+        }
+}
+
+/* Small blocks share batches: the device is asked a few times, and not once per block. */
+static void small_blocks_are_copied_in_batches(void **state)
+{
+    (void)state;
+    for (size_t k = 0; k < 2; k++) {
+        struct end e = {.path = both_paths[k], .device = "device", .n_blocks = 1000, .block_bytes = 1024};
+        struct node *p = open_end(&e), *d = open_end(&e);
+        struct transfer t;
+        for (int i = 0; i < 2; i++) { /* the second with the connection there */
+            uint64_t before_p = fake_device_n_copies(node_device(p)), before_d = fake_device_n_copies(node_device(d));
+            grant(&t, p, d, 0, 1000);
+            assert_int_equal(start(&t).status, TD_OK);
+            submit(&t, 0, 1000, true);
+            finish(&t, both_paths[k]);
+            uint64_t n_p = fake_device_n_copies(node_device(p)) - before_p, n_d = fake_device_n_copies(node_device(d)) - before_d;
+            if (k == 0) assert_in_range(n_p, 1, 2); /* 16 frames of 64 blocks are one buffer */
+            else assert_int_equal(n_p, 0);
+            assert_in_range(n_d, 1, k == 0 ? 40 : 2 + (i == 0)); /* tcp: a batch per turn of reading, as the socket fills; cuda-ipc: one, and its probe */
+        }
+        node_free(p);
+        node_free(d);
+    }
+}
+
+/* Peers that do not read hold no staging buffers that another one needs; and their own transfers come through when they read again. */
+static void stopped_peers_do_not_hold_the_ring(void **state)
+{
+    (void)state;
+    enum { STOPPED = 5 }; /* with 4 lanes each: more than there are buffers */
+    struct end e = {.path = TD_XFER_PATH_TCP, .device = "slow", .lanes = 4, .n_blocks = 48, .block_bytes = 512 << 10, .timeout_ms = 60000};
+    struct node *p = open_end(&e), *d[STOPPED + 1];
+    struct transfer t[STOPPED + 1];
+    e.child = true;
+    for (int i = 0; i <= STOPPED; i++) {
+        d[i] = open_end(&e);
+        grant(&t[i], p, d[i], 0, 8); /* so that connections and lanes stand */
+        assert_int_equal(start(&t[i]).status, TD_OK);
+        submit(&t[i], 0, 8, true);
+        finish(&t[i], TD_XFER_PATH_TCP);
+    }
+    for (int i = 0; i < STOPPED; i++) {
+        grant(&t[i], p, d[i], 0, 48);
+        kill(node_pid(d[i]), SIGSTOP);
+        waitpid(node_pid(d[i]), NULL, WUNTRACED);
+    }
+    for (int i = 0; i < STOPPED; i++) {
+        t[i].seed = 424242; /* they all send the same blocks */
+        assert_int_equal(start(&t[i]).status, TD_OK);
+        submit(&t[i], 0, 48, true);
+    }
+    struct node_command stats = {.verb = NODE_STATS};
+    uint64_t sent = 0;
+    for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS);;) { /* until their sockets are full */
+        uint64_t now = ask(p, &stats).stats.bytes_sent;
+        bool any;
+        event_within(p, 200, &any);
+        assert_false(any);
+        if (now == sent) break;
+        sent = now;
+        if (td_now_ns() > until) fail_msg("sockets that take bytes for ever");
+    }
+    for (int i = 0; i < 2; i++) {
+        grant(&t[STOPPED], p, d[STOPPED], 0, 48);
+        t[STOPPED].seed = 424242;
+        assert_int_equal(start(&t[STOPPED]).status, TD_OK);
+        submit(&t[STOPPED], 0, 48, true);
+        finish(&t[STOPPED], TD_XFER_PATH_TCP);
+    }
+    for (int i = 0; i < STOPPED; i++) kill(node_pid(d[i]), SIGCONT);
+    for (int i = 0; i < STOPPED; i++) {
+        struct td_xfer_event ready = event(d[i]);
+        if (ready.kind != TD_XFER_SLOT_READY) fail_msg("event %d: %s", (int)ready.kind, ready.reason);
+        check_content(&t[i]);
+        expect(p, TD_XFER_OP_DONE, TD_OK);
+    }
+    node_free(p);
+    for (int i = 0; i <= STOPPED; i++) node_free(d[i]);
+}
+
+/* Copies that take their time, more of them than there are buffers: the receiver reads on when one is free. */
+static void a_full_ring_makes_the_receiver_wait(void **state)
+{
+    (void)state;
+    struct end e = {.path = TD_XFER_PATH_TCP, .device = "device", .lanes = 4, .n_blocks = 96, .block_bytes = 1 << 20, .timeout_ms = 60000};
+    struct node *d = open_end(&e);
+    e.child = true;
+    struct node *p = open_end(&e);
+    struct transfer t;
+    struct node_command stats = {.verb = NODE_STATS};
+    fake_device_hold(node_device(d), true);
+    grant(&t, p, d, 0, 96);
+    assert_int_equal(start(&t).status, TD_OK);
+    submit(&t, 0, 96, true);
+    until_waiting(d, 15); /* every buffer */
+    expect_none(d);
+    assert_int_equal(fake_device_n_waiting(node_device(d)), 16);
+    assert_int_equal(ask(d, &stats).stats.bytes_received, 0);
+    fake_device_hold(node_device(d), false);
+    finish(&t, TD_XFER_PATH_TCP);
+    node_free(p);
+    node_free(d);
+}
+
+/* The receiver's process dies while its device copies from the sender's memory, and the sender's while the receiver's does. */
+static void a_killed_process_leaves_nothing(void **state)
+{
+    (void)state;
+    for (int receiver = 0; receiver < 2; receiver++) {
+        struct node *p = open_end(&(struct end){.path = TD_XFER_PATH_CUDA_IPC, .device = "slow", .child = true});
+        struct node *d = open_end(&(struct end){.path = TD_XFER_PATH_CUDA_IPC, .device = "slow", .child = true});
+        struct transfer t;
+        whole(p, d, TD_XFER_PATH_CUDA_IPC);
+        grant(&t, p, d, 0, 40);
+        assert_int_equal(start(&t).status, TD_OK);
+        submit(&t, 0, 20, false);
+        node_kill(receiver ? d : p);
+        if (receiver) {
+            expect(p, TD_XFER_OP_FAILED, TD_ERR_PEER);
+        } else {
+            expect(d, TD_XFER_SLOT_FAILED, TD_ERR_PEER);
+            give_back(&t);
+            expect(d, TD_XFER_SLOT_FREE, TD_ERR_PEER);
+        }
+        struct node *fresh = open_end(&(struct end){.path = TD_XFER_PATH_CUDA_IPC, .device = "slow", .child = true});
+        whole(receiver ? p : fresh, receiver ? fresh : d, TD_XFER_PATH_CUDA_IPC);
+        node_free(fresh);
+        node_free(p);
+        node_free(d);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 3 && strcmp(argv[1], "--node") == 0) return node_child_main((int)strtol(argv[2], NULL, 10));
+    program = argv[0];
+    if (argc == 2) cmocka_set_test_filter(argv[1]);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_revoked_slot_waits_for_its_copies),
+        cmocka_unit_test(ready_comes_when_the_device_has_the_bytes),
+        cmocka_unit_test(a_cancelled_op_waits_for_its_copies),
+        cmocka_unit_test(another_attempt_waits_for_the_copies_of_the_first),
+        cmocka_unit_test(paths_of_device_pools),
+        cmocka_unit_test(what_a_named_path_cannot_have_is_refused_at_open),
+        cmocka_unit_test(a_device_that_fails_ends_everything),
+        cmocka_unit_test(small_blocks_are_copied_in_batches),
+        cmocka_unit_test(stopped_peers_do_not_hold_the_ring),
+        cmocka_unit_test(a_full_ring_makes_the_receiver_wait),
+        cmocka_unit_test(a_killed_process_leaves_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
