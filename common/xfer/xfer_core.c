@@ -462,11 +462,11 @@ td_status td_xfer_core_rx_ref(struct td_xfer_core *c, uint64_t conn, const struc
     return TD_OK;
 }
 
-/* Blocks of the slot wait to be fetched from the sender: copied by shm on any connection, or READ on this one. */
+/* Blocks of the slot wait to be fetched from the sender: copied by shm or cuda-ipc on any connection, or READ on this one. */
 static bool slot_wants(const struct td_xfer_core *c, uint32_t id, enum td_xfer_path path, uint64_t conn)
 {
     const struct td_xfer_slot *s = &c->slots[id];
-    return s->state == TD_SLOT_FILLING && s->path == path && s->copy_at < s->n_refs && (path == TD_XFER_PATH_SHM ? !s->parked : s->conn == conn);
+    return s->state == TD_SLOT_FILLING && s->path == path && s->copy_at < s->n_refs && (is_local(path) ? !s->parked : s->conn == conn);
 }
 
 /* Where to look first; see struct td_xfer_turns. */
