@@ -140,8 +140,11 @@ td_status router_class_find(const struct td_core_config *c, const char *name, ui
 
 /* ---- latency table ---------------------------------------------------------------------------------------------------------------------------- */
 
-static double *theta_field(struct td_lat_theta *t, const char *name)
+static double *theta_field(struct td_lat_theta *t, struct router_node *node, const char *name)
 {
+    if (!strcmp(name, "kv_tokens")) return &node->kv_tokens;
+    if (!strcmp(name, "kv_bytes")) return &node->kv_bytes;
+    if (!strcmp(name, "gpus")) return &node->gpus;
     if (name[0] == 'a' && name[1] >= '0' && name[1] < '0' + TD_LAT_N_PREFILL && !name[2]) return &t->prefill[name[1] - '0'];
     if (name[0] == 'b' && name[1] >= '0' && name[1] < '0' + TD_LAT_N_DECODE && !name[2]) return &t->decode[name[1] - '0'];
     if (!strcmp(name, "link_tau")) return &t->link_tau;
@@ -149,11 +152,12 @@ static double *theta_field(struct td_lat_theta *t, const char *name)
     return NULL;
 }
 
-static td_status theta_line(const char *line, const char *where, struct td_lat_theta *t, char *name, struct td_err *err)
+static td_status theta_line(const char *line, const char *where, struct td_lat_theta *t, struct router_node *node, char *name, struct td_err *err)
 {
     char word[160];
     td_status s;
     *t = (struct td_lat_theta){.known = true};
+    *node = (struct router_node){0};
     name[0] = 0;
     for (const char *at = line; (s = next_word(where, &at, " \t\r\n", word, sizeof word, err));) {
         if (s < 0) return s;
@@ -166,9 +170,9 @@ static td_status theta_line(const char *line, const char *where, struct td_lat_t
             snprintf(name, ROUTER_NODE_CLASS_NAME, "%s", value);
             continue;
         }
-        double *field = theta_field(t, word);
+        double *field = theta_field(t, node, word);
         if (!field)
-            return td_fail(err, TD_ERR_INVALID, "%s: \"%.40s\" is unknown; there are node_class, a0..a2, b0..b4, link_tau, link_bytes_per_s", where,
+            return td_fail(err, TD_ERR_INVALID, "%s: \"%.40s\" is unknown; there are node_class, a0..a2, b0..b4, link_tau, link_bytes_per_s, kv_tokens, kv_bytes, gpus", where,
                            word);
         if ((s = number(where, word, value, MAX_COEFFICIENT, field, err))) return s;
     }
@@ -193,8 +197,10 @@ static td_status table_line(FILE *in, const char *where, char *line, size_t line
     return TD_OK;
 }
 
-td_status router_latency_table_read(FILE *in, const char *path, struct td_core_config *c, char names[][ROUTER_NODE_CLASS_NAME], struct td_err *err)
+td_status router_latency_table_read(FILE *in, const char *path, struct td_core_config *c, char names[][ROUTER_NODE_CLASS_NAME], struct router_node *nodes,
+                                    struct td_err *err)
 {
+    struct router_node node;
     char line[1024], where[300];
     td_status s = TD_OK;
     bool more = true;
@@ -204,19 +210,21 @@ td_status router_latency_table_read(FILE *in, const char *path, struct td_core_c
         if ((s = table_line(in, where, line, sizeof line, &more, err)) || !line[0]) continue;
         if (c->n_thetas == TD_CORE_MAX_NODE_CLASSES)
             return td_fail(err, TD_ERR_LIMIT, "%s: more than %d node classes", where, TD_CORE_MAX_NODE_CLASSES);
-        s = theta_line(line, where, &c->thetas[c->n_thetas], names[c->n_thetas], err);
+        s = theta_line(line, where, &c->thetas[c->n_thetas], &node, names[c->n_thetas], err);
         for (uint32_t i = 0; !s && i < c->n_thetas; i++)
             if (!strcmp(names[i], names[c->n_thetas])) s = td_fail(err, TD_ERR_INVALID, "%s: node_class %s is given twice", where, names[i]);
+        if (!s && nodes) nodes[c->n_thetas] = node;
         if (!s) c->n_thetas++;
     }
     return s;
 }
 
-td_status router_latency_table_load(const char *path, struct td_core_config *c, char names[][ROUTER_NODE_CLASS_NAME], struct td_err *err)
+td_status router_latency_table_load(const char *path, struct td_core_config *c, char names[][ROUTER_NODE_CLASS_NAME], struct router_node *nodes,
+                                    struct td_err *err)
 {
     FILE *in = fopen(path, "r");
     if (!in) return td_fail(err, TD_ERR_IO, "latency_table \"%s\": %s", path, strerror(errno));
-    td_status s = router_latency_table_read(in, path, c, names, err);
+    td_status s = router_latency_table_read(in, path, c, names, nodes, err);
     fclose(in);
     return s;
 }

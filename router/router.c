@@ -263,7 +263,7 @@ static td_status open_core(struct router *r, struct td_err *err)
                                .max_failovers = (uint32_t)g->max_failovers, .attainment = g->attainment, .max_prefix_entries = g->prefix_entries,
                                .seed = r->incarnation};
     td_status s = router_classes_parse(g->slo_class, &c, err);
-    if (!s && g->latency_table[0]) s = router_latency_table_load(g->latency_table, &c, r->node_classes, err);
+    if (!s && g->latency_table[0]) s = router_latency_table_load(g->latency_table, &c, r->node_classes, NULL, err);
     if (!s) s = td_core_create(&c, &r->core, err);
     if (s) return s;
     r->core_cfg = c;

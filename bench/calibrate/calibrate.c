@@ -4,7 +4,9 @@
  *   prefill   u new tokens over h that are there                    a0 + a1 u + a2 u (h + u/2)
  *   decode    B sequences with K tokens of context together         b0 + b1 B + b2 K
  *   mixed     the same with a prefill chunk of c tokens in the step    + b3 c + b4 c (h + c/2)
- * Pure decode fixes b0..b2, mixed steps b3 and b4 together with it. The link is not measured here: link_* come from the options, 0 = to be learned. */
+ * Pure decode fixes b0..b2, mixed steps b3 and b4 together with it.
+ *   link      n bytes of KV blocks between two ends on this host    link_tau + n / link_bytes_per_s
+ * The link is measured when --link names a path: workers on other hosts have another one, which --link-gb-s tells (tandem bench xfer), or the router learns. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -12,6 +14,7 @@
 #include <string.h>
 
 #include "bench/calibrate/fit.h"
+#include "bench/calibrate/link.h"
 #include "bench/serve/stats.h"
 #include "common/base/clock.h"
 #include "common/base/options.h"
@@ -23,9 +26,10 @@ int td_bench_calibrate(int argc, char **argv);
 #define MAX_POINTS 512
 #define MAX_REPEATS 100
 #define MAX_GRID 16
+#define LINK_BYTES (256u << 20) /* largest transfer measured */
 
 struct options {
-    const char *model, *random_weights, *dtype, *ops, *cpus, *kv_memory, *node_class, *out, *csv, *prefill_grid, *context_grid, *batch_grid, *chunk_grid, *statistic;
+    const char *model, *random_weights, *dtype, *ops, *cpus, *kv_memory, *node_class, *out, *csv, *prefill_grid, *context_grid, *batch_grid, *chunk_grid, *statistic, *link;
     int64_t threads, block_size, max_step_tokens, max_batch, repeat;
     double link_tau_us, link_gb_s;
 };
@@ -49,6 +53,7 @@ static const struct td_option table[] = {
     {"repeat", TD_OPT_I64, "5", 1, MAX_REPEATS, NULL, OFF(repeat), "times each point is measured"},
     {"statistic", TD_OPT_ENUM, "median", 0, 0, "median|least", OFF(statistic), "of the repeats; least: where foreign work, which only ever adds, cannot be kept away"},
     {"node_class", TD_OPT_STR, "", 0, 0, NULL, OFF(node_class), "the workers' --node-class; empty: a line each for prefill and decode, what workers without one belong to"},
+    {"link", TD_OPT_ENUM, "off", 0, 0, "off|auto|shm|tcp", OFF(link), "measure KV transfer between two workers of this host on this path; off: as link_tau_us and link_gb_s say"},
     {"link_tau_us", TD_OPT_F64, "0", 0, 1e9, NULL, OFF(link_tau_us), "KV transfer: fixed time, us; 0 = to be learned"},
     {"link_gb_s", TD_OPT_F64, "0", 0, 1e6, NULL, OFF(link_gb_s), "KV transfer: 10^9 bytes/s (tandem bench xfer measures it); 0 = to be learned"},
     {"out", TD_OPT_STR, "latency.table", 0, 0, NULL, OFF(out), "the latency table"},
@@ -256,7 +261,7 @@ static double disturbance(const struct point *points, size_t n)
     return bench_percentile(x, k, 50);
 }
 
-static td_status write_table(const struct options *o, const struct td_engine *e, const struct point *points, size_t n, const double *a, const double *b, struct td_err *err)
+static td_status write_table(const struct options *o, const struct td_engine *e, const struct point *points, size_t n, const double *a, const double *b, const double *link, struct td_err *err)
 {
     const char *const both[] = {"prefill", "decode"}, *const one[] = {o->node_class};
     const char *const *names = o->node_class[0] ? one : both;
@@ -272,7 +277,9 @@ static td_status write_table(const struct options *o, const struct td_engine *e,
     }
     for (size_t i = 0; i < (o->node_class[0] ? 1u : 2u); i++) {
         fprintf(f, "node_class=%s a0=%.9g a1=%.9g a2=%.9g b0=%.9g b1=%.9g b2=%.9g b3=%.9g b4=%.9g", names[i], a[0], a[1], a[2], b[0], b[1], b[2], b[3], b[4]);
-        if (o->link_gb_s > 0) fprintf(f, " link_tau=%.9g link_bytes_per_s=%.9g", o->link_tau_us / 1e6, o->link_gb_s * 1e9);
+        if (link[1] > 0) fprintf(f, " link_tau=%.9g link_bytes_per_s=%.9g", link[0], 1 / link[1]);
+        const struct td_kv_layout *kv = td_kv_pool_layout(td_engine_kv((struct td_engine *)(uintptr_t)e));
+        fprintf(f, " kv_bytes=%.9g", (double)kv->block_bytes / kv->block_size);
         fputc('\n', f);
     }
     bool failed = ferror(f);
@@ -281,11 +288,36 @@ static td_status write_table(const struct options *o, const struct td_engine *e,
     return failed ? td_fail(err, TD_ERR_IO, "%s: %s", o->out, strerror(saved)) : TD_OK;
 }
 
+/* link[0] s and link[1] s for each byte; 0: not known. */
+static td_status measure_link(const struct options *o, struct td_engine *e, double link[2], struct td_err *err)
+{
+    struct link_point points[LINK_MAX_POINTS];
+    struct fit_sample samples[LINK_MAX_POINTS];
+    size_t n;
+    bool least = !strcmp(o->statistic, "least");
+    link[0] = o->link_tau_us / 1e6;
+    link[1] = o->link_gb_s > 0 ? 1 / (o->link_gb_s * 1e9) : 0;
+    if (!strcmp(o->link, "off")) return TD_OK;
+    enum td_xfer_path path = !strcmp(o->link, "shm") ? TD_XFER_PATH_SHM : !strcmp(o->link, "tcp") ? TD_XFER_PATH_TCP : TD_XFER_PATH_AUTO;
+    td_status s = link_measure(path, td_kv_pool_layout(td_engine_kv(e))->block_bytes, LINK_BYTES, o->repeat, points, &n, err);
+    for (size_t i = 0; !s && i < n; i++) samples[i] = (struct fit_sample){{1, points[i].bytes}, least ? points[i].least_s : points[i].median_s};
+    if (!s) s = fit_non_negative(samples, n, 2, link, err);
+    if (s) return td_err_prefix(err, "link"), s;
+    printf("\n%-8s %8s %12s %11s %11s %11s %11s %8s\n", "link", "blocks", "bytes", "median ms", "least ms", "greatest ms", "fitted ms", "error");
+    for (size_t i = 0; i < n; i++) {
+        double fitted = fit_predict(link, &samples[i], 2);
+        printf("%-8s %8d %12.0f %11.4f %11.4f %11.4f %11.4f %+7.1f%%\n", o->link, points[i].n_blocks, points[i].bytes, points[i].median_s * 1e3, points[i].least_s * 1e3,
+               points[i].greatest_s * 1e3, fitted * 1e3, 100 * (fitted / samples[i].y - 1));
+    }
+    printf("link      %.4g us + %.4g GB/s\n", link[0] * 1e6, link[1] > 0 ? 1e-9 / link[1] : INFINITY);
+    return TD_OK;
+}
+
 static td_status calibrate(const struct options *o, struct td_engine *e, struct td_err *err)
 {
     static struct point points[MAX_POINTS];
     struct td_progress progress;
-    double a[3] = {0}, b[5] = {0};
+    double a[3] = {0}, b[5] = {0}, link[2] = {0};
     uint32_t random = 1;
     size_t n_left_out = 0;
     td_status s;
@@ -300,6 +332,7 @@ static td_status calibrate(const struct options *o, struct td_engine *e, struct 
     td_progress_end(&progress);
     if (!s) s = fit(points, n, true, a, err);
     if (!s) s = fit(points, n, false, b, err);
+    if (!s) s = measure_link(o, e, link, err);
     if (s) return s;
     print_points(points, n, a, b, "", stdout);
     if (n_left_out) printf("%zu points did not fit into --kv-memory\n", n_left_out);
@@ -313,7 +346,7 @@ static td_status calibrate(const struct options *o, struct td_engine *e, struct 
     }
     double disturbed = disturbance(points, n);
     if (disturbed > 1.25) printf("warning: the median repeat took %.2f times the quickest: other work ran on these CPUs. Repeat it in quiet, or use --statistic least\n", disturbed);
-    s = write_table(o, e, points, n, a, b, err);
+    s = write_table(o, e, points, n, a, b, link, err);
     if (!s) printf("table: %s (tandem-router --latency-table %s)\n", o->out, o->out);
     FILE *f = !s && o->csv[0] ? fopen(o->csv, "we") : NULL;
     if (!s && o->csv[0] && !f) s = td_fail(err, TD_ERR_IO, "--csv %s: %s", o->csv, strerror(errno));

@@ -1,13 +1,14 @@
 /* perf.c - see perf.h. */
 #include "bench/sim/perf.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "bench/sim/csv.h"
 #include "bench/sim/heap.h"
-#include "common/base/mem.h"
+#include "router/objectives.h"
 
 /* OPT on A100-80G: DistServe's fits (LLMServe/DistServe, simdistserve/estimators/profile_data, Apache-2.0), in ms: prefill a + b*sum(n) + c*sum(n^2);
  * decode a + b*context + c*batch, one set below and one from 95 rows on. KV capacities: its max_num_tokens.csv. KV bytes: 2 * layers * hidden * 2.
@@ -103,6 +104,9 @@ double td_perf_step_s(const struct td_perf *p, const struct td_perf_batch *b)
     }
     const double *d = p->split && b->decode_rows >= p->split ? p->b_large : p->b;
     double t = 0;
+    if (b->prefill_rows && b->decode_rows && p->mixed_a[0] + p->mixed_a[1] > 0)
+        return (d[0] + d[1] * (double)b->decode_rows + d[2] * b->context_tokens + p->mixed_a[0] * (double)b->prefill_rows + p->mixed_a[1] * b->attention_work) *
+               p->pp_scale;
     if (b->prefill_rows) t = p->a[0];
     if (b->decode_rows) t = fmax(t, d[0]) + d[1] * (double)b->decode_rows + d[2] * b->context_tokens;
     t += p->a[1] * (double)b->prefill_rows + p->a[2] * b->attention_work;
@@ -120,82 +124,39 @@ double td_perf_prefill_s(const struct td_perf *p, int64_t u, int64_t h, int64_t 
     return t;
 }
 
-/* ---- our own format ------------------------------------------------------------------------------------------------------------------ */
+/* ---- latency tables ------------------------------------------------------------------------------------------------------------------ */
 
-#define N_KEYS 14
-static void keys_of(struct td_perf *p, const char **names, double **values)
+/* FILE or FILE:NODE_CLASS. */
+static td_status load_table(const char *spec, struct td_perf *p, struct td_err *err)
 {
-    static const char *const all[N_KEYS] = {"a0", "a1", "a2", "b0", "b1", "b2", "large_b0", "large_b1", "large_b2", "split", "pp_scale",
-                                            "kv_tokens", "kv_bytes_per_token", "gpus"};
-    for (int i = 0; i < N_KEYS; i++) names[i] = all[i];
-    for (int i = 0; i < 3; i++) {
-        values[i] = &p->a[i];
-        values[3 + i] = &p->b[i];
-        values[6 + i] = &p->b_large[i];
+    struct td_core_config c = {0};
+    char path[512], names[TD_CORE_MAX_NODE_CLASSES][ROUTER_NODE_CLASS_NAME], *want = NULL;
+    struct router_node nodes[TD_CORE_MAX_NODE_CLASSES];
+    uint32_t i = 0;
+    snprintf(path, sizeof path, "%s", spec);
+    FILE *in = fopen(path, "r");
+    if (!in && (want = strrchr(path, ':'))) { /* a file's own name may have a colon */
+        *want++ = 0;
+        in = fopen(path, "r");
     }
-    values[10] = &p->pp_scale;
-    values[12] = &p->kv_bytes_per_token;
-}
-
-void td_perf_write(const struct td_perf *p, FILE *out)
-{
-    const char *names[N_KEYS];
-    double *values[N_KEYS], split = p->split, kv = (double)p->kv_tokens, gpus = p->gpus;
-    struct td_perf copy = *p;
-    keys_of(&copy, names, values);
-    values[9] = &split;
-    values[11] = &kv;
-    values[13] = &gpus;
-    fprintf(out, "# %s: step = max(a0 if prefill, b0 if decode) + a1*rows + a2*work + b1*seqs + b2*context, seconds\n", p->name);
-    for (int i = 0; i < N_KEYS; i++) fprintf(out, "%s = %.10g\n", names[i], *values[i]);
-}
-
-static td_status load_file(const char *path, struct td_perf *p, struct td_err *err)
-{
-    char *text;
-    size_t n_bytes;
-    td_status s = td_file_read(path, 1 << 20, &text, &n_bytes, err);
+    if (!in) return td_fail(err, TD_ERR_IO, "latency \"%s\": %s", spec, strerror(errno));
+    td_status s = router_latency_table_read(in, path, &c, names, nodes, err);
+    fclose(in);
     if (s) return s;
-    const char *names[N_KEYS];
-    double *values[N_KEYS], split = 0, kv = 0, gpus = 1;
-    bool seen[N_KEYS] = {false};
-    keys_of(p, names, values);
-    values[9] = &split;
-    values[11] = &kv;
-    values[13] = &gpus;
-    p->pp_scale = 1;
-    snprintf(p->name, sizeof p->name, "%s", path);
-    char *save = NULL;
-    int line_no = 0;
-    for (char *line = strtok_r(text, "\n", &save); line && !s; line = strtok_r(NULL, "\n", &save)) {
-        line_no++;
-        char *hash = strchr(line, '#'), key[32];
-        if (hash) *hash = 0;
-        double v;
-        int used = 0;
-        if (line[strspn(line, " \t\r")] == 0) continue;
-        if (sscanf(line, " %31[a-z0-9_] = %lf %n", key, &v, &used) != 2 || line[used]) {
-            s = td_fail(err, TD_ERR_INVALID, "%s: line %d is \"%s\", must be key = number", path, line_no, line);
-            break;
-        }
-        int k = 0;
-        while (k < N_KEYS && strcmp(names[k], key)) k++;
-        if (k == N_KEYS) s = td_fail(err, TD_ERR_INVALID, "%s: line %d: \"%s\" is no key of a latency file", path, line_no, key);
-        else if (!(v >= 0) || v > (k == 11 || k == 12 ? 1e12 : 1e6)) /* kv_tokens, kv_bytes_per_token; the others are seconds and counts */
-            s = td_fail(err, TD_ERR_INVALID, "%s: line %d: %s is %g, must be a number >= 0 and <= 1e6 (KV: 1e12)", path, line_no, key, v);
-        else {
-            *values[k] = v;
-            seen[k] = true;
-        }
-    }
-    for (int k = 0; k < 5 && !s; k++)
-        if (!seen[k]) s = td_fail(err, TD_ERR_INVALID, "%s: %s is missing", path, names[k]);
-    if (!s && gpus < 1) s = td_fail(err, TD_ERR_INVALID, "%s: gpus is %g, must be at least 1", path, gpus);
-    p->split = (int32_t)split;
-    p->kv_tokens = (uint64_t)kv;
-    p->gpus = (uint32_t)gpus;
-    free(text);
-    return s;
+    while (want && i < c.n_thetas && strcmp(names[i], want)) i++;
+    if (i >= c.n_thetas) return td_fail(err, TD_ERR_NOT_FOUND, "latency_table %s has no node_class%s%s", path, want ? "=" : "", want ? want : "");
+    const struct td_lat_theta *t = &c.thetas[i];
+    if (nodes[i].gpus > 1e6 || (nodes[i].gpus > 0 && nodes[i].gpus < 1))
+        return td_fail(err, TD_ERR_INVALID, "latency_table %s: gpus is %g, must be 1..1e6", path, nodes[i].gpus);
+    if (nodes[i].kv_tokens > 1e12) return td_fail(err, TD_ERR_INVALID, "latency_table %s: kv_tokens is %g, limit 1e12", path, nodes[i].kv_tokens);
+    memcpy(p->a, t->prefill, sizeof p->a);
+    memcpy(p->b, t->decode, sizeof p->b);
+    memcpy(p->mixed_a, t->decode + 3, sizeof p->mixed_a);
+    p->kv_tokens = (uint64_t)nodes[i].kv_tokens;
+    p->kv_bytes_per_token = nodes[i].kv_bytes;
+    p->gpus = nodes[i].gpus > 0 ? (uint32_t)nodes[i].gpus : 1;
+    snprintf(p->name, sizeof p->name, "%.90s", names[i]);
+    return TD_OK;
 }
 
 /* ---- splitwise-sim's measurements ---------------------------------------------------------------------------------------------------- */
@@ -296,7 +257,7 @@ td_status td_perf_load(const char *spec, struct td_perf *ret_perf, struct td_err
         return TD_OK;
     }
     if (!strncmp(spec, "splitwise:", 10)) s = load_splitwise(spec, &p, err);
-    else if (strchr(spec, '/') || strchr(spec, '.')) s = load_file(spec, &p, err);
+    else if (strchr(spec, '/') || strchr(spec, '.')) s = load_table(spec, &p, err);
     else {
         char names[256] = "";
         for (size_t i = 0, n = 0; i < N_TABLES && n < sizeof names; i++)

@@ -23,8 +23,9 @@ struct td_port {
 static struct td_lat_theta theta_of(const struct td_perf *p, double link_tau_s, double link_bytes_per_s)
 {
     if (!p || p->n_prefill_points) return (struct td_lat_theta){.known = false};
+    bool measured = p->mixed_a[0] + p->mixed_a[1] > 0;
     return (struct td_lat_theta){.prefill = {p->a[0], p->a[1], p->a[2]},
-                                 .decode = {p->b[0], p->b[1], p->b[2], p->a[1], p->a[2]},
+                                 .decode = {p->b[0], p->b[1], p->b[2], measured ? p->mixed_a[0] : p->a[1], measured ? p->mixed_a[1] : p->a[2]},
                                  .link_tau = link_tau_s,
                                  .link_bytes_per_s = link_bytes_per_s,
                                  .known = true};

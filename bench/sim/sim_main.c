@@ -136,7 +136,7 @@ struct sim_options {
     uint64_t kv_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, hybrid_local_tokens;
     double cv, ramp_to, duration, warmup, cooldown, grace, ttft, tpot, attainment, nic_gbs, kv_bytes, rpc_us, tau_us, snapshot_ms, noise, lose,
         duplicate, time_scale;
-    bool prefix_cache, overlap, admit_at_once, spread, check, per_seed, quiet, tell_priors;
+    bool prefix_cache, overlap, admit_at_once, spread, check, per_seed, quiet, tell_priors, send_slo;
 };
 
 #define OFF(f) offsetof(struct sim_options, f)
@@ -172,6 +172,7 @@ static const struct td_option sim_table[] = {
     {"osl", TD_OPT_STR, "128", 0, 0, NULL, OFF(osl), "output tokens, likewise"},
     {"ttft", TD_OPT_F64, "400", 0, 1e9, NULL, OFF(ttft), "TTFT objective in ms; 0 = none"},
     {"tpot", TD_OPT_F64, "50", 0, 1e9, NULL, OFF(tpot), "TPOT objective in ms; 0 = none"},
+    {"send_slo", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(send_slo), "tell the router the objectives; false: it admits everything, and ttft and tpot only judge"},
     {"slo_class", TD_OPT_STR, "", 0, 0, NULL, OFF(slo_class),
      "classes as the router takes them, instead of ttft and tpot: \"gold:ttft=450,tpot=40,weight=4 bulk:ttft=5000,best_effort\""},
     {"class_mix", TD_OPT_STR, "", 0, 0, NULL, OFF(class_mix), "shares of the arrivals: \"gold=1 bulk=3\"; empty = each class the same"},
@@ -398,6 +399,11 @@ static td_status sweep_open(struct sweep *w, struct td_err *err)
     if (!s) s = td_sim_mix_parse(o->slo_class, o->class_mix, o->tenants, o->ttft, o->tpot, &w->mix, &w->load, err);
     memcpy(w->config.router.classes, w->mix.classes, sizeof w->mix.classes);
     w->config.router.n_classes = w->mix.n_classes;
+    if (!s && !o->send_slo && (w->mix.n_classes > 1 || o->slo_class[0]))
+        s = td_fail(err, TD_ERR_INVALID, "send_slo is false, and classes are what the router is told: give ttft and tpot instead of slo_class");
+    if (!o->send_slo) w->config.router.n_classes = 0;
+    w->config.ttft_s = o->ttft / 1e3;
+    w->config.tpot_s = o->tpot / 1e3;
     if (!s) s = td_sim_length_parse(o->isl, "isl", &w->load.isl, err);
     if (!s) s = td_sim_length_parse(o->osl, "osl", &w->load.osl, err);
     if (!s && o->trace[0]) {

@@ -68,9 +68,11 @@ static td_status read_csv(const char *path, struct td_sim_trace *t, struct td_er
 {
     struct td_csv c;
     td_status s = td_csv_open(path, &c, err);
-    int in_col = 0, out_col = 0, time_col = -1;
-    if (!s && td_csv_column(&c, "num_prefill_tokens", &in_col, NULL) == TD_OK) s = td_csv_column(&c, "num_decode_tokens", &out_col, err);
-    else if (!s) {
+    int in_col = 0, out_col = 0, time_col = -1, seconds_col = -1;
+    if (!s && td_csv_column(&c, "num_prefill_tokens", &in_col, NULL) == TD_OK) {
+        s = td_csv_column(&c, "num_decode_tokens", &out_col, err);
+        if (!s && td_csv_column(&c, "arrived_s", &seconds_col, NULL)) seconds_col = -1;
+    } else if (!s) {
         s = td_csv_column(&c, "ContextTokens", &in_col, err);
         if (!s) s = td_csv_column(&c, "GeneratedTokens", &out_col, err);
         if (!s) s = td_csv_column(&c, "TIMESTAMP", &time_col, err);
@@ -85,9 +87,12 @@ static td_status read_csv(const char *path, struct td_sim_trace *t, struct td_er
             s = td_fail(err, TD_ERR_INVALID, "%s: line %d: TIMESTAMP is \"%s\", must be YYYY-MM-DD hh:mm:ss.fff", path, c.line_no, c.field[time_col]);
             break;
         }
-        if (t->n == 0) first = at;
+        double seconds = 0;
+        if (seconds_col >= 0 && (s = td_csv_f64(&c, seconds_col, 0, 1e9, &seconds, err))) break;
+        if (seconds_col >= 0) at = (uint64_t)llround(seconds * 1e9);
+        if (t->n == 0 && seconds_col < 0) first = at;
         if (at < last) {
-            s = td_fail(err, TD_ERR_INVALID, "%s: line %d: TIMESTAMP goes backwards", path, c.line_no);
+            s = td_fail(err, TD_ERR_INVALID, "%s: line %d: %s goes backwards", path, c.line_no, seconds_col < 0 ? "TIMESTAMP" : "arrived_s");
             break;
         }
         last = at;

@@ -1,7 +1,8 @@
 /* trace.h - what arrives when: requests with their arrival times, lengths and prefix blocks, read from public trace files or drawn from a seed.
  *
  * Files: Azure 2023 (TIMESTAMP,ContextTokens,GeneratedTokens), Mooncake JSONL (timestamp ms, input_length, output_length, hash_ids of 512-token
- * blocks), and CSV with num_prefill_tokens,num_decode_tokens (lengths without arrivals). Arrivals of a file may be kept, scaled in time, or replaced
+ * blocks), and CSV with num_prefill_tokens,num_decode_tokens (lengths; with arrived_s, in seconds, arrivals too: tandem bench sweep
+ * --save-requests writes it). Arrivals of a file may be kept, scaled in time, or replaced
  * by a process. Mooncake's time stamps stand in groups about 3 s apart; `spread` distributes each group evenly until the next. */
 #ifndef TD_SIM_TRACE_H
 #define TD_SIM_TRACE_H

@@ -35,7 +35,7 @@ int td_bench_sweep(int argc, char **argv);
 struct options {
     struct bench_serve_options serve;
     const char *rates, *profile, *tolerance, *slo_scale, *stop_on, *modes, *pd, *cluster_model, *cpus, *up_args, *title;
-    bool find_goodput, plots;
+    bool find_goodput, plots, save_requests;
     double attainment, start_rate, min_rate, max_rate;
     uint64_t seeds, verify, max_runs, max_failures, min_requests, threads, start_timeout_ms;
 };
@@ -66,6 +66,8 @@ static const struct td_option table[] = {
     {"up_args", TD_OPT_STR, "", 0, 0, NULL, OFF(up_args), "more options for tandem up: --up-args='--kv-memory 1GiB --policy least_request'"},
     {"start_timeout_ms", TD_OPT_U64, "120000", 1000, 3600000, NULL, OFF(start_timeout_ms), "longest wait for a started cluster"},
     {"title", TD_OPT_STR, "", 0, 0, NULL, OFF(title), "of the report"},
+    {"save_requests", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(save_requests),
+     "a CSV of each run's requests: when they were to be sent, lengths, what became of them; tandem sim --trace reads it"},
     {"plots", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(plots), "write plots and report.html beside the CSV"},
     {0},
 };
@@ -378,6 +380,25 @@ static td_status run_once(struct state *st, const char *phase, double rate, uint
     return s;
 }
 
+/* requests-CONFIGURATION-RATE-SEED.csv, of the last run of that name. */
+static td_status save_requests(const struct state *st, double rate, uint64_t seed, const struct bench_result *r, struct td_err *err)
+{
+    char path[760];
+    snprintf(path, sizeof path, "%s/requests-%s-%g-%llu.csv", st->dir, st->sweep.configs[st->config].name, rate, (unsigned long long)seed);
+    for (char *q = path + strlen(st->dir) + 1; *q; q++)
+        if (*q == ' ' || *q == ':') *q = '-';
+    FILE *f = fopen(path, "we");
+    if (!f) return td_fail(err, TD_ERR_IO, "%s: %s", path, strerror(errno));
+    fprintf(f, "arrived_s,num_prefill_tokens,num_decode_tokens,outcome,ttft_ms,tpot_ms\n");
+    for (size_t i = 0; i < r->n_requests; i++) {
+        const struct bench_request *q = &r->requests[i];
+        int32_t n = q->outcome == BENCH_COMPLETED ? q->output_len : q->want_len;
+        double ttft = (q->first_s - q->scheduled_s) * 1e3, tpot = q->output_len > 1 ? (q->last_s - q->first_s) * 1e3 / (q->output_len - 1) : 0;
+        fprintf(f, "%.9f,%d,%d,%s,%.4f,%.5f\n", q->scheduled_s, q->input_len, n > 1 ? n : 1, bench_outcome_names[q->outcome], isfinite(ttft) ? ttft : -1, isfinite(tpot) ? tpot : -1);
+    }
+    return fclose(f) ? td_fail(err, TD_ERR_IO, "%s: %s", path, strerror(errno)) : TD_OK;
+}
+
 /* A run that counts: one in which the generator was late is repeated. TD_ERR_CANCELLED: interrupted. */
 static td_status run(struct state *st, const char *phase, double rate, uint64_t seed, uint64_t concurrency, uint32_t left, size_t *ret_row, struct td_err *err)
 {
@@ -404,6 +425,10 @@ static td_status run(struct state *st, const char *phase, double rate, uint64_t 
             }
         }
         tell(st, row, left);
+        if (st->o->save_requests && !interrupted && (s = save_requests(st, isfinite(rate) ? rate : 0, seed, &r, err))) {
+            bench_result_free(&r);
+            return s;
+        }
         if (!valid && !interrupted) fprintf(stderr, "  not valid: %s\n", r.invalid_reason);
         bench_result_free(&r);
         if (interrupted) return td_fail(err, TD_ERR_CANCELLED, "interrupted");

@@ -1,6 +1,7 @@
 """tandem bench sweep, plot, compare and calibrate as a user runs them: clusters of their own that leave nothing behind, files that hold what was run."""
 import csv
 import html.parser
+import importlib.util
 import json
 import os
 import re
@@ -12,7 +13,7 @@ import xml.dom.minidom
 import grpc
 import pytest
 
-from harness import BIN, POCKET, SHORT, SLOW, Cluster
+from harness import BIN, POCKET, ROOT, SHORT, SLOW, Cluster
 
 TANDEM = os.path.join(BIN, "tandem")
 LOAD = ["--isl", "32", "--osl", "8", "--ignore-eos", "--max-sched-lag-ms", "100000", "--no-send-slo"]
@@ -95,7 +96,8 @@ def check_pictures(folder, wanted):
 def test_sweep_of_two_modes(tmp_path):
     """Two rates on two clusters that the sweep starts itself."""
     d = tmp_path / "out"
-    out, err = bench("sweep", "--modes", "pd,colocated", "--rates", "20,8", "--num-prompts", 24, "--goodput", "ttft:2000", "tpot:200", "--result-dir", d, "--title", "a <b> & c", *LOAD, *OWN)
+    out, err = bench("sweep", "--modes", "pd,colocated", "--rates", "20,8", "--num-prompts", 24, "--goodput", "ttft:2000", "tpot:200", "--result-dir", d, "--title", "a <b> & c", "--save-requests",
+                     *LOAD, *OWN)
     rows = rows_of(d / "sweep.csv")
     assert [(r["config"], float(r["rate"])) for r in rows] == [("pd 1:1", 8), ("pd 1:1", 20), ("colocated 0:2", 8), ("colocated 0:2", 20)]
     for key in ("offered", "completed", "goodput", "per_gpu_goodput", "attainment", "ci95_lo", "ci95_hi", "ttft_p50_ms", "ttft_p90_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p90_ms",
@@ -122,6 +124,17 @@ def test_sweep_of_two_modes(tmp_path):
     assert "runs or so to go" in err and "configuration" in out and "prefill_queue" in out
     assert marked_processes() == []
 
+    # What was sent when: the same in both modes, as scheduled, and a trace for the simulator.
+    sent = [rows_of(d / f"requests-{c}-{rate}-0.csv") for rate in (8, 20) for c in ("pd-1-1", "colocated-0-2")]
+    for pd, together in (sent[:2], sent[2:]):
+        assert len(pd) == 24 and [r["arrived_s"] for r in pd] == [r["arrived_s"] for r in together]
+        assert all(r["outcome"] == "completed" and float(r["ttft_ms"]) > 0 and int(r["num_prefill_tokens"]) > 0 for r in pd + together)
+    assert float(sent[2][-1]["arrived_s"]) == pytest.approx(24 / 20) and float(sent[0][-1]["arrived_s"]) == pytest.approx(24 / 8)
+    simulated = tmp_path / "sim.json"
+    subprocess.run([TANDEM, "sim", "--trace", str(d / "requests-pd-1-1-20-0.csv"), "--arrival", "trace", "--duration", "0", "--warmup", "0", "--json", str(simulated), "--quiet"], check=True,
+                   stdout=subprocess.DEVNULL, timeout=60)
+    assert json.loads(simulated.read_text())["runs"][0]["n"] == 24
+
     again = tmp_path / "again"
     bench("plot", d / "sweep.json", "--out", again)
     for a, b in zip(rows_of(again / "attainment.csv"), rows_of(d / "attainment.csv"), strict=True):
@@ -130,6 +143,23 @@ def test_sweep_of_two_modes(tmp_path):
     check_pictures(tmp_path / "from-csv", ["attainment", "goodput", "stages"])
     out, _ = bench("compare", d / "sweep.json", d / "sweep.json")
     assert "pd 1:1" in out and "within run-to-run spread" in out
+
+
+def test_sim_live_arithmetic():
+    """bench/sim_live.py: intervals, objectives that follow from calibrated times, what it says of rows."""
+    spec = importlib.util.spec_from_file_location("sim_live", os.path.join(ROOT, "bench", "sim_live.py"))
+    m = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(m)
+    assert m.wilson(90, 100) == pytest.approx((0.8256343, 0.9447708), abs=1e-6) and m.wilson(0, 0) == (0.0, 1.0)
+    t = {"a0": 0.001, "a1": 5e-5, "a2": 1e-8, "b0": 1e-4, "b1": 5e-5, "b2": 1e-7}
+    assert m.prefill_s(t, 1024) == pytest.approx(2 * 0.001 + 1024 * 5e-5 + 1e-8 * (512 * 256 + 512 * 768))
+    stall, rush = m.pairs_of(t, False)
+    p = m.prefill_s(t, 1024) * 1e3
+    assert stall["ttft"] == pytest.approx(6 * p, abs=0.1) and 0.43 < stall["tpot"] < p / 127 + 0.43 and rush["tpot"] > 4 * p / 15 and rush["ttft"] == pytest.approx(2.5 * p, abs=0.1)
+    assert rush["rates"][-1] * p > 1000 > stall["rates"][-1] * p, "one prefill worker's capacity lies between"
+    rows = [{"mode": mode, "rate": r, "live": live, "sim_alone": 1.0, "sim_beside": 0.5, "agree": 1} for mode, r, live in (("pd", 3, 0.95), ("pd", 6, 0.92), ("colocated", 3, 0.91), ("colocated", 6, 0.7))]
+    text = m.verdict({"name": "stall"}, rows)
+    assert "4 of 4 points agree" in text and "live       highest rate at >= 90 %: pd 6/s, colocated 3/s, hybrid 0/s; first: pd" in text, text
 
 
 def test_search_on_a_running_cluster(tmp_path):
@@ -202,13 +232,14 @@ def test_options_are_refused_by_name():
 def test_calibrated_table_is_what_the_router_reads(tmp_path):
     table = tmp_path / "latency.table"
     out, _ = bench("calibrate", "--model", POCKET, "--dtype", "f32", "--kv-memory", "16MiB", "--prefill-grid", "16,128,256", "--context-grid", "0,256", "--batch-grid", "1,4,8", "--chunk-grid", "64",
-                   "--repeat", 3, "--out", table, "--csv", tmp_path / "points.csv")
+                   "--repeat", 3, "--link", "shm", "--out", table, "--csv", tmp_path / "points.csv")
     points = rows_of(tmp_path / "points.csv")
     assert {r["kind"] for r in points} == {"prefill", "decode", "mixed"} and all(float(r["median_s"]) > 0 for r in points)
     lines = [ln for ln in table.read_text().splitlines() if not ln.startswith("#")]
     assert [ln.split()[0] for ln in lines] == ["node_class=prefill", "node_class=decode"]
     theta = {k: float(v) for k, v in (w.split("=") for w in lines[0].split()[1:])}
-    assert set(theta) == {"a0", "a1", "a2", "b0", "b1", "b2", "b3", "b4"} and min(theta.values()) >= 0 and theta["a1"] + theta["a2"] > 0
+    assert set(theta) == {"a0", "a1", "a2", "b0", "b1", "b2", "b3", "b4", "link_tau", "link_bytes_per_s", "kv_bytes"} and min(theta.values()) >= 0
+    assert theta["a1"] + theta["a2"] > 0 and theta["link_bytes_per_s"] > 1e6 and theta["kv_bytes"] == 2 * 5 * 2 * 32 * 4, theta  # K and V, layers, heads, f32
     for r in points:  # the file's fit is the table's formula
         u, work = float(r["new_tokens"]), float(r["new_tokens"]) * (float(r["prompt_context"]) + float(r["new_tokens"]) / 2)
         b = float(r["batch"])

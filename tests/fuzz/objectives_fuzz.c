@@ -27,10 +27,11 @@ static void start_core(void)
 static void read_table(const uint8_t *text, size_t n_bytes)
 {
     static char names[TD_CORE_MAX_NODE_CLASSES][ROUTER_NODE_CLASS_NAME];
+    static struct router_node nodes[TD_CORE_MAX_NODE_CLASSES];
     struct td_err err = {0};
     FILE *in = n_bytes ? fmemopen((void *)text, n_bytes, "r") : NULL;
     if (!in) return;
-    td_status s = router_latency_table_read(in, "table", &config, names, &err);
+    td_status s = router_latency_table_read(in, "table", &config, names, nodes, &err);
     fclose(in);
     need_message(s, &err);
     if (s) return;

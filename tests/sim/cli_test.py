@@ -117,6 +117,7 @@ def test_refusals(folder):
         (["sim", "--lose", "2"], 2, "lose"),
         (["sim", "--class-mix", "gold=1"], 2, "gold"),
         (["sim", "--tenants", "a=b"], 2, "share of a"),
+        (["sim", "--no-send-slo", "--slo-class", "a"], 2, "send_slo"),
         (["plan", "--model", "gpt-9"], 2, "gpt-9"),
         (["plan", "--ttft", "1"], 1, "no layout"),
         (["plan", "--prefix", "512"], 2, "prefix is 512"),

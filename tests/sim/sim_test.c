@@ -458,17 +458,18 @@ static void test_latency_files(void **state)
 {
     (void)state;
     static const struct { const char *text, *want; } cases[] = {
-        {"a0 = 1\n", "a1 is missing"},
-        {"a0 = fast\n", "line 1 is \"a0 = fast\""},
-        {"a0 = -1\n", "a0 is -1, must be a number >= 0"},
-        {"a0 = nan\n", "must be a number >= 0"},
-        {"speed = 1\n", "\"speed\" is no key"},
-        {"a0=1\na1=1\na2=1\nb0=1\nb1=1\ngpus=0\n", "gpus is 0"},
+        {"a0=1\n", "line 1: node_class is missing"},
+        {"node_class=a a0=fast\n", "line 1: a0 is \"fast\""},
+        {"node_class=a a0=-1\n", "a0 is \"-1\""},
+        {"# nothing\n\nnode_class=a speed=1\n", "line 3: \"speed\" is unknown"},
+        {"node_class=a gpus=0.5\n", "gpus is 0.5"},
+        {"node_class=a kv_tokens=1e14\n", "kv_tokens is 1e+14"},
+        {"# nothing\n", "has no node_class"},
     };
     struct td_perf p = perf_of("opt-13b:tp2"), q;
-    char path[64];
+    char path[64], spec[100];
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        temp_file(cases[i].text, path, sizeof path, ".theta");
+        temp_file(cases[i].text, path, sizeof path, ".table");
         struct td_err err = {0};
         td_status s = td_perf_load(path, &q, &err);
         unlink(path);
@@ -476,20 +477,61 @@ static void test_latency_files(void **state)
         assert_int_not_equal(s, TD_OK);
         assert_non_null(strstr(err.msg, cases[i].want));
     }
-    temp_file("", path, sizeof path, ".theta");
-    FILE *out = fopen(path, "w");
-    assert_non_null(out);
-    td_perf_write(&p, out);
-    fclose(out);
+    /* The router's own table: the same coefficients give the same steps, and a class is found by name. */
+    char text[800];
+    snprintf(text, sizeof text, "node_class=other a0=1\nnode_class=mine a0=%.17g a1=%.17g a2=%.17g b0=%.17g b1=%.17g b2=%.17g gpus=2 kv_tokens=163008 kv_bytes=819200\n",
+             p.a[0], p.a[1], p.a[2], p.b[0], p.b[1], p.b[2]);
+    temp_file(text, path, sizeof path, ".table");
+    snprintf(spec, sizeof spec, "%s:mine", path);
+    q = perf_of(spec);
+    struct td_perf_batch b = {.prefill_rows = 300, .attention_work = 45000, .decode_rows = 90, .context_tokens = 40000};
+    assert_true(fabs(td_perf_step_s(&p, &b) / td_perf_step_s(&q, &b) - 1) < 1e-12);
+    assert_true(q.gpus == 2 && q.kv_tokens == 163008 && q.kv_bytes_per_token == 819200);
+    q = perf_of(path);
+    assert_true(q.a[0] == 1 && q.gpus == 1);
+    struct td_err err = {0};
+    snprintf(spec, sizeof spec, "%s:nobody", path);
+    assert_int_equal(td_perf_load(spec, &q, &err), TD_ERR_NOT_FOUND);
+    assert_non_null(strstr(err.msg, "nobody"));
+    unlink(path);
+    /* Measured mixed steps: what prefill rows cost beside decode rows is their own coefficient. */
+    temp_file("node_class=m a0=0.5 a1=0.25 b0=1 b1=2 b2=4 b3=8 b4=16\n", path, sizeof path, ".table");
     q = perf_of(path);
     unlink(path);
-    struct td_perf_batch b = {.prefill_rows = 300, .attention_work = 45000, .decode_rows = 97, .context_tokens = 40000};
-    assert_true(fabs(td_perf_step_s(&p, &b) / td_perf_step_s(&q, &b) - 1) < 1e-8);
-    assert_int_equal(q.gpus, 2);
-    assert_int_equal(q.kv_tokens, 163008);
-    struct td_err err = {0};
+    struct td_perf_batch mixed = {.prefill_rows = 2, .attention_work = 3, .decode_rows = 1, .context_tokens = 5}, alone = {.prefill_rows = 2, .attention_work = 3};
+    assert_true(td_perf_step_s(&q, &mixed) == 1 + 2 + 20 + 16 + 48 && td_perf_step_s(&q, &alone) == 1);
     assert_int_not_equal(td_perf_load("gpt-9", &q, &err), TD_OK);
     assert_non_null(strstr(err.msg, "opt-13b"));
+}
+
+/* A sweep's own record of what it sent, with arrivals in seconds. */
+static void test_sweep_trace(void **state)
+{
+    (void)state;
+    static const struct { const char *text, *want; } bad[] = {
+        {"arrived_s,num_prefill_tokens,num_decode_tokens\n1.5,10,2\n1.25,10,2\n", "line 3: arrived_s goes backwards"},
+        {"arrived_s,num_prefill_tokens,num_decode_tokens\nsoon,10,2\n", "line 2: arrived_s"},
+        {"arrived_s,num_prefill_tokens,num_decode_tokens\n-1,10,2\n", "line 2: arrived_s"},
+    };
+    char path[64];
+    struct td_err err = {0};
+    struct td_sim_trace file, t;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        temp_file(bad[i].text, path, sizeof path, ".csv");
+        assert_int_not_equal(td_sim_trace_read(path, false, &file, &err), TD_OK);
+        unlink(path);
+        if (!strstr(err.msg, bad[i].want)) fail_msg("%s", err.msg);
+    }
+    temp_file("arrived_s,num_prefill_tokens,num_decode_tokens,outcome,ttft_ms,tpot_ms\n0.250000001,10,2,completed,1.5,0.2\n1.5,20,1,rejected,-1,-1\n", path, sizeof path,
+              ".csv");
+    assert_int_equal(td_sim_trace_read(path, false, &file, &err), TD_OK);
+    unlink(path);
+    struct td_sim_load l = {.arrival = TD_ARRIVAL_TRACE, .seed = 9};
+    assert_int_equal(td_sim_trace_make(&l, &file, &t, &err), TD_OK);
+    assert_int_equal(t.n, 2);
+    assert_true(t.requests[0].at_ns == 250000001 && t.requests[1].at_ns == 1500000000 && t.requests[1].n_prompt == 20 && t.requests[0].n_output == 2);
+    td_sim_trace_free(&file);
+    td_sim_trace_free(&t);
 }
 
 static void test_small_languages(void **state)
@@ -786,7 +828,7 @@ int main(void)
         cmocka_unit_test(test_same_seed_same_run), cmocka_unit_test(test_replay),          cmocka_unit_test(test_schedules),
         cmocka_unit_test(test_planted_leak),       cmocka_unit_test(test_crash),           cmocka_unit_test(test_preemption),
         cmocka_unit_test(test_prefix_cache),       cmocka_unit_test(test_arrivals),        cmocka_unit_test(test_trace_files),
-        cmocka_unit_test(test_latency_files),      cmocka_unit_test(test_small_languages), cmocka_unit_test(test_bad_configs),
+        cmocka_unit_test(test_sweep_trace),        cmocka_unit_test(test_latency_files),      cmocka_unit_test(test_small_languages), cmocka_unit_test(test_bad_configs),
         cmocka_unit_test(test_mix),                cmocka_unit_test(test_policies), cmocka_unit_test(test_plan_flip),          cmocka_unit_test(test_plan_target),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

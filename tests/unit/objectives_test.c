@@ -107,7 +107,7 @@ static void expect_table_error(const char *text, td_status want, const char *mes
     write_table(text, strlen(text));
     snprintf(full, sizeof full, message, path);
     err = (struct td_err){0};
-    td_status s = router_latency_table_load(path, &cfg, names, &err);
+    td_status s = router_latency_table_load(path, &cfg, names, NULL, &err);
     if (s != want || strcmp(err.msg, full) != 0) fail_msg("\"%.60s\" gave %d \"%s\", not %d \"%s\"", text, (int)s, err.msg, (int)want, full);
 }
 
@@ -117,7 +117,7 @@ static void test_latency_table(void **state)
     static const char text[] = "# measured\n\n  node_class=h100 a0=1e-3 a1=2e-5 a2=3e-10 b0=4e-3 b1=5e-5 b2=6e-9 b3=7e-5 b4=8e-11 link_tau=9e-5 link_bytes_per_s=5e10 # x\r\n"
                                "node_class=l40 b0=1";
     write_table(text, sizeof text - 1);
-    assert_int_equal(router_latency_table_load(path, &cfg, names, &err), TD_OK);
+    assert_int_equal(router_latency_table_load(path, &cfg, names, NULL, &err), TD_OK);
     assert_int_equal(cfg.n_thetas, 2);
     assert_string_equal(names[0], "h100");
     assert_string_equal(names[1], "l40");
@@ -127,7 +127,7 @@ static void test_latency_table(void **state)
     assert_memory_equal(got, want, sizeof want);
     assert_true(cfg.thetas[0].known && cfg.thetas[1].known);
     write_table("", 0);
-    assert_int_equal(router_latency_table_load(path, &cfg, names, &err), TD_OK);
+    assert_int_equal(router_latency_table_load(path, &cfg, names, NULL, &err), TD_OK);
     assert_int_equal(cfg.n_thetas, 0);
 }
 
@@ -139,7 +139,7 @@ static void test_latency_table_errors(void **state)
     expect_table_error("\nnode_class=a b4=nan", TD_ERR_INVALID, "latency_table %s line 2: b4 is \"nan\", must be a number from 0 to 1e15");
     expect_table_error("node_class=a a0=-1", TD_ERR_INVALID, "latency_table %s line 1: a0 is \"-1\", must be a number from 0 to 1e15");
     expect_table_error("node_class=a link_bytes_per_s=1e300", TD_ERR_INVALID, "latency_table %s line 1: link_bytes_per_s is \"1e300\", must be a number from 0 to 1e15");
-    expect_table_error("node_class=a a3=1", TD_ERR_INVALID, "latency_table %s line 1: \"a3\" is unknown; there are node_class, a0..a2, b0..b4, link_tau, link_bytes_per_s");
+    expect_table_error("node_class=a a3=1", TD_ERR_INVALID, "latency_table %s line 1: \"a3\" is unknown; there are node_class, a0..a2, b0..b4, link_tau, link_bytes_per_s, kv_tokens, kv_bytes, gpus");
     expect_table_error("node_class=a a0", TD_ERR_INVALID, "latency_table %s line 1: \"a0\" is not NAME=VALUE");
     expect_table_error("a0=1", TD_ERR_INVALID, "latency_table %s line 1: node_class is missing");
     expect_table_error("node_class=a\n#\nnode_class=a", TD_ERR_INVALID, "latency_table %s line 3: node_class a is given twice");
@@ -155,12 +155,12 @@ static void test_latency_table_errors(void **state)
     text[300] = 0;
     expect_table_error(text, TD_ERR_INVALID, "latency_table %s line 1: \"a0=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\" has 300 bytes, limit 159");
     err = (struct td_err){0};
-    assert_int_equal(router_latency_table_load("/nowhere/at/all", &cfg, names, &err), TD_ERR_IO);
+    assert_int_equal(router_latency_table_load("/nowhere/at/all", &cfg, names, NULL, &err), TD_ERR_IO);
     assert_string_equal(err.msg, "latency_table \"/nowhere/at/all\": No such file or directory");
-    assert_int_equal(router_latency_table_load("/tmp", &cfg, names, &err), TD_ERR_IO); /* a folder */
+    assert_int_equal(router_latency_table_load("/tmp", &cfg, names, NULL, &err), TD_ERR_IO); /* a folder */
     static const char nul[] = "node_class=a a0=1\0 b0=2\n";
     write_table(nul, sizeof nul - 1);
-    assert_int_equal(router_latency_table_load(path, &cfg, names, &err), TD_ERR_INVALID); /* not text */
+    assert_int_equal(router_latency_table_load(path, &cfg, names, NULL, &err), TD_ERR_INVALID); /* not text */
 }
 
 /* What is accepted can be used: the core starts with it. Anything else is refused with a message. */
@@ -183,7 +183,7 @@ static void test_garbage(void **state)
         cfg = (struct td_core_config){.policy = "goodput", .max_requests = 1};
         if (i % 8 == 0) {
             write_table(text, used);
-            s = router_latency_table_load(path, &cfg, names, &err);
+            s = router_latency_table_load(path, &cfg, names, NULL, &err);
         } else {
             s = router_classes_parse(text, &cfg, &err);
         }
