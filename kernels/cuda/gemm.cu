@@ -107,7 +107,7 @@ static __global__ void __launch_bounds__(EXACT_THREADS) gemm_exact_kernel(struct
             int r = i / EXACT_K, k = i % EXACT_K;
             bool is_k = k0 + k < p.n_in;
             w[k][r] = is_k && n0 + r < p.n_out ? td_cuda_widen(p.w, p.w_dtype, (n0 + r) * p.k_stride + k0 + k) : 0.0f;
-            x[k][r] = is_k && m0 + r < p.n_rows ? td_cuda_widen(p.x, p.w_dtype == TD_BF16 ? TD_BF16 : TD_F32, (m0 + r) * p.k_stride + k0 + k) : 0.0f;
+            x[k][r] = is_k && m0 + r < p.n_rows ? ((const float *)p.x)[(m0 + r) * p.k_stride + k0 + k] : 0.0f;
         }
         __syncthreads();
         int n_k = p.n_in - k0 < EXACT_K ? p.n_in - k0 : EXACT_K;
@@ -367,7 +367,10 @@ static void cublas_gemm(const struct td_gemm_params *p)
 
 static void own_gemm(const struct td_gemm_params *p)
 {
-    exact_launch(p);
+    if (p->w_dtype == TD_BF16)
+        td_cuda_gemm_mma(p);
+    else
+        exact_launch(p);
 }
 
 static enum way way_of(const struct td_gemm_params *p)
