@@ -130,18 +130,6 @@ void td_cuda_attn_plan(const struct td_attn_plan_args *a, void *ret_plan, uint64
 
 /* ---- launchers */
 
-/* attn_mma.cu is to come. */
-bool td_cuda_attn_mma_has(int32_t head_dim, int32_t group)
-{
-    (void)head_dim, (void)group;
-    return false;
-}
-
-void td_cuda_attn_mma(const struct attn_params *a, const struct attn_plan *plan, void *device_plan, float *scratch)
-{
-    (void)a, (void)plan, (void)device_plan, (void)scratch;
-}
-
 /* By what never changes while a model runs, so that a row meets one kernel family only. */
 static bool is_for_mma(const struct td_attn_args *a)
 {

@@ -3,7 +3,7 @@
  * Why here: the bits of a row must be the same in a prefill chunk of any size, in a decode step and in any company (I1), yet decode has to spread one row over
  * the whole card. So the order is fixed by absolute positions, and every kernel follows it:
  *
- *   keys  0 ............ 63 | 64 ........ 127 | ... 255 | 256 ...          tiles of 64 keys, splits of 4 tiles
+ *   keys  0 ............ 63 | 64 ........ 127 | ... 511 | 512 ...          tiles of 64 keys, splits of 8 tiles
  *         one step of the     its next step               a new split starts from nothing
  *         online softmax
  *
@@ -29,7 +29,7 @@
 #define ATTN_UNROLL_BY_4
 #endif
 
-enum { ATTN_TILE = 64, ATTN_SPLIT = 256 };
+enum { ATTN_TILE = 64, ATTN_SPLIT = 512 };
 
 /* td_attn_args as the kernels take it. */
 struct attn_params {
