@@ -6,6 +6,9 @@
  *   embed | per layer: norm | prepare | qkv | (q/k norm |) rope | store | attn | prepare | o += | norm | prepare | gate,up | silu |
  * prepare | down += | at the end: norm of the wanted rows | prepare | lm_head
  *
+ * Ranks: each does its heads and its part of the MLP, and what o and down add to the residual stream is summed over ranks (rank 0's sum holds the stream itself and
+ * the bias), so that the stream is the same on all. Each computes its part of the logits; rank 0 gathers them. A failure between ranks ends the walk.
+ *
  * After the K and V of the last layer are stored, rows whose logits nobody wants are dropped: a prefill chunk that is not the last
  * one ends there. A row's bits do not depend on which other rows are there (I1), so this changes nothing but the time. */
 #include <stdlib.h>
@@ -33,7 +36,7 @@ static size_t max_size(size_t a, size_t b)
 td_status td_workspace_create(const struct td_model *model, int32_t max_rows, int32_t max_logit_rows, struct td_workspace **ret_ws,
                               struct td_err *err)
 {
-    const struct td_model_config *c = &model->config;
+    const struct td_model_config *c = &model->shard;
     const struct td_ops *ops = model->ops;
     if (max_rows < 1 || max_rows > ROWS_MAX)
         return td_fail(err, TD_ERR_INVALID, "workspace: max_rows is %d, must be in 1..%d", max_rows, ROWS_MAX);
@@ -129,7 +132,7 @@ static struct td_gemm_args gemm_args(const struct step *s, const struct td_weigh
                                  .scratch = s->ws->gemm_scratch,
                                  .n_rows = n_rows,
                                  .x_stride = x_stride,
-                                 .y_stride = w->n_out,
+                                 .y_stride = w == &s->m->lm_head && td_comm_rank(s->m->comm) == 0 ? s->m->config.vocab : w->n_out,
                                  .accumulate = accumulate};
 }
 
@@ -143,13 +146,28 @@ static void gemm(const struct step *s, const struct td_weight *w, const float *x
     meet(s);
 }
 
+/* Before gemm_args of a matrix whose columns are split over ranks: rank 0 alone adds to what is there. */
+static bool adds(const struct step *s)
+{
+    return td_comm_rank(s->m->comm) == 0;
+}
+
+/* After it: x of all ranks becomes their sum. False: the group is lost. */
+static bool sum_ranks(const struct step *s, const struct rows *r)
+{
+    if (td_comm_n_ranks(s->m->comm) == 1) return true;
+    if (s->part == 0) s->ws->comm_status = td_comm_all_reduce_sum(s->m->comm, r->x, (size_t)r->n * (size_t)s->m->shard.hidden);
+    meet(s);
+    return s->ws->comm_status == TD_OK;
+}
+
 /* y = norm(x) . W^T */
 static void norm_gemm(const struct step *s, const struct rows *r, const float *norm, const struct td_weight *w, float *y, const float *bias)
 {
     const struct td_ops *ops = s->m->ops;
-    int32_t dim = s->m->config.hidden;
+    int32_t dim = s->m->shard.hidden;
     float *h = s->ws->h;
-    struct td_rmsnorm_args n = {.x = r->x, .w = norm, .out = h, .n_rows = r->n, .dim = dim, .x_stride = dim, .out_stride = dim, .eps = s->m->config.rms_eps};
+    struct td_rmsnorm_args n = {.x = r->x, .w = norm, .out = h, .n_rows = r->n, .dim = dim, .x_stride = dim, .out_stride = dim, .eps = s->m->shard.rms_eps};
     if (!ops->rmsnorm_prepare) {
         ops->rmsnorm(&n, s->part, s->n_parts);
         meet(s);
@@ -167,14 +185,14 @@ static void norm_gemm(const struct step *s, const struct rows *r, const float *n
  * either the rows of a head or the heads of a row, whichever run is longer. */
 static void norm_heads(const struct step *s, float *x, const float *w, int32_t n_heads, int32_t n_rows, int64_t row_stride)
 {
-    int32_t dim = s->m->config.head_dim;
+    int32_t dim = s->m->shard.head_dim;
     bool along_rows = n_rows >= n_heads;
     struct td_rmsnorm_args a = {.w = w,
                                 .n_rows = along_rows ? n_rows : n_heads,
                                 .dim = dim,
                                 .x_stride = along_rows ? row_stride : dim,
                                 .out_stride = along_rows ? row_stride : dim,
-                                .eps = s->m->config.rms_eps};
+                                .eps = s->m->shard.rms_eps};
     int32_t n_calls = along_rows ? n_heads : n_rows;
     for (int32_t i = 0; i < n_calls; i++) {
         a.out = x + (along_rows ? dim : row_stride) * i;
@@ -186,7 +204,7 @@ static void norm_heads(const struct step *s, float *x, const float *w, int32_t n
 /* Norm, q k v, rotation, and K and V into the cache. */
 static void attend_prepare(const struct step *s, int32_t layer, const struct rows *r, const struct td_kv_view *kv)
 {
-    const struct td_model_config *c = &s->m->config;
+    const struct td_model_config *c = &s->m->shard;
     const struct td_layer *y = &s->m->layers[layer];
     const struct td_ops *ops = s->m->ops;
     int32_t q = c->n_heads * c->head_dim, n_kv = c->n_kv_heads * c->head_dim;
@@ -228,10 +246,10 @@ static void attend_prepare(const struct step *s, int32_t layer, const struct row
     meet(s);
 }
 
-/* Attention, output projection, and the MLP; both add to x. */
-static void attend_and_mlp(const struct step *s, int32_t layer, const struct rows *r, const struct td_kv_view *kv)
+/* Attention, output projection, and the MLP; both add to x. False: the group of ranks is lost. */
+static bool attend_and_mlp(const struct step *s, int32_t layer, const struct rows *r, const struct td_kv_view *kv)
 {
-    const struct td_model_config *c = &s->m->config;
+    const struct td_model_config *c = &s->m->shard;
     const struct td_layer *y = &s->m->layers[layer];
     struct td_workspace *ws = s->ws;
     int32_t q = c->n_heads * c->head_dim;
@@ -255,20 +273,22 @@ static void attend_and_mlp(const struct step *s, int32_t layer, const struct row
                                 .device_plan = r->device_plan};
     s->m->ops->attn(&attn, s->part, s->n_parts);
     meet(s);
-    gemm(s, &y->o, ws->attn, q, r->x, y->o_bias, r->n, true);
+    gemm(s, &y->o, ws->attn, q, r->x, adds(s) ? y->o_bias : NULL, r->n, adds(s));
+    if (!sum_ranks(s, r)) return false;
 
     norm_gemm(s, r, y->mlp_norm, &y->gate_up, ws->mlp, y->gate_up_bias);
     if (s->m->ops->silu_mul_prepare) {
-        struct td_gemm_args down = gemm_args(s, &y->down, ws->mlp, wide, r->x, y->down_bias, r->n, true);
+        struct td_gemm_args down = gemm_args(s, &y->down, ws->mlp, wide, r->x, adds(s) ? y->down_bias : NULL, r->n, adds(s));
         s->m->ops->silu_mul_prepare(ws->mlp, ws->mlp + c->intermediate, wide, wide, &down, s->part, s->n_parts);
         meet(s);
         s->m->ops->gemm(&down, s->part, s->n_parts);
         meet(s);
-        return;
+        return sum_ranks(s, r);
     }
     s->m->ops->silu_mul(ws->mlp, ws->mlp, ws->mlp + c->intermediate, r->n, c->intermediate, wide, wide, wide, s->part, s->n_parts);
     meet(s);
-    gemm(s, &y->down, ws->mlp, wide, r->x, y->down_bias, r->n, true);
+    gemm(s, &y->down, ws->mlp, wide, r->x, adds(s) ? y->down_bias : NULL, r->n, adds(s));
+    return sum_ranks(s, r);
 }
 
 /* Copies what the wanted rows still need; the others end here. */
@@ -276,7 +296,7 @@ static void keep_wanted(const struct step *s, struct rows *r)
 {
     const struct td_batch *b = s->batch;
     struct td_workspace *ws = s->ws;
-    size_t hidden = (size_t)s->m->config.hidden, q = (size_t)s->m->config.n_heads * (size_t)s->m->config.head_dim;
+    size_t hidden = (size_t)s->m->shard.hidden, q = (size_t)s->m->shard.n_heads * (size_t)s->m->shard.head_dim;
     if (s->m->ops->device) { /* whole rows of qkv: embed picks rows that lie without gaps */
         s->m->ops->embed(ws->x_last, r->x, TD_F32, b->logit_rows, b->n_logit_rows, (int32_t)hidden, s->part, s->n_parts);
         s->m->ops->embed(ws->q_last, r->q, TD_F32, b->logit_rows, b->n_logit_rows, (int32_t)r->q_stride, s->part, s->n_parts);
@@ -309,7 +329,7 @@ static void keep_wanted(const struct step *s, struct rows *r)
 void td_forward_walk(struct td_model *model, struct td_workspace *ws, const struct td_batch *b, int part, int n_parts)
 {
     const struct step s = {.m = model, .ws = ws, .batch = b, .part = part, .n_parts = n_parts};
-    const struct td_model_config *c = &model->config;
+    const struct td_model_config *c = &model->shard;
     int32_t q = c->n_heads * c->head_dim, n_kv = c->n_kv_heads * c->head_dim;
     struct rows r = {.x = ws->x,
                      .q = ws->qkv,
@@ -324,7 +344,7 @@ void td_forward_walk(struct td_model *model, struct td_workspace *ws, const stru
     meet(&s);
     for (int32_t layer = 0; layer < c->n_layers; layer++) {
         struct td_kv_view kv = {.base = b->kv_base + (size_t)layer * b->kv->layer_bytes,
-                                .block_bytes = (int64_t)b->kv->block_bytes,
+                                .block_bytes = (int64_t)(b->kv_stride ? b->kv_stride : b->kv->block_bytes),
                                 .n_kv_heads = c->n_kv_heads,
                                 .block_size = b->kv->block_size,
                                 .head_dim = c->head_dim,
@@ -334,9 +354,11 @@ void td_forward_walk(struct td_model *model, struct td_workspace *ws, const stru
             if (b->n_logit_rows == 0) return;
             if (b->n_logit_rows < b->n_rows) keep_wanted(&s, &r);
         }
-        attend_and_mlp(&s, layer, &r, &kv);
+        if (!attend_and_mlp(&s, layer, &r, &kv)) return;
     }
     norm_gemm(&s, &r, model->final_norm, &model->lm_head, ws->logits, NULL);
+    if (part == 0 && td_comm_n_ranks(model->comm) > 1)
+        ws->comm_status = td_comm_gather_columns(model->comm, td_comm_rank(model->comm) == 0 ? NULL : ws->logits, r.n, model->logit_first, ws->logits);
 }
 
 struct call {
@@ -353,7 +375,7 @@ static void forward_part(void *ctx, int part, int n_parts)
 
 td_status td_model_forward(struct td_model *model, struct td_workspace *ws, const struct td_forward_args *args, float **ret_logits)
 {
-    const struct td_model_config *c = &model->config;
+    const struct td_model_config *c = &model->shard;
     const struct td_kv_layout *kv = args->kv;
     if (ws->model != model || args->n_rows < 1 || args->n_rows > ws->max_rows || args->n_logit_rows < 0 ||
         args->n_logit_rows > ws->max_logit_rows || args->n_logit_rows > args->n_rows)
@@ -371,8 +393,14 @@ td_status td_model_forward(struct td_model *model, struct td_workspace *ws, cons
                                   .n_logit_rows = args->n_logit_rows,
                                   .kv_base = args->kv_base,
                                   .kv = kv,
+                                  .kv_stride = args->kv_stride,
                                   .logit_rows = args->logit_rows}};
+    ws->comm_status = TD_OK;
     td_thread_pool_run(model->threads, forward_part, &call);
+    if (ws->comm_status) {
+        char why[TD_COMM_REASON_MAX];
+        return td_fail(args->err, ws->comm_status, "ranks: %s", td_comm_reason(model->comm, why));
+    }
     *ret_logits = ws->logits;
     return TD_OK;
 }

@@ -3,6 +3,10 @@ td_test(golden_test SOURCES ${CMAKE_SOURCE_DIR}/tests/golden/golden_test.c DEPS 
 td_test(config_test SOURCES ${CMAKE_SOURCE_DIR}/tests/unit/config_test.c DEPS td_model)
 td_test(safetensors_test SOURCES ${CMAKE_SOURCE_DIR}/tests/unit/safetensors_test.c DEPS td_model)
 td_test(forward_test SOURCES ${CMAKE_SOURCE_DIR}/tests/unit/forward_test.c DEPS td_model)
+td_test(ranks_test SOURCES ${CMAKE_SOURCE_DIR}/tests/unit/ranks_test.c DEPS td_model)
+if(TARGET ranks_test)
+  target_compile_definitions(ranks_test PRIVATE TD_POCKET_DIR="${CMAKE_SOURCE_DIR}/models/pocket")
+endif()
 td_fuzzer(config_fuzz SOURCES ${CMAKE_SOURCE_DIR}/tests/fuzz/config_fuzz.c DEPS td_model)
 td_fuzzer(safetensors_fuzz SOURCES ${CMAKE_SOURCE_DIR}/tests/fuzz/safetensors_fuzz.c DEPS td_model)
 # A device table that needs no CUDA and forgives nothing (tests/unit/deferred_device.c).

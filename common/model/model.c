@@ -97,6 +97,32 @@ static uint64_t model_hash(const struct td_model *m, uint64_t digest)
     return td_hash64(text, (size_t)n, 0);
 }
 
+td_status td_model_check_ranks(const struct td_model_config *c, int32_t n_ranks, struct td_err *err)
+{
+    if (n_ranks != 1 && n_ranks != 2 && n_ranks != 4 && n_ranks != 8 && n_ranks != 16)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, must be 1, 2, 4, 8 or 16", n_ranks);
+    if (c->n_heads % n_ranks) return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, must divide num_attention_heads %d", n_ranks, c->n_heads);
+    if (c->n_kv_heads % n_ranks && n_ranks % c->n_kv_heads)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, must divide num_key_value_heads %d or be a multiple of it", n_ranks, c->n_kv_heads);
+    if (c->intermediate % n_ranks) return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, must divide intermediate_size %d", n_ranks, c->intermediate);
+    if (c->vocab < n_ranks) return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, must be at most vocab_size %d", n_ranks, c->vocab);
+    return TD_OK;
+}
+
+static td_status make_shard(struct td_model *m, struct td_err *err)
+{
+    int32_t n = td_comm_n_ranks(m->comm);
+    td_status s = td_model_check_ranks(&m->config, n, err);
+    if (s) return s;
+    if (n > 1 && m->ops->device) return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, and device is %s: ranks on devices are not available", n, m->ops->name);
+    m->shard = m->config;
+    m->shard.n_heads /= n;
+    m->shard.n_kv_heads = m->config.n_kv_heads >= n ? m->config.n_kv_heads / n : 1;
+    m->shard.intermediate /= n;
+    for (int32_t r = 0; r <= n; r++) m->logit_first[r] = td_logit_first(m->config.vocab, r, n);
+    return TD_OK;
+}
+
 const struct td_ops *td_model_ops_by_name(const char *name)
 {
     return td_ops_by_name(name);
@@ -110,6 +136,7 @@ td_status td_model_open(const struct td_model_params *params, struct td_model **
     if (!m) return td_fail(err, TD_ERR_NOMEM, "model: no memory");
     m->arena.memfd = -1;
     m->threads = params->threads;
+    m->comm = params->comm;
     m->no_graphs = params->no_graphs;
     m->ops = params->ops ? params->ops : td_ops_best();
     td_status s =
@@ -122,6 +149,7 @@ td_status td_model_open(const struct td_model_params *params, struct td_model **
         s = td_fail(err, TD_ERR_INVALID, "max_model_len is %d, must be in 1..%d (max_position_embeddings), or 0 for that",
                     params->max_model_len, m->config.max_positions);
     uint64_t digest = 0;
+    if (!s) s = make_shard(m, err);
     if (!s) {
         m->max_len = params->max_model_len ? params->max_model_len : m->config.max_positions;
         s = td_weights_load(m, params->dir, params->quiet, &digest, err);
@@ -165,6 +193,10 @@ uint64_t td_model_hash(const struct td_model *model)
 {
     return model->hash;
 }
+int32_t td_model_n_ranks(const struct td_model *model)
+{
+    return td_comm_n_ranks(model->comm);
+}
 uint64_t td_model_weight_bytes(const struct td_model *model)
 {
     return model->weight_bytes;
@@ -174,7 +206,7 @@ td_status td_model_kv_layout(const struct td_model *model, int32_t block_size, s
 {
     if (block_size < 8 || block_size > 256 || (block_size & (block_size - 1)))
         return td_fail(err, TD_ERR_INVALID, "block_size is %d, must be a power of two in 8..256", block_size);
-    const struct td_model_config *c = &model->config;
+    const struct td_model_config *c = &model->shard;
     struct td_kv_layout layout = {.n_layers = c->n_layers,
                                   .n_kv_heads = c->n_kv_heads,
                                   .head_dim = c->head_dim,

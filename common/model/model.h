@@ -14,6 +14,7 @@
 #include "common/kv/kv_layout.h"
 #include "common/model/config.h"
 
+struct td_comm;
 struct td_ops;
 struct td_device;
 struct td_model;
@@ -25,6 +26,7 @@ struct td_model_params {
     const char *dtype;                   /* "auto" (the checkpoint's; F16 -> f32), "f32", "bf16": compute and KV type */
     const struct td_ops *ops;            /* NULL = td_ops_best() */
     struct td_thread_pool *threads;      /* borrowed; used for loading and every forward */
+    struct td_comm *comm;                /* borrowed; NULL = one rank. Else this process computes the part of its rank, and open and forward are collective */
     int32_t max_model_len;               /* 0 = the config's max_positions; larger than that is refused */
     bool quiet;                          /* no progress lines */
     bool no_graphs;                      /* device tables: issue every step's entries anew */
@@ -41,9 +43,14 @@ enum td_dtype td_model_dtype(const struct td_model *model);
 const struct td_device *td_model_device(const struct td_model *model); /* NULL: the host's memory */
 int32_t td_model_max_len(const struct td_model *model);
 uint64_t td_model_hash(const struct td_model *model);      /* config + dtype + instruction set + a digest of the weights: part of the KV layout hash */
-uint64_t td_model_weight_bytes(const struct td_model *model);   /* bytes that one decode step must read */
+uint64_t td_model_weight_bytes(const struct td_model *model);   /* bytes that one decode step must read (this rank's) */
+int32_t td_model_n_ranks(const struct td_model *model);
 
-/* Layout of this model's KV for a block size in tokens (8..256, power of two). */
+/* Whether a model can be split over so many ranks, and why not: 1, 2, 4, 8 or 16 of them; each has n_heads / n_ranks heads, n_kv_heads / n_ranks KV heads (or, when
+ * there are fewer KV heads than ranks, one that it shares), and intermediate / n_ranks of the MLP. TD_ERR_UNSUPPORTED by field, value and limit. */
+td_status td_model_check_ranks(const struct td_model_config *config, int32_t n_ranks, struct td_err *err);
+
+/* Layout of this rank's part of the KV for a block size in tokens (8..256, power of two). */
 td_status td_model_kv_layout(const struct td_model *model, int32_t block_size, struct td_kv_layout *ret_layout, struct td_err *err);
 
 /* Scratch for batches of up to max_rows tokens of which up to max_logit_rows need logits. One per calling thread of forward. */
@@ -71,6 +78,7 @@ struct td_forward_args {
     int32_t n_rows;
     uint8_t *kv_base;                    /* block 0 of the pool, canonical layout of `kv`; with a device table the device's memory */
     const struct td_kv_layout *kv;
+    size_t kv_stride;                    /* bytes from a block to the next: where ranks' parts of a block lie side by side; 0 = kv->block_bytes */
     const int32_t *logit_rows;           /* [n_logit_rows] ascending row indices whose logits are wanted */
     int32_t n_logit_rows;
     const struct td_forward_tail *tail;  /* device tables: NULL = the logits come down; else *ret_logits is NULL */
@@ -81,7 +89,8 @@ struct td_forward_args {
  * the workspace (the host's memory), valid until its next use. One forward at a time per workspace and per thread pool. Never allocates.
  * Device tables: everything but kv_base is the host's; a batch in which every row is a sequence's wanted one (a decode step) is padded and, from its shape's second
  * time on, launched as a CUDA graph.
- * Errors: TD_ERR_INVALID when a count exceeds the workspace; TD_ERR_DEVICE: the device is lost, and so is what its memory held. */
+ * Several ranks: all call with the same arguments but kv_base; the logits are rank 0's, the others' are parts of no use.
+ * Errors: TD_ERR_INVALID when a count exceeds the workspace; TD_ERR_PEER: another rank is lost, and with it the group; TD_ERR_DEVICE: the device is lost, and so is what its memory held. */
 td_status td_model_forward(struct td_model *model, struct td_workspace *ws, const struct td_forward_args *args, float **ret_logits);
 
 #endif

@@ -2,6 +2,7 @@
 #ifndef TD_MODEL_INTERNAL_H
 #define TD_MODEL_INTERNAL_H
 
+#include "common/base/comm.h"
 #include "common/base/mem.h"
 #include "common/model/model.h"
 #include "kernels/ops.h"
@@ -23,13 +24,16 @@ struct td_layer {
 /* Written by td_model_open, read-only afterwards: any number of threads may read. */
 struct td_model {
     struct td_model_config config;
+    struct td_comm *comm;         /* NULL: one rank                                   */
+    struct td_model_config shard; /* config with this rank's n_heads, n_kv_heads and intermediate: what forward.c computes */
+    int32_t logit_first[TD_COMM_MAX_RANKS + 1]; /* rank r computes logits [first[r], first[r + 1])           */
     const struct td_ops *ops;
     struct td_thread_pool *threads;
     enum td_dtype dtype; /* compute and KV: F32 or BF16                      */
     int32_t max_len;
     struct td_layer *layers;  /* [n_layers]                                       */
     const float *final_norm;  /* [hidden]                                         */
-    struct td_weight lm_head; /* [vocab, hidden]                                  */
+    struct td_weight lm_head; /* [vocab, hidden]; of several ranks: this one's rows */
     const void *embed;        /* [vocab, hidden] row-major, as in the checkpoint  */
     enum td_dtype embed_dtype;
     float *cos_sin;        /* [max_len, head_dim]: cosines, then sines         */
@@ -38,6 +42,12 @@ struct td_model {
     bool no_graphs;
     uint64_t hash, weight_bytes;
 };
+
+/* The first logit that rank r of n computes. */
+static inline int32_t td_logit_first(int32_t vocab, int32_t r, int32_t n)
+{
+    return (int32_t)((int64_t)vocab * r / n);
+}
 
 /* Loads (dir) or generates (dir NULL) the weights into model->arena: layers, final_norm, lm_head, embed; the rotary table's space
  * too. config, ops, threads, dtype and max_len are set. Fills weight_bytes and *ret_digest. */
@@ -61,6 +71,7 @@ struct td_workspace {
     void *gemm_scratch;
     uint8_t *attn_scratch;
     size_t attn_scratch_bytes; /* per part */
+    td_status comm_status;     /* of this forward's calls between ranks: member 0 sets it before a meeting */
     struct td_forward_device *device; /* NULL: host */
 };
 
@@ -70,6 +81,7 @@ struct td_batch {
     const int32_t *const *block_tables;
     int32_t n_rows, n_logit_rows;
     uint8_t *kv_base;
+    size_t kv_stride; /* bytes from a block to the next; 0: kv->block_bytes */
     const struct td_kv_layout *kv;
     const int32_t *logit_rows;
     /* device only: position and sequence of the wanted rows; attention's plans for all rows and for the wanted ones, on the host and there */

@@ -9,6 +9,10 @@
  *            staging buffer. Vectors are few and small: widened to f32 by one thread each.
  *            On a device the arena is the device's: a chunk is packed into a pinned buffer of its thread, and goes up one at a time.
  *
+ * Ranks (tensor parallelism, after Shoeybi et al. 2019): a rank loads its heads of q, k, v, its part of gate and up and of the vocabulary (cut_rows), and the
+ * columns of o and down that meet them (cut_cols); embedding and norms are whole everywhere. The digest is of the whole checkpoint whatever the number of ranks:
+ * the chunks that one rank would load are shared out, hashed and gathered.
+ *
  * The digest covers the bytes of every chunk (as read or generated), hashed chunk by chunk and folded in chunk order, so it does
  * not depend on the number of threads.
  *
@@ -38,6 +42,7 @@
 struct source {
     const struct td_tensor *tensor;
     int32_t n_rows;
+    int32_t row0, col0, full_cols; /* what is taken of the tensor: n_rows from row0 on, the destination's columns from col0 on */
     uint64_t stream;
     float range; /* random: uniform in (-range, range) around center */
     float center;
@@ -67,6 +72,8 @@ struct loader {
     int32_t n_dests, max_dests;
     uint64_t n_streams;
     struct td_err *err;
+    int32_t rank, n_ranks; /* of how many parts of the model which one is loaded */
+    bool only_hash;        /* nothing is placed: every n_ranks-th chunk of the whole is hashed */
 
     /* fill */
     uint64_t *chunk_hashes; /* [n_chunks] */
@@ -116,7 +123,7 @@ static td_status add_source(struct loader *l, struct dest *d, int32_t n_rows, fl
 {
     TD_ASSERT(d->n_sources < SOURCES_MAX);
     struct source *s = &d->sources[d->n_sources++];
-    *s = (struct source){.n_rows = n_rows, .stream = l->n_streams++, .range = range, .center = center};
+    *s = (struct source){.n_rows = n_rows, .full_cols = d->n_cols, .stream = l->n_streams++, .range = range, .center = center};
     d->n_rows += n_rows;
     if (!l->st) return TD_OK;
 
@@ -141,6 +148,30 @@ static td_status add_source(struct loader *l, struct dest *d, int32_t n_rows, fl
                        l->dir, name, shape_text(t, shape, sizeof shape), n_rows, d->n_cols);
     }
     return TD_OK;
+}
+
+/* Of the source that was added last only rows [from, from + n). */
+static void cut_rows(struct dest *d, int32_t from, int32_t n)
+{
+    struct source *s = &d->sources[d->n_sources - 1];
+    d->n_rows -= s->n_rows - n;
+    s->row0 = from;
+    s->n_rows = n;
+}
+
+/* Of the one source only columns [from, from + n). */
+static void cut_cols(struct dest *d, int32_t from, int32_t n)
+{
+    d->sources[0].col0 = from;
+    d->n_cols = n;
+}
+
+/* Rows [*ret_from, + *ret_n) of `unit` each: this rank's of n_units; replicated when there are fewer units than ranks. */
+static void my_part(const struct loader *l, int32_t n_units, int32_t unit, int32_t *ret_from, int32_t *ret_n)
+{
+    int32_t n = n_units / l->n_ranks;
+    *ret_from = (n ? n * l->rank : (int32_t)((int64_t)l->rank * n_units / l->n_ranks)) * unit;
+    *ret_n = (n ? n : 1) * unit;
 }
 
 /* A packed matrix is kept in the compute type, but f16 files keep f16 storage under f32 (half the bytes, widened exactly). */
@@ -180,6 +211,10 @@ static td_status plan_layer(struct loader *l, int32_t i)
     float depth = 1.0f / sqrtf(2.0f * (float)c->n_layers), bias = 0.02f;
     float r_hidden = sqrtf(3.0f / (float)c->hidden), r_q = sqrtf(3.0f / (float)q) * depth,
           r_mlp = sqrtf(3.0f / (float)c->intermediate) * depth;
+    int32_t q0, n_q, kv0, n_kv, mlp0, n_mlp;
+    my_part(l, c->n_heads, c->head_dim, &q0, &n_q);
+    my_part(l, c->n_kv_heads, c->head_dim, &kv0, &n_kv);
+    my_part(l, c->intermediate, 1, &mlp0, &n_mlp);
     struct dest *d;
     td_status s;
 
@@ -187,13 +222,19 @@ static td_status plan_layer(struct loader *l, int32_t i)
     if ((s = add_source(l, d, c->hidden, 0, 1, "model.layers.%d.input_layernorm.weight", i))) return s;
     d = add_packed(l, &y->qkv, c->hidden);
     if ((s = add_source(l, d, q, r_hidden, 0, "model.layers.%d.self_attn.q_proj.weight", i))) return s;
+    cut_rows(d, q0, n_q);
     if ((s = add_source(l, d, kv, r_hidden, 0, "model.layers.%d.self_attn.k_proj.weight", i))) return s;
+    cut_rows(d, kv0, n_kv);
     if ((s = add_source(l, d, kv, r_hidden, 0, "model.layers.%d.self_attn.v_proj.weight", i))) return s;
+    cut_rows(d, kv0, n_kv);
     if (c->qkv_bias) {
         d = add_vector(l, &y->qkv_bias);
         if ((s = add_source(l, d, q, bias, 0, "model.layers.%d.self_attn.q_proj.bias", i))) return s;
+        cut_rows(d, q0, n_q);
         if ((s = add_source(l, d, kv, bias, 0, "model.layers.%d.self_attn.k_proj.bias", i))) return s;
+        cut_rows(d, kv0, n_kv);
         if ((s = add_source(l, d, kv, bias, 0, "model.layers.%d.self_attn.v_proj.bias", i))) return s;
+        cut_rows(d, kv0, n_kv);
     }
     if (c->qk_norm) {
         d = add_vector(l, &y->q_norm);
@@ -203,6 +244,7 @@ static td_status plan_layer(struct loader *l, int32_t i)
     }
     d = add_packed(l, &y->o, q);
     if ((s = add_source(l, d, c->hidden, r_q, 0, "model.layers.%d.self_attn.o_proj.weight", i))) return s;
+    cut_cols(d, q0, n_q);
     if (c->o_bias) {
         d = add_vector(l, &y->o_bias);
         if ((s = add_source(l, d, c->hidden, bias, 0, "model.layers.%d.self_attn.o_proj.bias", i))) return s;
@@ -212,13 +254,18 @@ static td_status plan_layer(struct loader *l, int32_t i)
     if ((s = add_source(l, d, c->hidden, 0, 1, "model.layers.%d.post_attention_layernorm.weight", i))) return s;
     d = add_packed(l, &y->gate_up, c->hidden);
     if ((s = add_source(l, d, c->intermediate, r_hidden, 0, "model.layers.%d.mlp.gate_proj.weight", i))) return s;
+    cut_rows(d, mlp0, n_mlp);
     if ((s = add_source(l, d, c->intermediate, r_hidden, 0, "model.layers.%d.mlp.up_proj.weight", i))) return s;
+    cut_rows(d, mlp0, n_mlp);
     d = add_packed(l, &y->down, c->intermediate);
     if ((s = add_source(l, d, c->hidden, r_mlp, 0, "model.layers.%d.mlp.down_proj.weight", i))) return s;
+    cut_cols(d, mlp0, n_mlp);
     if (c->mlp_bias) {
         d = add_vector(l, &y->gate_up_bias);
         if ((s = add_source(l, d, c->intermediate, bias, 0, "model.layers.%d.mlp.gate_proj.bias", i))) return s;
+        cut_rows(d, mlp0, n_mlp);
         if ((s = add_source(l, d, c->intermediate, bias, 0, "model.layers.%d.mlp.up_proj.bias", i))) return s;
+        cut_rows(d, mlp0, n_mlp);
         d = add_vector(l, &y->down_bias);
         if ((s = add_source(l, d, c->hidden, bias, 0, "model.layers.%d.mlp.down_proj.bias", i))) return s;
     }
@@ -252,6 +299,8 @@ static td_status plan_ends(struct loader *l)
     d = add_packed(l, &m->lm_head, c->hidden);
     if ((s = add_source(l, d, c->vocab, range, 0, "%s", head_from))) return s;
     if (c->tied_embeddings) d->sources[0].stream = embed_stream;
+    int32_t first = td_logit_first(c->vocab, l->rank, l->n_ranks);
+    cut_rows(d, first, td_logit_first(c->vocab, l->rank + 1, l->n_ranks) - first);
     return TD_OK;
 }
 
@@ -291,9 +340,10 @@ static size_t round_up(size_t n, size_t unit)
     return (n + unit - 1) / unit * unit;
 }
 
-static td_status place(struct loader *l)
+/* Sizes, places and chunks. Returns the bytes of all destinations. */
+static size_t measure(struct loader *l)
 {
-    struct td_model *m = l->model;
+    const struct td_model *m = l->model;
     size_t total = 0;
     int64_t n_chunks = 0;
     for (int32_t i = 0; i < l->n_dests; i++) {
@@ -306,6 +356,7 @@ static td_status place(struct loader *l)
         if (d->kind == DEST_VECTOR) {
             d->chunk_rows = d->n_rows;
             if (d->bytes > l->piece_bytes) l->piece_bytes = d->bytes;
+            if (l->only_hash && d->bytes > l->staging_bytes) l->staging_bytes = round_up(d->bytes, ALIGN_BYTES);
         } else {
             int64_t row_bytes = (int64_t)d->n_cols * 4, panels = CHUNK_BYTES / (row_bytes * PANEL_ROWS);
             d->chunk_rows = (int32_t)(panels < 1 ? 1 : panels) * PANEL_ROWS;
@@ -317,11 +368,18 @@ static td_status place(struct loader *l)
         d->first_chunk = (int32_t)n_chunks;
         d->n_chunks = (d->n_rows + d->chunk_rows - 1) / d->chunk_rows;
         n_chunks += d->n_chunks;
-        if (d->kind != DEST_TABLE) m->weight_bytes += d->bytes;
     }
     TD_ASSERT(n_chunks <= INT32_MAX);
     l->n_chunks = (int32_t)n_chunks;
+    return total;
+}
 
+static td_status place(struct loader *l)
+{
+    struct td_model *m = l->model;
+    size_t total = measure(l);
+    for (int32_t i = 0; i < l->n_dests; i++)
+        if (l->dests[i].kind != DEST_TABLE) m->weight_bytes += l->dests[i].bytes;
     size_t rope_at = total;
     total += round_up((size_t)m->max_len * (size_t)m->config.head_dim * sizeof(float), ALIGN_BYTES);
     const struct td_device *dev = m->ops->device;
@@ -371,7 +429,11 @@ static void generate(const struct source *s, int64_t first, int64_t n, float *ou
 static void read_rows(const struct loader *l, const struct source *s, int32_t row0, int32_t n_rows, int32_t n_cols,
                       enum td_dtype dtype, void *out)
 {
-    int64_t first = (int64_t)row0 * n_cols, n = (int64_t)n_rows * n_cols;
+    if (n_cols < s->full_cols && n_rows > 1) { /* a stripe of columns: row by row */
+        for (int32_t i = 0; i < n_rows; i++) read_rows(l, s, row0 + i, 1, n_cols, dtype, (uint8_t *)out + (size_t)i * (size_t)n_cols * td_dtype_bytes(dtype));
+        return;
+    }
+    int64_t first = (int64_t)(row0 + s->row0) * s->full_cols + s->col0, n = (int64_t)n_rows * n_cols;
     if (!s->tensor) {
         TD_ASSERT(dtype == TD_F32);
         generate(s, first, n, out);
@@ -411,8 +473,8 @@ static const void *gather(const struct loader *l, const struct dest *d, int32_t 
         const struct source *s = &d->sources[i];
         int32_t lo = row0 > base ? row0 : base, hi = row0 + n_rows < base + s->n_rows ? row0 + n_rows : base + s->n_rows;
         if (lo < hi) {
-            if (hi - lo == n_rows && s->tensor && s->tensor->dtype == dtype) {
-                const uint8_t *src = s->tensor->data + (size_t)(lo - base) * row_bytes;
+            if (hi - lo == n_rows && s->tensor && s->tensor->dtype == dtype && s->full_cols == d->n_cols) {
+                const uint8_t *src = s->tensor->data + (size_t)(lo - base + s->row0) * row_bytes;
                 if ((uintptr_t)src % td_dtype_bytes(dtype) == 0) return src;
             }
             read_rows(l, s, lo - base, hi - lo, d->n_cols, dtype, staging + (size_t)(lo - row0) * row_bytes);
@@ -439,6 +501,7 @@ static void fill_chunk(struct loader *l, const struct dest *d, int32_t chunk, ui
     const void *src = gather(l, d, row0, n_rows, staging, &src_dtype);
     int64_t n = (int64_t)n_rows * d->n_cols;
     l->chunk_hashes[d->first_chunk + chunk] = td_hash64(src, (size_t)n * td_dtype_bytes(src_dtype), (uint64_t)src_dtype);
+    if (l->only_hash) return;
     if (d->kind == DEST_PACKED) {
         if (!piece) {
             ops->pack(l->base + d->at, d->n_rows, d->n_cols, d->dtype, src, src_dtype, row0, n_rows);
@@ -461,9 +524,9 @@ static void fill_chunk(struct loader *l, const struct dest *d, int32_t chunk, ui
     if (piece) upload(l, at, piece, bytes);
 }
 
-static void fill_vector(struct loader *l, const struct dest *d, uint8_t *piece)
+static void fill_vector(struct loader *l, const struct dest *d, uint8_t *staging, uint8_t *piece)
 {
-    float *to = (float *)(void *)(piece ? piece : l->base + d->at);
+    float *to = (float *)(void *)(l->only_hash ? staging : piece ? piece : l->base + d->at);
     int32_t at = 0;
     for (int32_t i = 0; i < d->n_sources; i++) {
         read_rows(l, &d->sources[i], 0, d->sources[i].n_rows, 1, TD_F32, to + at);
@@ -495,8 +558,9 @@ static void fill_part(void *ctx, int part, int n_parts)
     int32_t chunk;
     while ((chunk = atomic_fetch_add(&l->next_chunk, 1)) < l->n_chunks && !l->upload_status) {
         const struct dest *d = dest_of_chunk(l, chunk);
+        if (l->only_hash && chunk % td_comm_n_ranks(l->model->comm) != td_comm_rank(l->model->comm)) continue;
         if (d->kind == DEST_VECTOR)
-            fill_vector(l, d, piece);
+            fill_vector(l, d, staging, piece);
         else
             fill_chunk(l, d, chunk - d->first_chunk, staging, piece);
         uint64_t done = atomic_fetch_add(&l->done_bytes, d->bytes / (uint64_t)d->n_chunks) + d->bytes / (uint64_t)d->n_chunks;
@@ -504,14 +568,14 @@ static void fill_part(void *ctx, int part, int n_parts)
     }
 }
 
-static td_status fill(struct loader *l, bool quiet, uint64_t *ret_digest)
+static td_status fill(struct loader *l, bool quiet)
 {
     size_t n_threads = (size_t)td_thread_pool_size(l->model->threads);
     l->chunk_hashes = calloc((size_t)l->n_chunks, sizeof *l->chunk_hashes);
     l->staging = aligned_alloc(ALIGN_BYTES, round_up(n_threads * l->staging_bytes, ALIGN_BYTES));
     if (!l->chunk_hashes || !l->staging)
         return td_fail(l->err, TD_ERR_NOMEM, "loading weights: no memory for %zu bytes", n_threads * l->staging_bytes);
-    if (l->model->ops->device) {
+    if (l->model->ops->device && !l->only_hash) {
         void *pieces = NULL;
         l->piece_bytes = round_up(l->piece_bytes, 4096);
         td_status s = l->model->ops->device->alloc_pinned(n_threads * l->piece_bytes, "staging of weights", &pieces, l->err);
@@ -530,22 +594,58 @@ static td_status fill(struct loader *l, bool quiet, uint64_t *ret_digest)
         if (!l->upload_status) td_progress_update(l->progress, progress.total);
         td_progress_end(l->progress);
     }
-    if (l->upload_status) return td_err_prefix(l->err, "loading weights");
-    *ret_digest = td_hash64(l->chunk_hashes, (size_t)l->n_chunks * sizeof *l->chunk_hashes, 0);
-    return TD_OK;
+    return l->upload_status ? td_err_prefix(l->err, "loading weights") : TD_OK;
+}
+
+static uint64_t fold(const struct loader *l) { return td_hash64(l->chunk_hashes, (size_t)l->n_chunks * sizeof *l->chunk_hashes, 0); }
+
+/* Several ranks: what fold would be if one had loaded all. `whole` has the checkpoint open. Collective. */
+static td_status digest_whole(struct loader *whole, uint64_t *ret_digest)
+{
+    struct td_comm *comm = whole->model->comm;
+    td_status s = plan(whole);
+    if (s) return s;
+    measure(whole);
+    if ((s = fill(whole, true))) return s;
+    size_t n = (size_t)whole->n_chunks, n_ranks = (size_t)td_comm_n_ranks(comm);
+    uint64_t *all = calloc(n * n_ranks, sizeof *all);
+    if (!all) return td_fail(whole->err, TD_ERR_NOMEM, "loading weights: no memory for %zu hashes", n * n_ranks);
+    if (!(s = td_comm_all_gather(comm, whole->chunk_hashes, n * sizeof *all, all))) {
+        for (size_t i = 0; i < n; i++) whole->chunk_hashes[i] = all[i % n_ranks * n + i];
+        *ret_digest = fold(whole);
+    } else {
+        char why[TD_COMM_REASON_MAX];
+        td_fail(whole->err, s, "loading weights: %s", td_comm_reason(comm, why));
+    }
+    free(all);
+    return s;
+}
+
+static void loader_free(struct loader *l)
+{
+    free(l->dests);
+    free(l->chunk_hashes);
+    free(l->staging);
+    if (l->pieces) l->model->ops->device->release_pinned(l->pieces);
+    pthread_mutex_destroy(&l->upload_lock);
+}
+
+static td_status loader_init(struct loader *l)
+{
+    pthread_mutex_init(&l->upload_lock, NULL);
+    l->max_dests = 16 + l->model->config.n_layers * 12;
+    l->dests = calloc((size_t)l->max_dests, sizeof *l->dests);
+    return l->dests ? TD_OK : td_fail(l->err, TD_ERR_NOMEM, "loading weights: no memory for %d layers", l->model->config.n_layers);
 }
 
 td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, uint64_t *ret_digest, struct td_err *err)
 {
     struct td_safetensors st = {0};
-    struct loader l = {.model = model, .dir = dir, .err = err, .max_dests = 16 + model->config.n_layers * 12,
-                       .host_ops = model->ops->device ? td_ops_best() : model->ops};
-    pthread_mutex_init(&l.upload_lock, NULL);
-    td_status s = TD_OK;
-    l.dests = calloc((size_t)l.max_dests, sizeof *l.dests);
+    struct loader l = {.model = model, .dir = dir, .err = err, .host_ops = model->ops->device ? td_ops_best() : model->ops,
+                       .rank = td_comm_rank(model->comm), .n_ranks = td_comm_n_ranks(model->comm)};
+    td_status s = loader_init(&l);
     model->layers = calloc((size_t)model->config.n_layers, sizeof *model->layers);
-    if (!l.dests || !model->layers)
-        s = td_fail(err, TD_ERR_NOMEM, "loading weights: no memory for %d layers", model->config.n_layers);
+    if (!s && !model->layers) s = td_fail(err, TD_ERR_NOMEM, "loading weights: no memory for %d layers", model->config.n_layers);
     if (!s && dir) {
         if (!(s = td_safetensors_open(dir, &st, err))) {
             l.st = &st;
@@ -555,13 +655,15 @@ td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, u
     }
     if (!s) s = plan(&l);
     if (!s) s = place(&l);
-    if (!s) s = fill(&l, quiet, ret_digest);
+    if (!s) s = fill(&l, quiet);
+    if (!s && l.n_ranks == 1) *ret_digest = fold(&l);
+    if (!s && l.n_ranks > 1) {
+        struct loader whole = {.model = model, .dir = dir, .err = err, .host_ops = l.host_ops, .st = l.st, .used = l.used, .n_ranks = 1, .only_hash = true};
+        if (!(s = loader_init(&whole))) s = digest_whole(&whole, ret_digest);
+        loader_free(&whole);
+    }
     free(l.used);
-    free(l.dests);
-    free(l.chunk_hashes);
-    free(l.staging);
-    if (l.pieces) model->ops->device->release_pinned(l.pieces);
-    pthread_mutex_destroy(&l.upload_lock);
+    loader_free(&l);
     td_safetensors_close(&st);
     return s;
 }

@@ -1,0 +1,308 @@
+/* common/model split over ranks: logits and KV beside those of one rank, the same bits whatever the chunks, threads and timing, one identity for every number of
+ * ranks, and refusals by name. Ranks are threads here, each with a model of its own; tests of processes: base_comm_test, engine_ranks_test, cluster. */
+#include "tests/golden/model_rig.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include "common/base/comm.h"
+
+enum { MAX_RANKS = 8, BS = 8, MAX_TOKENS = 64, N_TOKENS = 45 };
+
+static char config_path[64];
+
+static void write_config(const char *text)
+{
+    FILE *f = fopen(config_path, "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text, 1, strlen(text), f), strlen(text));
+    fclose(f);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    snprintf(config_path, sizeof config_path, "/tmp/ranks_test_XXXXXX");
+    int fd = mkstemp(config_path);
+    if (fd >= 0) close(fd);
+    return fd >= 0 ? 0 : -1;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    return unlink(config_path);
+}
+
+/* One run of a prompt by a group of ranks. */
+struct run {
+    int32_t n_ranks, n_threads, chunk;
+    struct td_model_params params;
+    int32_t vocab, n_layers, n_kv_heads, head_dim; /* of one rank */
+    uint64_t hashes[MAX_RANKS], weight_bytes;
+    float *logits;             /* rank 0's, [N_TOKENS, vocab] */
+    uint8_t *kv[MAX_RANKS];    /* the blocks of sequence 1 in order, each rank's layout */
+    size_t block_bytes;
+};
+
+struct rank {
+    struct run *run;
+    struct td_comm_segment *segment;
+    int32_t rank;
+};
+
+static int32_t token(int32_t i, int32_t vocab) { return (int32_t)(((uint32_t)i * 2654435761u >> 7) % (uint32_t)vocab); }
+
+static void *run_rank(void *arg)
+{
+    struct rank *me = arg;
+    struct run *run = me->run;
+    struct td_comm *comm = NULL;
+    struct td_comm_config cfg = {.timeout_ms = 30000};
+    if (run->n_ranks > 1) assert_int_equal(td_comm_open(me->segment, me->rank, &cfg, &comm, NULL), TD_OK);
+    struct td_model_params p = run->params;
+    p.comm = comm;
+    struct rig g;
+    int32_t tokens[N_TOKENS];
+    rig_open(&g, &p, run->n_threads, BS, MAX_TOKENS, MAX_TOKENS);
+    for (int32_t i = 0; i < N_TOKENS; i++) tokens[i] = token(i, g.vocab);
+    float *logits = rig_prompt(&g, 1, tokens, N_TOKENS, run->chunk);
+    run->hashes[me->rank] = td_model_hash(g.model);
+    assert_int_equal(td_model_n_ranks(g.model), run->n_ranks);
+    run->kv[me->rank] = malloc((size_t)g.blocks_per_seq * g.kv.block_bytes);
+    for (int32_t b = 0; b < g.blocks_per_seq; b++)
+        memcpy(run->kv[me->rank] + (size_t)b * g.kv.block_bytes, g.cache + (size_t)g.tables[1][b] * g.kv.block_bytes, g.kv.block_bytes);
+    if (me->rank == 0) {
+        run->logits = logits;
+        run->vocab = g.vocab;
+        run->n_layers = g.kv.n_layers;
+        run->n_kv_heads = g.kv.n_kv_heads;
+        run->head_dim = g.kv.head_dim;
+        run->block_bytes = g.kv.block_bytes;
+        run->weight_bytes = td_model_weight_bytes(g.model);
+    } else {
+        free(logits);
+    }
+    rig_close(&g);
+    td_comm_close(comm);
+    return NULL;
+}
+
+static struct run run_group(const struct td_model_params *params, int32_t n_ranks, int32_t n_threads, int32_t chunk)
+{
+    struct run run = {.n_ranks = n_ranks, .n_threads = n_threads, .chunk = chunk, .params = *params};
+    struct td_comm_segment segment = {0};
+    struct td_err err = {0};
+    struct rank ranks[MAX_RANKS];
+    pthread_t threads[MAX_RANKS];
+    if (td_comm_segment_create(n_ranks, 4096, &segment, &err)) fail_msg("%s", err.msg);
+    for (int32_t r = 0; r < n_ranks; r++) {
+        ranks[r] = (struct rank){&run, &segment, r};
+        assert_int_equal(pthread_create(&threads[r], NULL, run_rank, &ranks[r]), 0);
+    }
+    for (int32_t r = 0; r < n_ranks; r++) pthread_join(threads[r], NULL);
+    td_comm_segment_close(&segment);
+    return run;
+}
+
+static void run_free(struct run *run)
+{
+    free(run->logits);
+    for (int32_t r = 0; r < run->n_ranks; r++) free(run->kv[r]);
+}
+
+static double worst(const float *a, const float *b, size_t n)
+{
+    double most = 0;
+    for (size_t i = 0; i < n; i++) {
+        double d = fabs((double)a[i] - (double)b[i]);
+        if (!(d <= most)) most = d; /* a NaN shows, too */
+    }
+    return most;
+}
+
+/* K or V of one token: layer, kv (0: K), head of this rank. */
+static const uint8_t *kv_row(const struct run *run, int32_t rank, int32_t t, int32_t layer, int kv, int32_t head, size_t elem)
+{
+    size_t row = (size_t)run->head_dim * elem, per_head = (size_t)BS * row;
+    return run->kv[rank] + (size_t)(t / BS) * run->block_bytes +
+           ((((size_t)layer * 2 + (size_t)kv) * (size_t)run->n_kv_heads + (size_t)head) * per_head + (size_t)(t % BS) * row);
+}
+
+/* Every head of every rank beside the same head of one rank: layer 0 bit for bit (its input is the embedding), later ones within `tol`. */
+static void compare_kv(const struct run *one, const struct run *many, size_t elem, double tol)
+{
+    size_t row = (size_t)one->head_dim * elem;
+    for (int32_t r = 0; r < many->n_ranks; r++)
+        for (int32_t t = 0; t < N_TOKENS; t++)
+            for (int32_t layer = 0; layer < one->n_layers; layer++)
+                for (int kv = 0; kv < 2; kv++)
+                    for (int32_t h = 0; h < many->n_kv_heads; h++) {
+                        int32_t whole = one->n_kv_heads >= many->n_ranks ? r * many->n_kv_heads + h : r * one->n_kv_heads / many->n_ranks;
+                        const uint8_t *a = kv_row(one, 0, t, layer, kv, whole, elem), *b = kv_row(many, r, t, layer, kv, h, elem);
+                        if (layer == 0 && memcmp(a, b, row))
+                            fail_msg("%d ranks: layer 0, %c of token %d, head %d of rank %d is not head %d of one rank", many->n_ranks, "KV"[kv], t, h, r, whole);
+                        for (int32_t i = 0; i < one->head_dim; i++) {
+                            float x, y;
+                            if (elem == 4) {
+                                memcpy(&x, a + 4 * i, 4);
+                                memcpy(&y, b + 4 * i, 4);
+                            } else {
+                                uint16_t u, v;
+                                memcpy(&u, a + 2 * i, 2);
+                                memcpy(&v, b + 2 * i, 2);
+                                x = td_bf16_to_f32(u);
+                                y = td_bf16_to_f32(v);
+                            }
+                            double d = fabs((double)x - (double)y);
+                            if (!(d <= tol)) fail_msg("%d ranks: layer %d, %c of token %d, head %d of rank %d: %g, one rank has %g", many->n_ranks, layer, "KV"[kv], t, h, r, (double)y, (double)x);
+                        }
+                    }
+}
+
+static void compare_bits(const struct run *a, const struct run *b, const char *what)
+{
+    if (memcmp(a->logits, b->logits, (size_t)N_TOKENS * (size_t)a->vocab * sizeof(float))) fail_msg("%d ranks: other logits with %s", a->n_ranks, what);
+    for (int32_t r = 0; r < a->n_ranks; r++)
+        for (int32_t t = 0; t < N_TOKENS; t++)
+            for (int32_t layer = 0; layer < a->n_layers; layer++)
+                for (int kv = 0; kv < 2; kv++)
+                    for (int32_t h = 0; h < a->n_kv_heads; h++) {
+                        size_t elem = a->block_bytes / ((size_t)BS * (size_t)a->n_layers * 2 * (size_t)a->n_kv_heads * (size_t)a->head_dim);
+                        if (memcmp(kv_row(a, r, t, layer, kv, h, elem), kv_row(b, r, t, layer, kv, h, elem), (size_t)a->head_dim * elem))
+                            fail_msg("%d ranks: other KV on rank %d with %s", a->n_ranks, r, what);
+                    }
+}
+
+/* Ranks that share a head hold the same bytes of it: either can be read for the other. */
+static void compare_replicas(const struct run *one, const struct run *many)
+{
+    int32_t n = many->n_ranks / one->n_kv_heads;
+    for (int32_t r = 0; r < many->n_ranks && n > 1; r++)
+        for (int32_t t = 0; t < N_TOKENS; t++)
+            for (int32_t layer = 0; layer < one->n_layers; layer++)
+                for (int kv = 0; kv < 2; kv++) {
+                    size_t elem = many->block_bytes / ((size_t)BS * (size_t)many->n_layers * 2 * (size_t)many->head_dim);
+                    assert_memory_equal(kv_row(many, r, t, layer, kv, 0, elem), kv_row(many, r / n * n, t, layer, kv, 0, elem), (size_t)many->head_dim * elem);
+                }
+}
+
+/* Tolerances: what n partial sums rounded apart may differ by after three layers. f32: 2^-23 of activations of a few units, over some hundred additions. bf16: an
+ * activation that rounds to the other neighbour (2^-8 of it) in one of the last layers. Seen: up to 3.6e-6, 0.0012, and 2.9e-5 with the trained model, whose activations are larger. */
+static void compare_degrees(const struct td_model_params *params, const int32_t *degrees, size_t elem, double tol)
+{
+    struct run one = run_group(params, 1, 1, N_TOKENS);
+    for (; *degrees; degrees++) {
+        struct run many = run_group(params, *degrees, 1, N_TOKENS);
+        for (int32_t r = 0; r < *degrees; r++) assert_int_equal(many.hashes[r], one.hashes[0]);
+        assert_true(many.weight_bytes < one.weight_bytes);
+        double d = worst(one.logits, many.logits, (size_t)N_TOKENS * (size_t)one.vocab);
+        if (!(d <= tol)) fail_msg("%d ranks: logits differ by %g from one rank's, allowed %g", *degrees, d, tol);
+        compare_kv(&one, &many, elem, tol);
+        compare_replicas(&one, &many);
+        static const struct {
+            int32_t n_threads, chunk;
+            const char *what;
+        } others[] = {{1, N_TOKENS, "another run"}, {2, N_TOKENS, "two threads"}, {1, 1, "chunks of 1"}, {2, 7, "chunks of 7"}};
+        for (size_t k = 0; k < sizeof others / sizeof *others; k++) {
+            struct run again = run_group(params, *degrees, others[k].n_threads, others[k].chunk);
+            compare_bits(&many, &again, others[k].what);
+            run_free(&again);
+        }
+        run_free(&many);
+    }
+    run_free(&one);
+}
+
+#define SHAPE(HEADS, KV) \
+    "\"hidden_size\":96,\"intermediate_size\":208,\"num_hidden_layers\":3,\"num_attention_heads\":" #HEADS ",\"num_key_value_heads\":" #KV \
+    ",\"head_dim\":16,\"vocab_size\":131,\"max_position_embeddings\":128,\"rms_norm_eps\":1e-05,\"rope_theta\":10000.0,\"hidden_act\":\"silu\","
+
+static void random_models(void **state)
+{
+    (void)state;
+    static const int32_t all[] = {2, 4, 8, 0}, some[] = {2, 4, 0};
+    struct td_model_params p = {.random_config = config_path, .dtype = "f32"};
+    /* every bias, heads split 8 ways, KV heads shared from 4 ranks on */
+    write_config("{\"model_type\":\"llama\"," SHAPE(8, 2) "\"attention_bias\":true,\"mlp_bias\":true,\"tie_word_embeddings\":false,\"torch_dtype\":\"float32\"}");
+    compare_degrees(&p, all, 4, 2e-5);
+    /* q and k norms, tied embeddings, bf16 */
+    p.dtype = "bf16";
+    write_config("{\"model_type\":\"qwen3\"," SHAPE(8, 4) "\"attention_bias\":false,\"tie_word_embeddings\":true,\"torch_dtype\":\"bfloat16\"}");
+    compare_degrees(&p, some, 2, 0.04);
+    p.dtype = "f32";
+    write_config("{\"model_type\":\"qwen2\"," SHAPE(4, 1) "\"tie_word_embeddings\":true,\"sliding_window\":16,\"use_sliding_window\":false,\"torch_dtype\":\"float32\"}");
+    compare_degrees(&p, some, 4, 2e-5);
+}
+
+static void trained_model(void **state)
+{
+    (void)state;
+    static const int32_t two[] = {2, 0};
+    struct td_model_params p = {.dir = TD_POCKET_DIR, .dtype = "f32", .max_model_len = 64};
+    compare_degrees(&p, two, 4, 2e-4);
+}
+
+static void refusals(void **state)
+{
+    (void)state;
+    struct td_model_config c = {.n_heads = 12, .n_kv_heads = 6, .intermediate = 40, .vocab = 100};
+    struct td_err err = {0};
+    static const struct {
+        int32_t tp, heads, kv, inter, vocab;
+        const char *says;
+    } cases[] = {
+        {3, 12, 6, 42, 100, "tp is 3, must be 1, 2, 4, 8 or 16"},
+        {0, 12, 6, 42, 100, "tp is 0, must be 1, 2, 4, 8 or 16"},
+        {32, 32, 32, 64, 100, "tp is 32, must be"},
+        {8, 12, 6, 40, 100, "tp is 8, must divide num_attention_heads 12"},
+        {4, 12, 6, 40, 100, "tp is 4, must divide num_key_value_heads 6 or be a multiple of it"},
+        {4, 12, 4, 42, 100, "tp is 4, must divide intermediate_size 42"},
+        {16, 16, 16, 32, 12, "tp is 16, must be at most vocab_size 12"},
+        {1, 7, 7, 9, 1, ""}, {2, 12, 6, 40, 100, ""}, {4, 12, 2, 40, 100, ""}, {4, 12, 4, 40, 100, ""}, {16, 16, 1, 32, 100, ""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        c.n_heads = cases[i].heads;
+        c.n_kv_heads = cases[i].kv;
+        c.intermediate = cases[i].inter;
+        c.vocab = cases[i].vocab;
+        td_status s = td_model_check_ranks(&c, cases[i].tp, &err);
+        if (s != (cases[i].says[0] ? TD_ERR_UNSUPPORTED : TD_OK) || (s && !strstr(err.msg, cases[i].says)))
+            fail_msg("case %zu: %s %s, expected %s", i, td_status_name(s), err.msg, cases[i].says);
+    }
+}
+
+/* A rank that cannot load its part ends the others' load, and they say why. */
+static void rank_fails_to_load(void **state)
+{
+    (void)state;
+    struct td_comm_segment segment;
+    struct td_comm *comm[2];
+    struct td_comm_config cfg = {0};
+    struct td_err err = {0};
+    struct td_thread_pool *threads;
+    struct td_model *model = NULL;
+    write_config("{\"model_type\":\"llama\"," SHAPE(8, 2) "\"tie_word_embeddings\":false,\"torch_dtype\":\"float32\"}");
+    assert_int_equal(td_comm_segment_create(2, 0, &segment, &err), TD_OK);
+    for (int32_t r = 0; r < 2; r++) assert_int_equal(td_comm_open(&segment, r, &cfg, &comm[r], &err), TD_OK);
+    assert_int_equal(td_thread_pool_create(1, NULL, 0, &threads, &err), TD_OK);
+    td_comm_abort(comm[1], "rank 1: no room for weights");
+    struct td_model_params p = {.random_config = config_path, .dtype = "f32", .threads = threads, .comm = comm[0], .quiet = true};
+    assert_int_equal(td_model_open(&p, &model, &err), TD_ERR_PEER);
+    assert_string_equal(err.msg, "loading weights: rank 1: no room for weights");
+    td_thread_pool_destroy(threads);
+    for (int32_t r = 0; r < 2; r++) td_comm_close(comm[r]);
+    td_comm_segment_close(&segment);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_models),
+        cmocka_unit_test(trained_model),
+        cmocka_unit_test(refusals),
+        cmocka_unit_test(rank_fails_to_load),
+    };
+    return cmocka_run_group_tests_name("ranks", tests, setup, teardown);
+}
