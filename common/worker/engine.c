@@ -8,6 +8,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -17,6 +18,7 @@
 #include "common/base/pool.h"
 #include "common/base/thread_pool.h"
 #include "common/worker/engine_device.h"
+#include "common/worker/engine_ranks.h"
 #include "kernels/device.h"
 
 struct td_engine {
@@ -25,8 +27,12 @@ struct td_engine {
     struct td_workspace *ws;
     struct td_kv_pool *kv;
     struct td_engine_device *device; /* NULL: none */
-    struct td_kv_layout layout;
+    struct td_kv_layout layout; /* of whole blocks */
     uint64_t layout_hash;
+    struct td_comm *comm;       /* NULL: one rank */
+    struct td_rank_kv ranks;
+    struct td_arena ranks_arena; /* several ranks: the KV of all */
+    int32_t *step_room, *seq_blocks; /* several ranks: what the others are told */
     struct td_sampler **samplers; /* one per thread */
     int32_t n_threads, max_len, max_batch, max_step_tokens, max_seqs, max_blocks_per_seq, vocab;
 
@@ -66,37 +72,46 @@ static td_status engine_open_threads(struct td_engine *e, const struct td_engine
     cpu_set_t mine; /* "all CPUs" are those that this process may use: taskset and cpusets count */
     int n_mine = sched_getaffinity(0, sizeof mine, &mine) == 0 ? CPU_COUNT(&mine) : (int)sysconf(_SC_NPROCESSORS_ONLN);
     e->n_threads = c->n_threads > 0 ? c->n_threads : n_mine;
+    int32_t n_ranks = td_comm_n_ranks(c->comm), rank = td_comm_rank(c->comm); /* they share what the engine was given */
+    e->n_threads = e->n_threads < n_ranks ? 1 : e->n_threads / n_ranks;
     if (e->n_threads > 1024) return td_fail(err, TD_ERR_LIMIT, "threads is %d, limit 1024", e->n_threads);
     bool pinned = c->cpus && c->cpus[0];
     if (pinned) {
         td_status s = td_parse_cpu_list(c->cpus, cpus, 1024, &n_cpus, err);
         if (s) return td_err_prefix(err, "cpus");
-        if (n_cpus < e->n_threads)
-            return td_fail(err, TD_ERR_INVALID, "cpus lists %d CPUs, threads is %d: give at least as many CPUs", n_cpus, e->n_threads);
+        if (n_cpus < e->n_threads * n_ranks)
+            return td_fail(err, TD_ERR_INVALID, "cpus lists %d CPUs, threads is %d: give at least as many CPUs", n_cpus, e->n_threads * n_ranks);
     }
-    return td_thread_pool_create(e->n_threads, pinned ? cpus : NULL, 50, &e->threads, err);
+    return td_thread_pool_create(e->n_threads, pinned ? cpus + rank * e->n_threads : NULL, 50, &e->threads, err);
 }
 
 static td_status engine_open_kv(struct td_engine *e, const struct td_engine_config *c, struct td_err *err)
 {
-    td_status s = td_model_kv_layout(e->model, c->block_size, &e->layout, err);
+    td_status s = td_rank_kv_init(&e->ranks, e->model, c->block_size, e->n_threads, err);
     if (s) return s;
-    uint64_t bytes;
+    e->layout = e->ranks.whole;
+    uint64_t bytes, per_block = td_rank_kv_bytes(&e->ranks, 1);
     s = e->device ? td_engine_device_kv_bytes(e->device, c->kv_memory, &bytes, err) : td_engine_kv_bytes(c->kv_memory, &bytes, err);
     if (s) return s;
     uint64_t available = e->device ? bytes : td_mem_available();
     if (bytes > available)
         return td_fail(err, TD_ERR_NOMEM, "kv_memory asks for %llu MiB, only %llu MiB are available", (unsigned long long)(bytes >> 20),
                        (unsigned long long)(available >> 20));
-    uint64_t n = bytes / e->layout.block_bytes;
+    uint64_t n = bytes / per_block;
     if (n < 2)
-        return td_fail(err, TD_ERR_INVALID, "kv_memory %llu bytes holds %llu KV blocks of %zu bytes, need at least 2", (unsigned long long)bytes,
-                       (unsigned long long)n, e->layout.block_bytes);
+        return td_fail(err, TD_ERR_INVALID, "kv_memory %llu bytes holds %llu KV blocks of %llu bytes, need at least 2", (unsigned long long)bytes,
+                       (unsigned long long)n, (unsigned long long)per_block);
     if (n > 1 << 24) n = 1 << 24;
     struct td_kv_pool_config kc = {
         .layout = e->layout, .n_blocks = (int32_t)n, .shareable = c->shareable_kv, .prefix_cache = c->prefix_cache};
     if (e->device && (s = td_engine_device_kv_alloc(e->device, n * e->layout.block_bytes, &kc.borrowed, err))) return s;
+    if (e->comm) { /* all of it, for all ranks, whose other processes map it */
+        if ((s = td_arena_create(td_rank_kv_bytes(&e->ranks, kc.n_blocks), 1, "tandem-kv", &e->ranks_arena, err))) return s;
+        kc.borrowed = e->ranks_arena.base;
+    }
     if ((s = td_kv_pool_create(&kc, &e->kv, err))) return s;
+    e->ranks.n_blocks = kc.n_blocks;
+    e->ranks.base = e->device ? NULL : td_kv_pool_block(e->kv, 0); /* what is on a device stays as it is */
     e->layout_hash = td_kv_layout_hash(&e->layout, td_model_hash(e->model));
     uint64_t pool_tokens = n * (uint64_t)c->block_size;
     e->max_len = td_model_max_len(e->model);
@@ -131,7 +146,59 @@ static td_status engine_open_pools(struct td_engine *e, const struct td_engine_c
         return td_fail(err, TD_ERR_NOMEM, "engine: no memory for max_seqs %d x max_model_len %d tokens; lower one of them", c->max_seqs, e->max_len);
     for (int32_t i = 0; i < e->n_threads; i++)
         if ((s = td_sampler_create(e->vocab, &e->samplers[i], err))) return s;
-    return TD_OK;
+    if (!e->comm) return TD_OK;
+    e->step_room = malloc(td_rank_step_bytes(e->max_step_tokens, e->max_batch, e->max_blocks_per_seq));
+    e->seq_blocks = engine_array((size_t)e->max_batch, sizeof(int32_t));
+    if (!e->step_room || !e->seq_blocks) return td_fail(err, TD_ERR_NOMEM, "engine: no memory for the largest step");
+    struct td_rank_boot boot = {.n_blocks = e->ranks.n_blocks, .max_rows = e->max_step_tokens, .max_seqs = e->max_batch,
+                                .max_blocks_per_seq = e->max_blocks_per_seq, .arena_bytes = e->ranks_arena.bytes};
+    return td_rank_boot_tell(e->comm, &boot, &e->ranks_arena, NULL, err);
+}
+
+static td_status engine_open_model(struct td_engine *e, const struct td_engine_config *c, struct td_err *err)
+{
+    const struct td_ops *ops = NULL;
+    if (c->ops && c->ops[0] && !(ops = td_model_ops_by_name(c->ops)))
+        return td_fail(err, TD_ERR_UNSUPPORTED, "ops \"%s\" is unknown or this CPU lacks it (ref, avx2, avx512)", c->ops);
+    td_status s = td_engine_device_open(c, &e->device, err);
+    if (!s) s = engine_open_threads(e, c, err);
+    if (s) return s;
+    struct td_model_params p = {.dir = c->model_dir, .random_config = c->random_config, .dtype = c->dtype, .threads = e->threads,
+                                .ops = e->device ? td_engine_device_ops(e->device) : ops, .comm = c->comm, .max_model_len = c->max_model_len,
+                                .quiet = c->quiet || td_comm_rank(c->comm) > 0, .no_graphs = c->no_graphs};
+    return td_model_open(&p, &e->model, err);
+}
+
+/* The others must not wait for a rank that will not come. */
+static void tell_failure(struct td_comm *comm, const struct td_err *err)
+{
+    char why[TD_COMM_REASON_MAX];
+    if (err) snprintf(why, sizeof why, "rank %d: %s", td_comm_rank(comm), err->msg);
+    else snprintf(why, sizeof why, "rank %d failed", td_comm_rank(comm));
+    td_comm_abort(comm, why);
+}
+
+td_status td_engine_follow(const struct td_engine_config *c, struct td_err *err)
+{
+    TD_ASSERT(td_comm_rank(c->comm) > 0);
+    struct td_engine e = {0}; /* threads, model and KV of an engine that decides nothing */
+    struct td_rank_boot boot = {0};
+    struct td_arena arena = {.memfd = -1};
+    td_status s = engine_open_model(&e, c, err);
+    if (!s) s = td_rank_kv_init(&e.ranks, e.model, c->block_size, 1, err);
+    if (!s) s = td_rank_boot_tell(c->comm, &boot, NULL, &arena, err);
+    if (!s) {
+        e.ranks.n_blocks = boot.n_blocks;
+        e.ranks.base = arena.base;
+        s = td_rank_follow(c->comm, e.model, &e.ranks, &boot, err);
+    }
+    if (s) tell_failure(c->comm, err);
+    td_arena_destroy(&arena);
+    td_rank_kv_free(&e.ranks);
+    td_model_close(e.model);
+    td_engine_device_close(e.device);
+    td_thread_pool_destroy(e.threads);
+    return s;
 }
 
 /* Before the KV pool, which may be a share of what is left. */
@@ -154,22 +221,13 @@ td_status td_engine_open(const struct td_engine_config *c, struct td_engine **re
     struct td_engine *e = calloc(1, sizeof *e);
     if (!e) return td_fail(err, TD_ERR_NOMEM, "engine: out of memory");
     pthread_mutex_init(&e->seqs_lock, NULL);
-    const struct td_ops *ops = NULL;
-    td_status s = TD_OK;
-    if (c->ops && c->ops[0] && !(ops = td_model_ops_by_name(c->ops)))
-        s = td_fail(err, TD_ERR_UNSUPPORTED, "ops \"%s\" is unknown or this CPU lacks it (ref, avx2, avx512)", c->ops);
-    if (!s) s = td_engine_device_open(c, &e->device, err);
-    if (!s) s = engine_open_threads(e, c, err);
-    if (!s) {
-        struct td_model_params p = {.dir = c->model_dir, .random_config = c->random_config, .dtype = c->dtype, .threads = e->threads,
-                                    .ops = e->device ? td_engine_device_ops(e->device) : ops, .max_model_len = c->max_model_len, .quiet = c->quiet,
-                                    .no_graphs = c->no_graphs};
-        s = td_model_open(&p, &e->model, err);
-    }
+    e->comm = td_comm_n_ranks(c->comm) > 1 ? c->comm : NULL;
+    td_status s = engine_open_model(e, c, err);
     if (!s) s = engine_open_workspace(e, c, err);
     if (!s) s = engine_open_kv(e, c, err);
     if (!s) s = engine_open_pools(e, c, err);
     if (s) {
+        tell_failure(c->comm, err);
         td_engine_close(e);
         return s;
     }
@@ -180,11 +238,16 @@ td_status td_engine_open(const struct td_engine_config *c, struct td_engine **re
 void td_engine_close(struct td_engine *e)
 {
     if (!e) return;
+    if (e->step_room) td_rank_end_tell(e->comm, e->step_room);
     for (int32_t i = 0; e->samplers && i < e->n_threads; i++) td_sampler_destroy(e->samplers[i]);
     free(e->samplers);
     td_workspace_destroy(e->ws);
     td_pool_destroy(e->seqs);
     td_kv_pool_destroy(e->kv);
+    td_rank_kv_free(&e->ranks);
+    td_arena_destroy(&e->ranks_arena);
+    free(e->step_room);
+    free(e->seq_blocks);
     td_model_close(e->model);
     td_engine_device_close(e->device);
     td_thread_pool_destroy(e->threads);
@@ -206,6 +269,9 @@ void td_engine_close(struct td_engine *e)
 struct td_model *td_engine_model(struct td_engine *e) { return e->model; }
 struct td_kv_pool *td_engine_kv(struct td_engine *e) { return e->kv; }
 const struct td_device_info *td_engine_device_info(const struct td_engine *e) { return e->device ? &td_engine_device_ops(e->device)->device->info : NULL; }
+const struct td_arena *td_engine_kv_arena(const struct td_engine *e) { return e->ranks.n_ranks > 1 ? &e->ranks_arena : td_kv_pool_arena(e->kv); }
+int32_t td_engine_n_ranks(const struct td_engine *e) { return e->ranks.n_ranks; }
+int32_t td_engine_kv_parts(const struct td_engine *e) { return e->ranks.n_parts; }
 uint64_t td_engine_layout_hash(const struct td_engine *e) { return e->layout_hash; }
 int32_t td_engine_max_len(const struct td_engine *e) { return e->max_len; }
 int32_t td_engine_max_batch(const struct td_engine *e) { return e->max_batch; }
@@ -324,6 +390,11 @@ td_status td_engine_admit(struct td_engine *e, struct td_seq *seq, bool import, 
     return TD_OK;
 }
 
+td_status td_engine_kv_arrange(struct td_engine *e, const int32_t *block_ids, int32_t n, int32_t from_parts, struct td_err *err)
+{
+    return td_rank_kv_import(&e->ranks, block_ids, n, from_parts, e->threads, err);
+}
+
 void td_engine_imported(struct td_engine *e, struct td_seq *seq, int32_t first_token)
 {
     TD_ASSERT(seq->phase == TD_SEQ_IMPORT);
@@ -416,6 +487,13 @@ static void sample_part(void *arg, int part, int n_parts)
     }
 }
 
+td_status td_engine_check(struct td_engine *e, struct td_err *err)
+{
+    char why[TD_COMM_REASON_MAX];
+    td_status s = td_comm_check(e->comm);
+    return s ? td_fail(err, s, "%s", td_comm_reason(e->comm, why)) : TD_OK;
+}
+
 td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_t n_items, struct td_err *err)
 {
     TD_ASSERT(n_items <= e->max_batch);
@@ -425,6 +503,7 @@ td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_
         TD_ASSERT(items[i].n_new >= 1 && n_rows + items[i].n_new <= e->max_step_tokens);
         TD_ASSERT(seq->n_computed + items[i].n_new <= seq->n_tokens && blocks_for(e, seq->n_computed + items[i].n_new) <= seq->n_blocks);
         e->block_tables[i] = seq->blocks;
+        if (e->seq_blocks) e->seq_blocks[i] = blocks_for(e, seq->n_computed + items[i].n_new);
         for (int32_t j = 0; j < items[i].n_new; j++, n_rows++) {
             e->row_tokens[n_rows] = seq->tokens[seq->n_computed + j];
             e->row_positions[n_rows] = seq->n_computed + j;
@@ -433,7 +512,7 @@ td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_
         if (seq->n_computed + items[i].n_new == seq->n_tokens) e->logit_rows[n_logits++] = n_rows - 1;
     }
     struct td_forward_args a = {.tokens = e->row_tokens, .positions = e->row_positions, .row_seq = e->row_seq, .block_tables = e->block_tables,
-                                .n_rows = n_rows, .kv_base = td_kv_pool_block(e->kv, 0), .kv = &e->layout, .logit_rows = e->logit_rows,
+                                .n_rows = n_rows, .kv_base = td_kv_pool_block(e->kv, 0), .kv = &e->ranks.part, .kv_stride = e->layout.block_bytes, .logit_rows = e->logit_rows,
                                 .n_logit_rows = n_logits, .err = err};
     float *logits = NULL;
     struct td_forward_tail tail;
@@ -441,7 +520,12 @@ td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_
         int32_t n = n_logits == n_rows ? td_workspace_padded_rows(e->ws, n_logits) : n_logits;
         if (td_engine_device_sample_fill(e->device, items, n_items, n, &tail) == TD_OK) a.tail = &tail;
     }
-    td_status s = td_model_forward(e->model, e->ws, &a, &logits);
+    td_status s = e->comm ? td_rank_step_tell(e->comm, &a, e->seq_blocks, n_items, e->step_room) : TD_OK;
+    if (!s) s = td_model_forward(e->model, e->ws, &a, &logits);
+    if (s == TD_ERR_PEER) {
+        char why[TD_COMM_REASON_MAX];
+        return td_fail(err, s, "%s", td_comm_reason(e->comm, why));
+    }
     if (s == TD_ERR_DEVICE) return td_err_prefix(err, "forward of %d rows", n_rows);
     if (s) return td_fail(err, s, "forward of %d rows failed: %s", n_rows, td_status_name(s));
     for (int32_t i = 0; i < n_items; i++) {

@@ -39,6 +39,8 @@ struct td_engine_config {
     int32_t max_model_len;            /* 0 = the model's */
     int32_t max_step_tokens;          /* rows of one step: decode rows + prefill chunk */
     bool prefix_cache, shareable_kv, quiet;
+    struct td_comm *comm;             /* borrowed; NULL = one rank. Else rank 0 opens the engine, and every other rank runs td_engine_follow with the same
+                                       * configuration: n_threads, cpus and kv_memory are of all ranks together */
     const char *device;               /* NULL, "" or "cpu": this machine's memory and kernels; "cuda": device_index of the visible GPUs; one engine per process */
     int32_t device_index;
     bool deterministic;               /* device: the same algorithms whatever the batch (I1) */
@@ -76,15 +78,27 @@ struct td_seq {
     struct td_seq *prev, *next;       /* the owner's list */
 };
 
+/* Several ranks: collective with td_engine_follow; a failure of any rank is every rank's, with its reason. */
 td_status td_engine_open(const struct td_engine_config *config, struct td_engine **ret_engine, struct td_err *err);
 /* What kv_memory means here and now: "50%" of this machine's memory that is available, or a size. On a device: of what is free there beside weights and
  * workspace. */
 td_status td_engine_kv_bytes(const char *text, uint64_t *ret_bytes, struct td_err *err);
-void td_engine_close(struct td_engine *engine);       /* asserts that no sequence is out */
+void td_engine_close(struct td_engine *engine);       /* asserts that no sequence is out; ends the other ranks */
+
+/* A rank other than 0: its part of every step, until rank 0 closes its engine (TD_OK) or a rank is lost (TD_ERR_PEER). */
+td_status td_engine_follow(const struct td_engine_config *config, struct td_err *err);
+/* Rank 0 while there is nothing to do: TD_ERR_PEER when another rank is dead. Does not wait. */
+td_status td_engine_check(struct td_engine *engine, struct td_err *err);
+int32_t td_engine_n_ranks(const struct td_engine *engine);
 
 struct td_model *td_engine_model(struct td_engine *engine);
 const struct td_device_info *td_engine_device_info(const struct td_engine *engine); /* NULL: no device */
 struct td_kv_pool *td_engine_kv(struct td_engine *engine);
+const struct td_arena *td_engine_kv_arena(const struct td_engine *engine);      /* what a transfer registers: its first n_blocks x block_bytes */
+int32_t td_engine_kv_parts(const struct td_engine *engine);     /* ranks' parts in a block, in order; 1 = the canonical layout */
+/* Blocks that came from a worker of from_parts: into this engine's order, and to all its ranks. Before td_engine_imported. TD_ERR_INVALID: no worker of this
+ * model has so many parts; TD_ERR_UNSUPPORTED: the blocks are on a device. */
+td_status td_engine_kv_arrange(struct td_engine *engine, const int32_t *block_ids, int32_t n, int32_t from_parts, struct td_err *err);
 uint64_t td_engine_layout_hash(const struct td_engine *engine);
 int32_t td_engine_max_len(const struct td_engine *engine);      /* longest sequence: context and pool both bound it */
 int32_t td_engine_max_batch(const struct td_engine *engine);

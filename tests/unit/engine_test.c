@@ -1,5 +1,6 @@
 /* common/worker/engine: whatever happens to a sequence - batch, chunks, prefix hits, preemption, import, a neighbour's cancel, a failover - its tokens
  * and logprobs are those of a run alone (I1), and every block and sequence comes back. A small random model: two layers, block size 16.
+ * So with an engine of several ranks (processes here), whose KV other engines take over whatever their number of ranks.
  * With TANDEM_ENGINE_TEST_DEVICE=cuda the engine runs on the device of TANDEM_CUDA_LIBRARY: one engine at a time. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -7,55 +8,140 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "common/base/clock.h"
+#include "common/base/comm.h"
 #include "common/worker/engine.h"
 
 enum { BS = 16, VOCAB = 128, MAX_LEN = 256, N = 24, MAX_OUT = 64 };
 
-static char config_path[64];
+static char config_path[64], config4_path[64]; /* 2 and 4 KV heads */
+
+static int write_one(char *path, size_t path_bytes, int n_kv_heads)
+{
+    char text[1024];
+    int n = snprintf(text, sizeof text, "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":128,"
+                               "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":%d,\"head_dim\":16,\"vocab_size\":128,"
+                               "\"max_position_embeddings\":256,\"rms_norm_eps\":1e-05,\"rope_theta\":10000.0,\"tie_word_embeddings\":false,"
+                               "\"hidden_act\":\"silu\",\"torch_dtype\":\"float32\"}", n_kv_heads);
+    snprintf(path, path_bytes, "/tmp/engine_test_XXXXXX");
+    int fd = mkstemp(path);
+    if (fd < 0) return -1;
+    ssize_t written = write(fd, text, (size_t)n);
+    close(fd);
+    return written == n ? 0 : -1;
+}
 
 static int write_config(void **state)
 {
     (void)state;
-    static const char text[] = "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":128,"
-                               "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":16,\"vocab_size\":128,"
-                               "\"max_position_embeddings\":256,\"rms_norm_eps\":1e-05,\"rope_theta\":10000.0,\"tie_word_embeddings\":false,"
-                               "\"hidden_act\":\"silu\",\"torch_dtype\":\"float32\"}";
-    snprintf(config_path, sizeof config_path, "/tmp/engine_test_XXXXXX");
-    int fd = mkstemp(config_path);
-    if (fd < 0) return -1;
-    ssize_t n = write(fd, text, sizeof text - 1);
-    close(fd);
-    return n == (ssize_t)sizeof text - 1 ? 0 : -1;
+    return write_one(config_path, sizeof config_path, 2) || write_one(config4_path, sizeof config4_path, 4);
 }
 
 static int remove_config(void **state)
 {
     (void)state;
-    return unlink(config_path);
+    return unlink(config_path) | unlink(config4_path);
 }
 
 struct shape {
     int32_t n_blocks, max_seqs, max_batch, chunk, n_threads;
     bool prefix, no_graphs, host_sampling;
+    int32_t n_ranks, n_kv_heads; /* 0: 1, 2 */
 };
+
+/* The other ranks of an engine are children of this process. */
+struct group {
+    struct td_engine *e;
+    struct td_comm_segment segment;
+    struct td_comm *comm;
+    pid_t pids[TD_COMM_MAX_RANKS];
+};
+
+static struct group groups[4];
+
+static struct group *group_of(const struct td_engine *e)
+{
+    int i = 0;
+    while (groups[i].e != e) i++;
+    return &groups[i];
+}
+
+static void start_ranks(struct td_engine_config *c, int32_t n_ranks, struct group *g)
+{
+    struct td_err err = {0};
+    struct td_comm_config cfg = {.timeout_ms = 30000};
+    if (td_comm_segment_create(n_ranks, 4096, &g->segment, &err)) fail_msg("%s", err.msg);
+    for (int32_t r = 1; r < n_ranks; r++) {
+        g->pids[r] = fork();
+        if (g->pids[r] == 0) {
+            td_status s = td_comm_open(&g->segment, r, &cfg, &c->comm, &err);
+            if (!s) s = td_engine_follow(c, &err);
+            _exit(s == TD_OK ? 0 : s == TD_ERR_PEER ? 7 : 1);
+        }
+        td_comm_segment_expect(&g->segment, r, g->pids[r]);
+    }
+    if (td_comm_open(&g->segment, 0, &cfg, &g->comm, &err)) fail_msg("%s", err.msg);
+    c->comm = g->comm;
+}
+
+/* How a rank ended; one that does not within 5 s is killed. */
+static int wait_rank(pid_t pid)
+{
+    int status = 0;
+    uint64_t deadline = td_deadline_after_ms(td_now_ns(), 5000);
+    while (waitpid(pid, &status, WNOHANG) == 0) {
+        if (td_now_ns() > deadline) {
+            kill(pid, SIGKILL);
+            waitpid(pid, &status, 0);
+            return -1;
+        }
+        struct timespec tick = {.tv_nsec = 1000000};
+        clock_nanosleep(CLOCK_MONOTONIC, 0, &tick, NULL);
+    }
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void end_ranks(struct group *g)
+{
+    td_comm_close(g->comm);
+    td_comm_segment_close(&g->segment);
+    memset(g, 0, sizeof *g);
+}
+
+static void close_engine(struct td_engine *e)
+{
+    td_engine_check(e, NULL);
+    struct group *g = td_engine_n_ranks(e) > 1 ? group_of(e) : NULL;
+    int32_t n_ranks = td_engine_n_ranks(e);
+    td_engine_close(e);
+    for (int32_t r = 1; r < n_ranks; r++) assert_int_equal(wait_rank(g->pids[r]), 0);
+    if (g) end_ranks(g);
+}
 
 static const char *device(void) { return getenv("TANDEM_ENGINE_TEST_DEVICE"); }
 
 static struct td_engine *open_engine(struct shape s)
 {
     char kv[32];
-    snprintf(kv, sizeof kv, "%d", s.n_blocks * BS * 2 * 2 * 2 * 16 * 4); /* tokens x layers x K,V x kv heads x head_dim x f32 */
-    struct td_engine_config c = {.random_config = config_path, .dtype = "f32", .n_threads = s.n_threads ? s.n_threads : 1, .kv_memory = kv,
+    int32_t n_kv = s.n_kv_heads ? s.n_kv_heads : 2, copies = s.n_ranks > n_kv ? s.n_ranks / n_kv : 1;
+    snprintf(kv, sizeof kv, "%d", s.n_blocks * BS * 2 * 2 * n_kv * 16 * 4 * copies); /* tokens x layers x K,V x kv heads x head_dim x f32 */
+    struct td_engine_config c = {.random_config = n_kv == 4 ? config4_path : config_path, .dtype = "f32", .n_threads = s.n_threads ? s.n_threads : 1, .kv_memory = kv,
                                  .block_size = BS, .max_seqs = s.max_seqs, .max_batch = s.max_batch, .max_step_tokens = s.chunk,
                                  .prefix_cache = s.prefix, .quiet = true, .device = device(), .deterministic = true, .no_graphs = s.no_graphs,
                                  .host_sampling = s.host_sampling};
     struct td_engine *e = NULL;
     struct td_err err = {0};
+    struct group *g = group_of(NULL);
+    if (s.n_ranks > 1) start_ranks(&c, s.n_ranks, g);
     if (td_engine_open(&c, &e, &err)) fail_msg("%s", err.msg);
+    if (s.n_ranks > 1) g->e = e;
     struct td_kv_pool_stats st;
     td_kv_pool_stats(td_engine_kv(e), &st);
     assert_int_equal(st.n_blocks, s.n_blocks);
@@ -242,14 +328,14 @@ static void assert_as_alone(void)
     }
 }
 
-static void make_oracle(void)
+static void make_oracle_of(int32_t n_ranks, int32_t n_kv_heads)
 {
     make_requests();
-    struct driver d = {.e = open_engine((struct shape){.n_blocks = 64, .max_seqs = 1, .max_batch = 1, .chunk = 256})};
+    struct driver d = {.e = open_engine((struct shape){.n_blocks = 64, .max_seqs = 1, .max_batch = 1, .chunk = 256, .n_ranks = n_ranks, .n_kv_heads = n_kv_heads})};
     run_all(&d, 1);
     assert_int_equal(d.n_preemptions, 0);
     assert_empty(d.e);
-    td_engine_close(d.e);
+    close_engine(d.e);
     for (int i = 0; i < N; i++) {
         assert_int_equal(requests[i].n_out, requests[i].max_tokens);
         assert_int_equal(requests[i].finish, TD_FINISH_LENGTH);
@@ -257,6 +343,8 @@ static void make_oracle(void)
     memcpy(oracle, requests, sizeof oracle);
     make_requests();
 }
+
+static void make_oracle(void) { make_oracle_of(1, 2); }
 
 /* ---- tests ---------------------------------------------------------------------------------------------------------------------------------- */
 
@@ -317,7 +405,7 @@ static void test_as_alone(void **state)
         td_kv_pool_stats(td_engine_kv(d.e), &st);
         if (cases[i].shape.prefix) assert_true(st.n_prefix_hit_tokens > 0);
         else assert_int_equal(st.n_cached, 0);
-        td_engine_close(d.e);
+        close_engine(d.e);
     }
 }
 
@@ -340,7 +428,7 @@ static void test_to_the_last_position(void **state)
         assert_empty(d.e);
     }
     assert_int_equal(d.n_preemptions, 0);
-    td_engine_close(d.e);
+    close_engine(d.e);
 }
 
 static void test_stop_token_is_the_last(void **state)
@@ -361,7 +449,7 @@ static void test_stop_token_is_the_last(void **state)
         assert_int_equal(q->finish, TD_FINISH_STOP);
     }
     assert_empty(d.e);
-    td_engine_close(d.e);
+    close_engine(d.e);
 }
 
 static void test_admission(void **state)
@@ -398,7 +486,7 @@ static void test_admission(void **state)
     assert_null(td_engine_seq_get(e));
     for (int i = 0; i < 4; i++) td_engine_seq_put(e, s[i]);
     assert_empty(e);
-    td_engine_close(e);
+    close_engine(e);
 }
 
 /* A refused admission gives back the prefix hits it had taken; a hit never covers the last token; hits are of full blocks. */
@@ -429,17 +517,42 @@ static void test_prefix_hits(void **state)
     while (d.n_running + d.n_waiting > 0) turn(&d);
     assert_memory_equal(q->out, first, sizeof first);
     assert_empty(d.e);
-    td_engine_close(d.e);
+    close_engine(d.e);
+}
+
+/* One head of one token in a block of `parts`: the plain formula of engine_ranks.h. */
+static const uint8_t *kv_row(const uint8_t *block, int32_t parts, int32_t n_kv_heads, int32_t layer, int32_t kv, int32_t head, int32_t token)
+{
+    int32_t heads = n_kv_heads / parts, row = 16 * 4;
+    return block + ((((size_t)(head / heads) * 2 + (size_t)layer) * 2 + (size_t)kv) * (size_t)heads + (size_t)(head % heads)) * (size_t)(BS * row) + (size_t)(token * row);
+}
+
+/* The blocks of src, at p, are those of dst, at d: every byte of every head, in each copy. */
+static void assert_same_kv(struct td_engine *p, const struct td_seq *src, struct td_engine *d, const struct td_seq *dst, int32_t first, int32_t n_kv_heads)
+{
+    size_t bytes = td_kv_pool_layout(td_engine_kv(p))->block_bytes;
+    struct td_kv_pool_stats st;
+    td_kv_pool_stats(td_engine_kv(d), &st);
+    int32_t copies = td_engine_n_ranks(d) / td_engine_kv_parts(d);
+    for (int32_t b = first; b < dst->n_blocks; b++)
+        for (int32_t copy = 0; copy < copies; copy++) {
+            const uint8_t *from = td_kv_pool_block(td_engine_kv(p), src->blocks[b]);
+            const uint8_t *to = td_kv_pool_block(td_engine_kv(d), dst->blocks[b]) + (size_t)copy * (size_t)st.n_blocks * bytes;
+            for (int32_t i = 0; i < 2 * 2 * n_kv_heads * BS; i++) {
+                int32_t layer = i & 1, kv = i >> 1 & 1, head = (i >> 2) % n_kv_heads, token = (i >> 2) / n_kv_heads;
+                if (memcmp(kv_row(from, td_engine_kv_parts(p), n_kv_heads, layer, kv, head, token), kv_row(to, td_engine_kv_parts(d), n_kv_heads, layer, kv, head, token), 64))
+                    fail_msg("%d to %d ranks: block %d copy %d layer %d %c head %d token %d differs", td_engine_n_ranks(p), td_engine_n_ranks(d), b, copy, layer, "KV"[kv],
+                             head, token);
+            }
+        }
 }
 
 /* What a hand-over does, with memcpy for a transfer: prefill on one engine, decode on the other; then a preemption there. */
-static void test_import(void **state)
+static void import_all(struct shape of_p, struct shape of_d, int32_t max_running, bool preempt)
 {
-    (void)state;
-    if (device()) skip(); /* it takes two engines */
-    make_oracle();
-    struct td_engine *p = open_engine((struct shape){.n_blocks = 64, .max_seqs = 4, .max_batch = 4, .chunk = 24, .prefix = true});
-    struct driver d = {.e = open_engine((struct shape){.n_blocks = 64, .max_seqs = N, .max_batch = 8, .chunk = 64, .prefix = true})};
+    struct td_engine *p = open_engine(of_p);
+    struct driver d = {.e = open_engine(of_d)};
+    int32_t n_kv_heads = of_p.n_kv_heads ? of_p.n_kv_heads : 2;
     assert_true(td_engine_layout_hash(p) == td_engine_layout_hash(d.e));
     size_t block_bytes = td_kv_pool_layout(td_engine_kv(p))->block_bytes;
     for (int i = 0; i < N; i++) {
@@ -460,6 +573,10 @@ static void test_import(void **state)
         take_token(&item);
         for (int32_t b = dst->n_cached / BS; b < dst->n_blocks; b++)
             memcpy(td_kv_pool_block(td_engine_kv(d.e), dst->blocks[b]), td_kv_pool_block(td_engine_kv(p), src->blocks[b]), block_bytes);
+        struct td_err err = {0};
+        int32_t hit = dst->n_cached / BS;
+        if (td_engine_kv_arrange(d.e, dst->blocks + hit, dst->n_blocks - hit, td_engine_kv_parts(p), &err)) fail_msg("%s", err.msg);
+        assert_same_kv(p, src, d.e, dst, hit, n_kv_heads);
         stop(p, src);
         td_engine_imported(d.e, dst, item.out.token);
         assert_int_equal(dst->finish, q->max_tokens == 1 ? TD_FINISH_LENGTH : TD_FINISH_NONE);
@@ -467,20 +584,161 @@ static void test_import(void **state)
             stop(d.e, dst);
             continue;
         }
-        if (i % 5 == 4) { /* preempted right after: it is computed again here, the first token stays */
+        if (preempt && i % 5 == 4) { /* preempted right after: it is computed again here, the first token stays */
             td_engine_release(d.e, dst);
             insert(d.waiting, &d.n_waiting, dst);
         } else {
             insert(d.running, &d.n_running, dst);
         }
-        while (d.n_running + d.n_waiting > 3) turn(&d);
+        while (d.n_running + d.n_waiting > max_running) turn(&d);
     }
     while (d.n_running + d.n_waiting > 0) turn(&d);
-    assert_as_alone();
     assert_empty(p);
     assert_empty(d.e);
-    td_engine_close(p);
-    td_engine_close(d.e);
+    close_engine(p);
+    close_engine(d.e);
+}
+
+static void test_import(void **state)
+{
+    (void)state;
+    if (device()) skip(); /* it takes two engines */
+    make_oracle();
+    import_all((struct shape){.n_blocks = 64, .max_seqs = 4, .max_batch = 4, .chunk = 24, .prefix = true},
+               (struct shape){.n_blocks = 64, .max_seqs = N, .max_batch = 8, .chunk = 64, .prefix = true}, 3, true);
+    assert_as_alone();
+}
+
+/* An engine of several ranks keeps the same promise, against itself alone. KV heads split (2 of 2 or 4, 4 of 4) and shared (4 of 2). */
+static void test_ranks_as_alone(void **state)
+{
+    (void)state;
+    if (device()) skip();
+    static const struct {
+        struct shape shape;
+        int32_t concurrency, cancel_permille;
+        bool must_preempt;
+    } cases[] = {
+        {{.n_blocks = 30, .max_seqs = N, .max_batch = 5, .chunk = 19, .prefix = true, .n_ranks = 2}, N, 60, true},
+        {{.n_blocks = 400, .max_seqs = N, .max_batch = N, .chunk = 33, .n_ranks = 4}, N, 0, false},
+        {{.n_blocks = 400, .max_seqs = N, .max_batch = 16, .chunk = 64, .prefix = true, .n_ranks = 4, .n_kv_heads = 4}, 16, 30, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        make_oracle_of(cases[i].shape.n_ranks, cases[i].shape.n_kv_heads);
+        struct driver d = {.e = open_engine(cases[i].shape), .cancel_permille = cases[i].cancel_permille, .greedy_admission = cases[i].must_preempt};
+        assert_int_equal(td_engine_n_ranks(d.e), cases[i].shape.n_ranks);
+        run_all(&d, cases[i].concurrency);
+        assert_as_alone();
+        assert_empty(d.e);
+        if (cases[i].must_preempt) assert_true(d.n_preemptions > 0);
+        close_engine(d.e);
+    }
+}
+
+/* Every pair of degrees: the KV is the sender's to the byte. Equal ones: the tokens are those of one engine of that degree, whatever happens to a request. Unequal
+ * ones: they are the same from run to run, in any batch (a preemption computes the prompt anew, at the receiver's degree, and may change them). */
+static void test_every_pair_of_degrees(void **state)
+{
+    (void)state;
+    if (device()) skip();
+    static const int32_t degrees[] = {1, 2, 4};
+    for (int k = 0; k < 9; k++) {
+        struct shape p = {.n_blocks = 64, .max_seqs = 4, .max_batch = 4, .chunk = 24, .n_ranks = degrees[k / 3], .n_kv_heads = 4};
+        struct shape d = {.n_blocks = 64, .max_seqs = N, .max_batch = 8, .chunk = 64, .n_ranks = degrees[k % 3], .n_kv_heads = 4};
+        bool equal = p.n_ranks == d.n_ranks;
+        if (equal) {
+            make_oracle_of(p.n_ranks, 4);
+        } else {
+            make_requests();
+            import_all(p, d, 0, false); /* each alone */
+            memcpy(oracle, requests, sizeof oracle);
+            make_requests();
+            p.chunk = 100;
+            p.prefix = d.prefix = true;
+        }
+        import_all(p, d, 5, equal);
+        assert_as_alone();
+    }
+    /* a receiver whose ranks share heads; a sender whose ranks do */
+    for (int k = 0; k < 2; k++) {
+        make_requests();
+        import_all((struct shape){.n_blocks = 64, .max_seqs = 4, .max_batch = 4, .chunk = 24, .n_ranks = k ? 4 : 1},
+                   (struct shape){.n_blocks = 64, .max_seqs = N, .max_batch = 8, .chunk = 64, .n_ranks = k ? 1 : 4}, 3, false);
+    }
+    struct td_err err = {0};
+    int32_t block = 0;
+    struct td_engine *e = open_engine((struct shape){.n_blocks = 4, .max_seqs = 2, .max_batch = 2, .chunk = 64});
+    assert_int_equal(td_engine_kv_arrange(e, &block, 1, 4, &err), TD_ERR_INVALID);
+    assert_string_equal(err.msg, "KV in 4 parts: a model of 2 KV heads is in 1, 2, 4, 8 or 16 that divide them");
+    assert_int_equal(td_engine_kv_arrange(e, &block, 1, 0, &err), TD_ERR_INVALID);
+    close_engine(e);
+}
+
+/* A rank that is killed takes the engine along, and the other ranks. */
+static void test_rank_dies(void **state)
+{
+    (void)state;
+    if (device()) skip();
+    for (int how = 0; how < 2; how++) {
+        struct td_engine *e = open_engine((struct shape){.n_blocks = 64, .max_seqs = 4, .max_batch = 4, .chunk = 16, .n_ranks = 4});
+        struct group *g = group_of(e);
+        struct td_err err = {0};
+        make_requests();
+        struct td_seq *seq = start(e, &requests[11], 0);
+        assert_int_equal(td_engine_admit(e, seq, false, 0), TD_OK);
+        assert_int_equal(td_engine_check(e, &err), TD_OK);
+        struct td_step_item item = {.seq = seq, .n_new = 16};
+        assert_int_equal(td_engine_step(e, &item, 1, &err), TD_OK);
+        kill(g->pids[2], SIGKILL);
+        uint64_t start_ns = td_now_ns();
+        td_status s;
+        if (how == 0) { /* in a step */
+            item = (struct td_step_item){.seq = seq, .n_new = 16};
+            s = td_engine_step(e, &item, 1, &err);
+        } else { /* idle: seen by a look */
+            while (!(s = td_engine_check(e, &err)) && td_now_ns() - start_ns < 2000 * TD_NS_PER_MS) {}
+        }
+        assert_int_equal(s, TD_ERR_PEER);
+        assert_true(td_now_ns() - start_ns < 2000 * TD_NS_PER_MS);
+        char want[64];
+        snprintf(want, sizeof want, "rank 2 (pid %d) is dead", (int)g->pids[2]);
+        assert_string_equal(err.msg, want);
+        assert_int_equal(wait_rank(g->pids[1]), 7);
+        assert_int_equal(wait_rank(g->pids[3]), 7);
+        assert_int_equal(wait_rank(g->pids[2]), -1);
+        stop(e, seq);
+        td_engine_close(e);
+        end_ranks(g);
+    }
+}
+
+/* What one rank cannot do, all refuse, in its words. */
+static void test_rank_cannot_open(void **state)
+{
+    (void)state;
+    if (device()) skip();
+    struct td_engine_config c = {.random_config = config_path, .dtype = "f32", .n_threads = 1, .kv_memory = "1MiB", .block_size = BS, .max_seqs = 2, .max_batch = 2,
+                                 .max_step_tokens = 16, .quiet = true};
+    struct group *g = group_of(NULL);
+    struct td_engine *e = NULL;
+    struct td_err err = {0};
+    struct td_engine_config theirs = c;
+    theirs.dtype = "f33";
+    start_ranks(&theirs, 2, g);
+    c.comm = g->comm;
+    assert_int_equal(td_engine_open(&c, &e, &err), TD_ERR_PEER);
+    assert_non_null(strstr(err.msg, "rank 1: dtype is f33, must be auto, f32 or bf16"));
+    assert_int_equal(wait_rank(g->pids[1]), 1);
+    end_ranks(g);
+    /* and the other way round */
+    theirs = c;
+    theirs.comm = NULL;
+    start_ranks(&theirs, 2, g);
+    c.comm = g->comm;
+    c.kv_memory = "1";
+    assert_int_equal(td_engine_open(&c, &e, &err), TD_ERR_INVALID);
+    assert_int_equal(wait_rank(g->pids[1]), 7);
+    end_ranks(g);
 }
 
 static void test_refusals(void **state)
@@ -525,7 +783,7 @@ static void test_refusals(void **state)
     assert_int_equal(td_engine_seq_set(e, seq, tokens, 63, 63, &ok, stops, TD_MAX_STOP_TOKENS, 1, &err), TD_OK);
     td_engine_seq_put(e, seq);
     assert_empty(e);
-    td_engine_close(e);
+    close_engine(e);
 }
 
 /* A device that is lost in a step: that step and all later ones say so in the device's words; sequences and blocks still come back. */
@@ -554,7 +812,7 @@ static void test_device_lost(void **state)
     }
     stop(d.e, seq);
     assert_empty(d.e);
-    td_engine_close(d.e);
+    close_engine(d.e);
 }
 
 static void test_device_refusals(void **state)
@@ -595,7 +853,7 @@ static void test_device_refusals(void **state)
     c.kv_memory = "10%";
     if (td_engine_open(&c, &e, &err)) fail_msg("%s", err.msg);
     assert_non_null(td_engine_device_info(e));
-    td_engine_close(e);
+    close_engine(e);
 }
 
 int main(void)
@@ -608,7 +866,8 @@ int main(void)
         cmocka_unit_test(test_admission),
         cmocka_unit_test(test_prefix_hits),
         cmocka_unit_test(test_import),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_ranks_as_alone), cmocka_unit_test(test_every_pair_of_degrees),
+        cmocka_unit_test(test_rank_dies), cmocka_unit_test(test_rank_cannot_open), cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_device_lost),
         cmocka_unit_test(test_device_refusals),
     };
