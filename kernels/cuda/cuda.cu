@@ -73,7 +73,7 @@ bool td_cuda_ok(cudaError_t error, const char *label)
     return !is_lost();
 }
 
-static td_status lost(struct td_err *err)
+td_status td_cuda_lost(struct td_err *err)
 {
     cudaError_t e = td_cuda.first_error;
     return td_fail(err, TD_ERR_DEVICE, "CUDA device %d (%s) is lost for this process: %s: %s (%s)%s", td_cuda.index, self.device.info.name,
@@ -102,7 +102,7 @@ static bool on_device(const char *label)
 
 static td_status device_alloc(size_t bytes, const char *what, void **ret_memory, struct td_err *err)
 {
-    if (!on_device("alloc")) return lost(err);
+    if (!on_device("alloc")) return td_cuda_lost(err);
     void *p = NULL;
     cudaError_t e = cudaMalloc(&p, bytes ? bytes : 1);
     if (e == cudaSuccess) {
@@ -112,11 +112,11 @@ static td_status device_alloc(size_t bytes, const char *what, void **ret_memory,
     (void)cudaGetLastError(); /* else the next launch would report it */
     if (e != cudaErrorMemoryAllocation) {
         (void)td_cuda_ok(e, "cudaMalloc");
-        return lost(err);
+        return td_cuda_lost(err);
     }
     size_t free_bytes = 0, total_bytes = 0;
     char asked[32], left[32], all[32];
-    if (!td_cuda_ok(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo")) return lost(err);
+    if (!td_cuda_ok(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo")) return td_cuda_lost(err);
     return td_fail(err, TD_ERR_NOMEM,
                    "device memory: %s for %s asked, %s of %s are free on CUDA device %d (%s): lower the option that sizes it, or free the device (nvidia-smi "
                    "lists who holds memory)",
@@ -132,7 +132,7 @@ static void device_release(void *memory)
 
 static td_status pinned_alloc(size_t bytes, const char *what, void **ret_memory, struct td_err *err)
 {
-    if (!on_device("alloc_pinned")) return lost(err);
+    if (!on_device("alloc_pinned")) return td_cuda_lost(err);
     void *p = NULL;
     cudaError_t e = cudaMallocHost(&p, bytes ? bytes : 1);
     if (e == cudaSuccess) {
@@ -142,7 +142,7 @@ static td_status pinned_alloc(size_t bytes, const char *what, void **ret_memory,
     (void)cudaGetLastError();
     if (e != cudaErrorMemoryAllocation) {
         (void)td_cuda_ok(e, "cudaMallocHost");
-        return lost(err);
+        return td_cuda_lost(err);
     }
     char asked[32];
     return td_fail(err, TD_ERR_NOMEM, "page-locked host memory: %s for %s asked and refused: lower the option that sizes it, or raise the memory limit of the container",
@@ -158,7 +158,7 @@ static void pinned_release(void *memory)
 static td_status free_bytes(uint64_t *ret_free, uint64_t *ret_total, struct td_err *err)
 {
     size_t f = 0, t = 0;
-    if (!on_device("free_bytes") || !td_cuda_ok(cudaMemGetInfo(&f, &t), "cudaMemGetInfo")) return lost(err);
+    if (!on_device("free_bytes") || !td_cuda_ok(cudaMemGetInfo(&f, &t), "cudaMemGetInfo")) return td_cuda_lost(err);
     *ret_free = f, *ret_total = t;
     return TD_OK;
 }
@@ -199,20 +199,20 @@ static bool download_pieces(uint8_t *to, const uint8_t *from, size_t bytes)
 
 static td_status upload(void *device_memory, const void *host_memory, size_t bytes, struct td_err *err)
 {
-    if (bytes == 0) return is_lost() ? lost(err) : TD_OK;
+    if (bytes == 0) return is_lost() ? td_cuda_lost(err) : TD_OK;
     pthread_mutex_lock(&copy_lock);
     bool ok = on_device("upload") && upload_pieces((uint8_t *)device_memory, (const uint8_t *)host_memory, bytes);
     pthread_mutex_unlock(&copy_lock);
-    return ok ? TD_OK : lost(err);
+    return ok ? TD_OK : td_cuda_lost(err);
 }
 
 static td_status download(void *host_memory, const void *device_memory, size_t bytes, struct td_err *err)
 {
-    if (bytes == 0) return is_lost() ? lost(err) : TD_OK;
+    if (bytes == 0) return is_lost() ? td_cuda_lost(err) : TD_OK;
     pthread_mutex_lock(&copy_lock);
     bool ok = on_device("download") && download_pieces((uint8_t *)host_memory, (const uint8_t *)device_memory, bytes);
     pthread_mutex_unlock(&copy_lock);
-    return ok ? TD_OK : lost(err);
+    return ok ? TD_OK : td_cuda_lost(err);
 }
 
 /* ---- steps ------------------------------------------------------------------------------------------------------------------------------------------------ */
@@ -289,10 +289,10 @@ static td_status step_end(struct td_err *err)
     if (self.state == STEP_RECORDING) g = keep_recording();
     self.state = STEP_IDLE;
     self.replay = NULL;
-    if (is_lost()) return lost(err);
+    if (is_lost()) return td_cuda_lost(err);
     if (g) {
         g->last_step = self.step;
-        if (!td_cuda_ok(cudaGraphLaunch(g->exec, td_cuda.compute), "cudaGraphLaunch")) return lost(err);
+        if (!td_cuda_ok(cudaGraphLaunch(g->exec, td_cuda.compute), "cudaGraphLaunch")) return td_cuda_lost(err);
     }
     return TD_OK;
 }
@@ -300,7 +300,7 @@ static td_status step_end(struct td_err *err)
 static td_status wait_done(struct td_err *err)
 {
     TD_ASSERT(self.state == STEP_IDLE || self.state == STEP_DIRECT);
-    if (!on_device("wait") || !td_cuda_ok(cudaStreamSynchronize(td_cuda.compute), "an entry of the step that was waited for")) return lost(err);
+    if (!on_device("wait") || !td_cuda_ok(cudaStreamSynchronize(td_cuda.compute), "an entry of the step that was waited for")) return td_cuda_lost(err);
     self.n_done = self.step;
     return TD_OK;
 }
@@ -381,6 +381,7 @@ static td_status fill_info(int index, struct td_device_info *info, struct td_err
 static void close_device(void)
 {
     if (td_cuda.compute) (void)cudaStreamSynchronize(td_cuda.compute);
+    td_cuda_memory_close();
     for (int i = 0; i < N_GRAPHS; i++)
         if (self.graphs[i].exec) (void)cudaGraphExecDestroy(self.graphs[i].exec);
     td_cuda_gemm_close();
@@ -446,6 +447,7 @@ static td_status open_device(const struct td_device_config *config, struct td_er
                        CC_MIN);
     if ((e = cudaSetDevice(config->index)) != cudaSuccess) return open_failed(e, err);
     if ((s = open_streams(err)) || (s = probe(err)) || (s = td_cuda_gemm_open(err))) return s;
+    if ((s = td_cuda_memory_open(info, &self.device.memory, err))) return s;
     fill_tables();
     self.is_open = true;
     return TD_OK;

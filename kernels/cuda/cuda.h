@@ -17,6 +17,7 @@ extern struct td_cuda td_cuda;        /* the singleton; cuda.cu */
 
 /* Checks a runtime call or the launch before it (TD_LAUNCHED); remembers the first error with its label. False: failed, now or before. */
 bool td_cuda_ok(cudaError_t error, const char *label);
+td_status td_cuda_lost(struct td_err *err); /* TD_ERR_DEVICE with what td_cuda_ok has kept */
 #define TD_LAUNCHED(label) ((void)td_cuda_ok(cudaGetLastError(), (label)))
 
 /* rows.cu */
