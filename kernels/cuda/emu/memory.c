@@ -303,6 +303,9 @@ bool td_emu_pinned_has(const void *memory, size_t bytes)
 
 __attribute__((destructor)) static void memory_unload(void)
 {
+    for (size_t i = 0; i < pinned.n; i++) { /* a device that was lost takes nothing back */
+        if (pinned.of[i].n_opened) free(pinned.of[i].base);
+    }
     free(ours.of);
     free(theirs.of);
     free(pinned.of);
