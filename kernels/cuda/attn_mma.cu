@@ -102,8 +102,8 @@ template <int D, int N> __device__ static inline void scores(float s[N][4], cons
 
 /* What a lane knows of its two rows: the positions they see, and the state of the split. */
 struct rows {
-    int32_t first[2], last[2]; /* a row that sees nothing: last -1 */
-    float max[2], sum[2];      /* sum: this lane's share */
+    int32_t last[2];      /* the last position they see; -1: nothing. The first is attn_first of it */
+    float max[2], sum[2]; /* sum: this lane's share */
 };
 
 __device__ static inline void rows_start(struct rows *r)
@@ -134,26 +134,28 @@ template <int D> __device__ static inline void take_infinite(uint8_t *v, uint64_
     *ret_keys = keys;
 }
 
-__device__ static inline void lose_rows(struct rows *r, int32_t tile, uint64_t keys)
+__device__ static inline void lose_rows(struct rows *r, const struct attn_params *a, int32_t tile, uint64_t keys)
 {
     ATTN_UNROLL
     for (int i = 0; i < 2; i++)
         for (int32_t j = 0; j < ATTN_TILE; j++)
-            if ((keys >> j & 1) && tile + j >= r->first[i] && tile + j <= r->last[i]) r->sum[i] = NAN;
+            if ((keys >> j & 1) && tile + j >= attn_first(a, r->last[i]) && tile + j <= r->last[i]) r->sum[i] = NAN;
 }
 
 /* One step of the online softmax. s: scores in, gone after; p: the probabilities as A fragments of 4 k16; alpha: what the older out is to be scaled by. */
-__device__ static inline void softmax(struct rows *r, float s[N8][4], uint32_t p[K16][4], float alpha[2], int32_t tile, float c)
+__device__ static inline void softmax(struct rows *r, const struct attn_params *a, float s[N8][4], uint32_t p[K16][4], float alpha[2], int32_t tile)
 {
+    float c = a->c;
     int32_t column = 2 * ((int32_t)threadIdx.x % 4);
     ATTN_UNROLL
     for (int i = 0; i < 2; i++) {
-        if (r->first[i] > tile || r->last[i] < tile + ATTN_TILE - 1) {
+        int32_t first = attn_first(a, r->last[i]);
+        if (first > tile || r->last[i] < tile + ATTN_TILE - 1) {
             ATTN_UNROLL
             for (int n = 0; n < N8; n++)
                 for (int e = 0; e < 2; e++) {
                     int32_t key = tile + n * 8 + column + e;
-                    if (key < r->first[i] || key > r->last[i]) s[n][2 * i + e] = -INFINITY;
+                    if (key < first || key > r->last[i]) s[n][2 * i + e] = -INFINITY;
                 }
         }
         float max = r->max[i], sum = 0;
@@ -174,13 +176,10 @@ __device__ static inline void softmax(struct rows *r, float s[N8][4], uint32_t p
     }
 }
 
-/* out columns [16 pair, + 16) of V: o = o * alpha + p . V */
-template <int D> __device__ static inline void values(float o[2][4], const uint32_t p[K16][4], const float alpha[2], const uint8_t *v, int32_t pair)
+/* out columns [16 pair, + 16) of V: o = o + p . V */
+template <int D> __device__ static inline void values(float o[2][4], const uint32_t p[K16][4], const uint8_t *v, int32_t pair)
 {
     int32_t lane = (int32_t)threadIdx.x % LANES;
-    ATTN_UNROLL
-    for (int n = 0; n < 2; n++)
-        for (int e = 0; e < 4; e++) o[n][e] *= alpha[e / 2];
     ATTN_UNROLL
     for (int j = 0; j < K16; j++) {
         uint32_t vf[4];
@@ -315,12 +314,11 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
     struct rows r;
     for (int i = 0; i < 2; i++) {
         int32_t row = row0 + lane / 4 + 8 * i;
-        r.first[i] = INT32_MAX, r.last[i] = -1;
-        if (row < item->n_tokens * a->group) {
-            r.last[i] = a->positions[item->row0 + row / a->group];
-            r.first[i] = attn_first(a, r.last[i]);
-        }
-        warp_lo = r.first[i] < warp_lo ? r.first[i] : warp_lo, warp_hi = r.last[i] > warp_hi ? r.last[i] : warp_hi;
+        r.last[i] = -1;
+        if (row >= item->n_tokens * a->group) continue;
+        r.last[i] = a->positions[item->row0 + row / a->group];
+        int32_t first = attn_first(a, r.last[i]);
+        warp_lo = first < warp_lo ? first : warp_lo, warp_hi = r.last[i] > warp_hi ? r.last[i] : warp_hi;
     }
     for (int m = 4; m < LANES; m *= 2) {
         int32_t other_lo = __shfl_xor_sync(0xffffffff, warp_lo, m), other_hi = __shfl_xor_sync(0xffffffff, warp_hi, m);
@@ -366,12 +364,17 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
                 for (int n = 0; n < N8; n++)
                     for (int e = 0; e < 4; e++) s[n][e] = board[n * 8 + e / 2 * 8 * SCORE_STRIDE + e % 2];
             }
-            softmax(&r, s, p, alpha, tile, a->c);
-            if (bad != 0) lose_rows(&r, tile, bad);
+            softmax(&r, a, s, p, alpha, tile);
+            if (bad != 0) lose_rows(&r, a, tile, bad);
+            if (__any_sync(0xffffffff, alpha[0] != 1 || alpha[1] != 1)) { /* seldom after a split's first tiles */
+                ATTN_UNROLL
+                for (int j = 0; j < PAIRS; j++)
+                    for (int e = 0; e < 8; e++) o[j][e / 4][e % 4] *= alpha[e / 2 % 2];
+            }
             ATTN_UNROLL
             for (int j = 0; j < PAIRS; j++) {
                 int32_t pair = IS_MANY ? j : warp + j * WARPS;
-                if (pair < layout<D>::PAIRS) values<D>(o[j], p, alpha, v, pair);
+                if (pair < layout<D>::PAIRS) values<D>(o[j], p, v, pair);
             }
         }
         if ((tile + ATTN_TILE) % ATTN_SPLIT == 0 || tile + ATTN_TILE >= end) {
