@@ -124,10 +124,12 @@ static td_status device_alloc(size_t bytes, const char *what, void **ret_memory,
                    self.device.info.name);
 }
 
+/* On a lost device too, where it may fail: what can be given back is. */
 static void device_release(void *memory)
 {
     if (!memory) return;
-    if (on_device("release")) (void)td_cuda_ok(cudaFree(memory), "cudaFree");
+    (void)cudaSetDevice(td_cuda.index);
+    (void)td_cuda_ok(cudaFree(memory), "cudaFree");
 }
 
 static td_status pinned_alloc(size_t bytes, const char *what, void **ret_memory, struct td_err *err)
@@ -152,7 +154,8 @@ static td_status pinned_alloc(size_t bytes, const char *what, void **ret_memory,
 static void pinned_release(void *memory)
 {
     if (!memory) return;
-    if (on_device("release_pinned")) (void)td_cuda_ok(cudaFreeHost(memory), "cudaFreeHost");
+    (void)cudaSetDevice(td_cuda.index);
+    (void)td_cuda_ok(cudaFreeHost(memory), "cudaFreeHost");
 }
 
 static td_status free_bytes(uint64_t *ret_free, uint64_t *ret_total, struct td_err *err)
@@ -422,7 +425,7 @@ static void fill_tables(void)
     o->name = "cuda", o->device = d;
     o->packed_bytes = td_cuda_packed_bytes, o->pack = td_cuda_pack;
     o->gemm_scratch_bytes = td_cuda_gemm_scratch_bytes, o->gemm_prepare = td_cuda_gemm_prepare, o->gemm = td_cuda_gemm;
-    o->rmsnorm = td_cuda_rmsnorm, o->rope = td_cuda_rope, o->kv_store = td_cuda_kv_store;
+    o->rmsnorm = td_cuda_rmsnorm, o->rope = td_cuda_rope, o->kv_store = td_cuda_kv_store, o->rope_store = td_cuda_rope_store;
     o->attn_scratch_bytes = td_cuda_attn_scratch_bytes, o->attn = td_cuda_attn;
     o->attn_plan_bytes = td_cuda_attn_plan_bytes, o->attn_plan = td_cuda_attn_plan;
     o->rmsnorm_prepare = td_cuda_rmsnorm_prepare, o->silu_mul_prepare = td_cuda_silu_mul_prepare;

@@ -25,6 +25,8 @@ void td_cuda_rmsnorm(const struct td_rmsnorm_args *a, int part, int n_parts);
 void td_cuda_rmsnorm_prepare(const struct td_rmsnorm_args *a, const struct td_gemm_args *next, int part, int n_parts);
 void td_cuda_rope(const struct td_rope_args *a, int part, int n_parts);
 void td_cuda_kv_store(const struct td_kv_store_args *a, int part, int n_parts);
+void td_cuda_rope_store(const struct td_rmsnorm_args *q_norm, const struct td_rmsnorm_args *k_norm, const struct td_rope_args *rope,
+                        const struct td_kv_store_args *store, int part, int n_parts);
 void td_cuda_silu_mul(float *out, const float *gate, const float *up, int32_t n_rows, int32_t dim, int64_t out_stride, int64_t gate_stride, int64_t up_stride,
                       int part, int n_parts);
 void td_cuda_silu_mul_prepare(const float *gate, const float *up, int64_t gate_stride, int64_t up_stride, const struct td_gemm_args *next, int part, int n_parts);

@@ -288,6 +288,18 @@ void td_cuda_embed(float *out, const void *table, enum td_dtype dtype, const int
 
 /* ---- rotary embedding ------------------------------------------------------------------------------------------------------------------------------------- */
 
+/* Four pairs, turned in place. c: their cosines; the sines lie half a head further. */
+__device__ static inline void turn4(const float *c, int32_t half, bool vector, int32_t n_valid, float *x0, float *x1)
+{
+    float cosine[4], sine[4];
+    load4(c, vector, n_valid, cosine), load4(c + half, vector, n_valid, sine);
+    for (int i = 0; i < 4; i++) {
+        float y = fmaf(x0[i], cosine[i], -(x1[i] * sine[i]));
+        x1[i] = fmaf(x1[i], cosine[i], x0[i] * sine[i]);
+        x0[i] = y;
+    }
+}
+
 /* A thread turns four pairs (i .. i+3, i + half .. i + half + 3) of one head of one row. */
 struct rope_params {
     float *x;
@@ -310,14 +322,10 @@ static __global__ void __launch_bounds__(FLAT_THREADS) rope_kernel(struct rope_p
     if (position < 0) return;
     float *lo = p.x + row * p.x_stride + (int64_t)head * p.head_dim + 4 * q, *hi = lo + half;
     const float *c = p.cos_sin + (int64_t)position * p.head_dim + 4 * q;
-    float x0[4], x1[4], cosine[4], sine[4], y0[4], y1[4];
+    float x0[4], x1[4];
     load4(lo, p.vector, n_valid, x0), load4(hi, p.vector, n_valid, x1);
-    load4(c, p.vector, n_valid, cosine), load4(c + half, p.vector, n_valid, sine);
-    for (int i = 0; i < 4; i++) {
-        y0[i] = fmaf(x0[i], cosine[i], -(x1[i] * sine[i]));
-        y1[i] = fmaf(x1[i], cosine[i], x0[i] * sine[i]);
-    }
-    store4(lo, p.vector, n_valid, y0), store4(hi, p.vector, n_valid, y1);
+    turn4(c, half, p.vector, n_valid, x0, x1);
+    store4(lo, p.vector, n_valid, x0), store4(hi, p.vector, n_valid, x1);
 }
 
 void td_cuda_rope(const struct td_rope_args *a, int part, int n_parts)
@@ -334,6 +342,21 @@ void td_cuda_rope(const struct td_rope_args *a, int part, int n_parts)
 }
 
 /* ---- storing K and V -------------------------------------------------------------------------------------------------------------------------------------- */
+
+/* Where quad `q` of a head of K goes; that of V is kv_bytes further. position >= 0. */
+__device__ static inline uint8_t *slot_of(const struct td_kv_view *kv, const int32_t *table, int32_t head, int32_t position, int32_t q)
+{
+    int64_t element = ((int64_t)head * kv->block_size + position % kv->block_size) * kv->head_dim + 4 * q;
+    return kv->base + table[position / kv->block_size] * kv->block_bytes + element * (kv->dtype == TD_F32 ? 4 : 2);
+}
+
+__device__ static inline void store_slot(uint8_t *to, enum td_dtype dtype, bool vector, int32_t n_valid, const float *v)
+{
+    if (dtype == TD_F32)
+        store4((float *)(void *)to, vector, n_valid, v);
+    else
+        store4_bf16((uint16_t *)(void *)to, vector, n_valid, v);
+}
 
 /* A thread stores a quad of K and the same quad of V. */
 struct store_params {
@@ -356,23 +379,17 @@ static __global__ void __launch_bounds__(FLAT_THREADS) kv_store_kernel(struct st
     int64_t row = row_head / p.kv.n_kv_heads;
     int32_t position = p.positions[row];
     if (position < 0) return;
-    int32_t block = p.block_tables[p.row_seq[row]][position / p.kv.block_size];
-    int64_t element = ((int64_t)head * p.kv.block_size + position % p.kv.block_size) * p.kv.head_dim + 4 * q;
-    uint8_t *to = p.kv.base + block * p.kv.block_bytes;
+    uint8_t *to = slot_of(&p.kv, p.block_tables[p.row_seq[row]], head, position, q);
     float v[4];
     for (int is_v = 0; is_v < 2; is_v++, to += p.kv_bytes) {
         const float *from = (is_v ? p.v + row * p.v_stride : p.k + row * p.k_stride) + (int64_t)head * p.kv.head_dim + 4 * q;
         load4(from, is_v ? p.v_vector : p.k_vector, n_valid, v);
-        if (p.kv.dtype == TD_F32)
-            store4((float *)to + element, p.cache_vector, n_valid, v);
-        else
-            store4_bf16((uint16_t *)to + element, p.cache_vector, n_valid, v);
+        store_slot(to, p.kv.dtype, p.cache_vector, n_valid, v);
     }
 }
 
-void td_cuda_kv_store(const struct td_kv_store_args *a, int part, int n_parts)
+static struct store_params store_params_of(const struct td_kv_store_args *a)
 {
-    (void)part, (void)n_parts;
     struct store_params p = {};
     int64_t elem = (int64_t)td_dtype_bytes(a->kv.dtype);
     bool is_whole = a->kv.head_dim % 4 == 0; /* else heads start anywhere */
@@ -382,7 +399,113 @@ void td_cuda_kv_store(const struct td_kv_store_args *a, int part, int n_parts)
     p.n_items = (int64_t)a->n_rows * a->kv.n_kv_heads * p.head_quads;
     p.k_vector = is_whole && aligned_to(a->k, a->k_stride * 4, 16), p.v_vector = is_whole && aligned_to(a->v, a->v_stride * 4, 16);
     p.cache_vector = is_whole && aligned_to(a->kv.base, a->kv.block_bytes, 4 * elem);
+    return p;
+}
+
+void td_cuda_kv_store(const struct td_kv_store_args *a, int part, int n_parts)
+{
+    (void)part, (void)n_parts;
+    struct store_params p = store_params_of(a);
     if (p.n_items <= 0) return;
     TD_LAUNCH(kv_store_kernel, dim3(n_blocks(p.n_items, FLAT_THREADS)), dim3(FLAT_THREADS), 0, td_cuda.compute, p);
     TD_LAUNCHED("kv_store");
+}
+
+/* ---- norm of heads, rotary embedding and storing in one pass: a warp per head of a row ------------------------------------------------------------------- */
+
+#define HEAD_GROUPS (TD_ATTN_HEAD_DIM_MAX / 4 / WARP) /* quads of a lane: lane, lane + 32, as norm_kernel's threads have them */
+
+struct head_params {
+    struct store_params store;
+    float *x;
+    const float *cos_sin, *q_norm, *k_norm; /* norms: NULL: none */
+    int64_t x_stride, n_items;
+    int32_t n_q_heads, n_heads; /* n_heads: of q, k and v */
+    float q_eps, k_eps;
+    bool x_vector, turn_vector, norm_vector;
+};
+
+/* The same sum as norm_kernel's, which has a warp for each group. */
+__device__ static inline float head_inverse(const float (*v)[4], int32_t dim, float eps)
+{
+    int n_groups = ((dim + 3) / 4 + WARP - 1) / WARP;
+    float total = 0;
+    for (int group = 0; group < HEAD_GROUPS; group++) {
+        float sum = 0;
+        for (int i = 0; i < 4; i++) sum = fmaf(v[group][i], v[group][i], sum);
+        for (int d = WARP / 2; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+        if (group < n_groups) total += sum;
+    }
+    return 1.0f / sqrtf(total / (float)dim + eps);
+}
+
+static __global__ void __launch_bounds__(FLAT_THREADS) rope_store_kernel(struct head_params p)
+{
+    __shared__ __align__(16) float heads[FLAT_THREADS / WARP][TD_ATTN_HEAD_DIM_MAX];
+    int lane = (int)threadIdx.x % WARP;
+    int64_t item = (int64_t)blockIdx.x * (FLAT_THREADS / WARP) + threadIdx.x / WARP;
+    bool is_there = item < p.n_items; /* the whole warp's */
+    int64_t row = is_there ? item / p.n_heads : 0;
+    int32_t head = (int32_t)(item % p.n_heads), dim = p.store.kv.head_dim, half = dim / 2, position = is_there ? p.store.positions[row] : -1;
+    is_there = position >= 0;
+    int32_t kv_head = head - p.n_q_heads, n_kv = p.store.kv.n_kv_heads;
+    bool is_v = kv_head >= n_kv;
+    const float *norm = is_v ? NULL : kv_head < 0 ? p.q_norm : p.k_norm;
+    const float *x = is_v ? p.store.v + row * p.store.v_stride + (int64_t)(kv_head - n_kv) * dim : p.x + row * p.x_stride + (int64_t)head * dim;
+    float *mine = heads[threadIdx.x / WARP], v[HEAD_GROUPS][4], w[4];
+
+    for (int group = 0; group < HEAD_GROUPS; group++) {
+        int32_t q = lane + WARP * group;
+        load4(x + 4 * q, is_v ? p.store.v_vector : p.x_vector, is_there ? dim - 4 * q : 0, v[group]);
+    }
+    if (norm) { /* one answer for a warp, also for one that has nothing to do */
+        float inv = head_inverse(v, dim, kv_head < 0 ? p.q_eps : p.k_eps);
+        for (int group = 0; group < HEAD_GROUPS; group++) {
+            int32_t q = lane + WARP * group;
+            load4(norm + 4 * q, p.norm_vector, dim - 4 * q, w);
+            for (int i = 0; i < 4; i++) v[group][i] = v[group][i] * inv * w[i];
+        }
+    }
+    for (int group = 0; group < HEAD_GROUPS; group++) store4(mine + 4 * (lane + WARP * group), true, 4, v[group]);
+    __syncwarp();
+    if (is_there && !is_v) {
+        float *out = p.x + row * p.x_stride + (int64_t)head * dim;
+        for (int32_t q = lane; 4 * q < half; q += WARP) {
+            float x0[4], x1[4];
+            int32_t n_valid = half - 4 * q;
+            load4(mine + 4 * q, true, n_valid, x0), load4(mine + half + 4 * q, half % 4 == 0, n_valid, x1);
+            turn4(p.cos_sin + (int64_t)position * dim + 4 * q, half, p.turn_vector, n_valid, x0, x1);
+            store4(out + 4 * q, p.x_vector && half % 4 == 0, n_valid, x0), store4(out + half + 4 * q, p.x_vector && half % 4 == 0, n_valid, x1);
+            store4(mine + 4 * q, true, n_valid, x0), store4(mine + half + 4 * q, half % 4 == 0, n_valid, x1);
+        }
+    }
+    __syncwarp();
+    if (is_there && kv_head >= 0) {
+        const int32_t *table = p.store.block_tables[p.store.row_seq[row]];
+        for (int32_t q = lane; 4 * q < dim; q += WARP) {
+            load4(mine + 4 * q, true, 4, w);
+            store_slot(slot_of(&p.store.kv, table, is_v ? kv_head - n_kv : kv_head, position, q) + (is_v ? p.store.kv_bytes : 0), p.store.kv.dtype, p.store.cache_vector,
+                       dim - 4 * q, w);
+        }
+    }
+}
+
+void td_cuda_rope_store(const struct td_rmsnorm_args *q_norm, const struct td_rmsnorm_args *k_norm, const struct td_rope_args *rope,
+                        const struct td_kv_store_args *store, int part, int n_parts)
+{
+    (void)part, (void)n_parts;
+    struct head_params p = {};
+    p.store = store_params_of(store);
+    p.x = rope->x, p.cos_sin = rope->cos_sin, p.x_stride = rope->x_stride, p.n_q_heads = rope->n_heads - store->kv.n_kv_heads;
+    p.n_heads = rope->n_heads + store->kv.n_kv_heads, p.n_items = (int64_t)rope->n_rows * p.n_heads;
+    TD_ASSERT(store->k == rope->x + (int64_t)p.n_q_heads * rope->head_dim && store->k_stride == rope->x_stride && rope->positions == store->positions);
+    TD_ASSERT(rope->head_dim == store->kv.head_dim && rope->head_dim <= TD_ATTN_HEAD_DIM_MAX && rope->n_rows == store->n_rows);
+    if (q_norm) p.q_norm = q_norm->w, p.q_eps = q_norm->eps;
+    if (k_norm) p.k_norm = k_norm->w, p.k_eps = k_norm->eps;
+    p.x_vector = rope->head_dim % 4 == 0 && aligned_to(rope->x, rope->x_stride * 4, 16);
+    p.turn_vector = rope->head_dim % 8 == 0 && aligned_to(rope->cos_sin, 0, 16);
+    p.norm_vector = (!q_norm || aligned_to(q_norm->w, 0, 16)) && (!k_norm || aligned_to(k_norm->w, 0, 16));
+    if (p.n_items <= 0) return;
+    TD_LAUNCH(rope_store_kernel, dim3(n_blocks(p.n_items, FLAT_THREADS / WARP)), dim3(FLAT_THREADS), 0, td_cuda.compute, p);
+    TD_LAUNCHED("rope_store");
 }

@@ -254,6 +254,64 @@ static void test_kv_store(void **state)
     }
 }
 
+/* One pass against norm, rope and kv_store one after the other: every byte of the rows and of the cache. */
+static void test_rope_store(void **state)
+{
+    (void)state;
+    static const int32_t head_dims[] = {64, 128, 256, 96, 80, 18, 2, 132, 6};
+    enum { ROWS = 5, MAX_POS = 40, N_BLOCKS = 6 };
+    for (int c = 0; c < 36; c++) {
+        enum td_dtype dtype = c % 2 ? TD_BF16 : TD_F32;
+        bool has_norm = c % 3 != 0;
+        int32_t dim = head_dims[c % 9], n_kv = rng_int(1, 3), n_q = n_kv * rng_int(1, 4), blocks[2][3] = {{4, 0, 2}, {5, 1, 3}}, pos[ROWS], seq[ROWS];
+        struct td_kv_view kv = {.n_kv_heads = n_kv, .block_size = 16, .head_dim = dim, .dtype = dtype};
+        kv.block_bytes = 2 * (int64_t)n_kv * 16 * dim * (int64_t)td_dtype_bytes(dtype) + (c % 4 ? 64 : 4);
+        int32_t width = (n_q + 2 * n_kv) * dim;
+        int64_t stride = width + (c % 5 ? 0 : 3);
+        for (int r = 0; r < ROWS; r++) seq[r] = r % 2, pos[r] = 7 * r + rng_int(0, 6);
+        pos[rng_int(0, ROWS - 1)] = -1;
+        float *x = random_rows(ROWS, width, stride), *cs = random_rows(MAX_POS, dim, dim), *qw = random_rows(1, dim, dim), *kw = random_rows(1, dim, dim);
+        struct both dcs = copy_of(cs, (size_t)(MAX_POS * dim) * 4), dqw = copy_of(qw, (size_t)dim * 4), dkw = copy_of(kw, (size_t)dim * 4);
+        struct both dpos = copy_of(pos, sizeof pos), dseq = copy_of(seq, sizeof seq), db = copy_of(blocks, sizeof blocks), dt = both_make(2 * sizeof(void *));
+        for (int s = 0; s < 2; s++) {
+            const uint8_t *at = db.device + (size_t)s * sizeof blocks[0];
+            memcpy((char *)dt.host + (size_t)s * sizeof at, &at, sizeof at);
+        }
+        up(&dt);
+        struct both dx[2], cache[2];
+        for (int fused = 0; fused < 2; fused++) {
+            dx[fused] = copy_of(x, (size_t)(ROWS * stride) * 4), cache[fused] = poisoned((size_t)(N_BLOCKS * kv.block_bytes));
+            float *px = (float *)(void *)dx[fused].device;
+            const int32_t *ppos = (int32_t *)(void *)dpos.device;
+            struct td_rmsnorm_args qn = {.w = (float *)(void *)dqw.device, .eps = 1e-6f}, kn = {.w = (float *)(void *)dkw.device, .eps = 1e-5f};
+            struct td_rope_args rope = {.x = px, .cos_sin = (float *)(void *)dcs.device, .positions = ppos, .n_rows = ROWS, .n_heads = n_q + n_kv};
+            rope.head_dim = dim, rope.x_stride = stride;
+            struct td_kv_store_args store = {.kv = kv, .k = px + n_q * dim, .v = px + (n_q + n_kv) * dim, .k_stride = stride, .v_stride = stride};
+            store.kv.base = cache[fused].device, store.positions = ppos, store.row_seq = (int32_t *)(void *)dseq.device, store.n_rows = ROWS;
+            store.block_tables = (const int32_t *const *)(void *)dt.device;
+            if (fused) {
+                ops->rope_store(has_norm ? &qn : NULL, has_norm ? &kn : NULL, &rope, &store, 0, 1);
+            } else {
+                for (int32_t h = 0; has_norm && h < n_q + n_kv; h++)
+                    for (int r = 0; r < ROWS; r++) { /* a padding row is not normed by the one pass */
+                        struct td_rmsnorm_args n = {.x = px + r * stride + h * dim, .w = h < n_q ? qn.w : kn.w, .n_rows = pos[r] >= 0, .dim = dim};
+                        n.out = px + r * stride + h * dim, n.x_stride = stride, n.out_stride = stride, n.eps = h < n_q ? qn.eps : kn.eps;
+                        ops->rmsnorm(&n, 0, 1);
+                    }
+                ops->rope(&rope, 0, 1);
+                ops->kv_store(&store, 0, 1);
+            }
+            down(&dx[fused]), down(&cache[fused]);
+        }
+        if (memcmp(dx[0].host, dx[1].host, dx[0].bytes) != 0) fail_msg("rope_store, head_dim %d, norm %d: the rows are not the bits of the entries", dim, has_norm);
+        if (memcmp(cache[0].host, cache[1].host, cache[0].bytes) != 0)
+            fail_msg("rope_store, head_dim %d, norm %d, %s: the cache is not the bits of the entries", dim, has_norm, td_dtype_name(dtype));
+        for (int i = 0; i < 2; i++) both_free(&dx[i]), both_free(&cache[i]);
+        both_free(&dcs), both_free(&dqw), both_free(&dkw), both_free(&dpos), both_free(&dseq), both_free(&db), both_free(&dt);
+        free(x), free(cs), free(qw), free(kw);
+    }
+}
+
 static void test_silu_mul(void **state)
 {
     (void)state;
@@ -474,7 +532,8 @@ static void test_products_deterministic(void **state) { (void)state, products_of
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rmsnorm),        cmocka_unit_test(test_rope),          cmocka_unit_test(test_kv_store),       cmocka_unit_test(test_silu_mul),
+        cmocka_unit_test(test_rmsnorm),        cmocka_unit_test(test_rope),          cmocka_unit_test(test_kv_store),       cmocka_unit_test(test_rope_store),
+        cmocka_unit_test(test_silu_mul),
         cmocka_unit_test(test_embed),          cmocka_unit_test(test_products_plain), cmocka_unit_test(test_products_own), cmocka_unit_test(test_products_cublas),
         cmocka_unit_test(test_products_deterministic),
     };
