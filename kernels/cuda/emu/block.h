@@ -118,6 +118,8 @@ uint32_t td_emu_barrier(enum td_emu_word word, bool vote);
 void td_emu_yield(void);
 void td_emu_happened(void);
 
+void td_emu_fence(void); /* memory is seen by other threads of the host in the order it was written */
+
 void td_emu_die(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2))); /* names kernel, block and thread when there is one */
 
 #ifdef __cplusplus

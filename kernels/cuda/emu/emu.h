@@ -176,9 +176,9 @@ static inline int __reduce_add_sync(unsigned mask, int v) { return (int)__reduce
 static inline int __reduce_max_sync(unsigned mask, int v) { return td_emu_reduce<int>(mask, v, [](int a, int b) { return a > b ? a : b; }); }
 static inline int __reduce_min_sync(unsigned mask, int v) { return td_emu_reduce<int>(mask, v, [](int a, int b) { return a < b ? a : b; }); }
 
-static inline void __threadfence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-static inline void __threadfence_block(void) { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
-static inline void __threadfence_system(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+static inline void __threadfence(void) { td_emu_fence(); }
+static inline void __threadfence_block(void) { td_emu_fence(); }
+static inline void __threadfence_system(void) { td_emu_fence(); }
 
 /* ---- atomics: real ones, since kernels of two threads of the host may share memory */
 
