@@ -1,10 +1,10 @@
 /* cuda_sample_bench.c - tandem-cuda-sample-bench: steps of the device's sampler beside their floor.
  *
- * The floor of a step is its rows' logits, each read once, at the rate of a large copy on the device measured in the same run (bytes read and written). A step is
- * what an engine does: put the rows, sample, get the results, all in one recorded graph; `burst` steps are issued between two waits. Before it is timed, a line's
- * results are compared with td_sample's. Rows beyond L2 (about 50 MB on Hopper: 97 rows of 128,256 logits) are read from memory three times and more, the others
- * once. One CSV line each: the median of `repeats` bursts, and half the distance of the quartiles in % of it. On the emulated device only the comparison means
- * anything. */
+ * The floor of a step is its rows' logits, each read once, at the rate of a large copy on the device measured in the same run (bytes read and
+ * written). A step is what an engine does: put the rows, sample, get the results, all in one recorded graph; `burst` steps are issued between two
+ * waits. Before it is timed, a line's results are compared with td_sample's. Rows beyond L2 (about 50 MB on Hopper: 97 rows of 128,256 logits)
+ * are read from memory three times and more, the others once. One CSV line each: the median of `repeats` bursts, and half the distance of the
+ * quartiles in % of it. On the emulated device only the comparison means anything. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,7 +33,8 @@ static const struct td_option options[] = {
     {"repeats", TD_OPT_I64, "15", 3, 1000, NULL, offsetof(struct bench_config, repeats), "Bursts per line."},
     {"burst", TD_OPT_I64, "20", 1, 1000, NULL, offsetof(struct bench_config, burst), "Steps between two waits."},
     {"copy_bytes", TD_OPT_SIZE, "1GiB", 4096, 1e12, NULL, offsetof(struct bench_config, copy_bytes), "Size of the copy that gives the floor."},
-    {"copy_gbs", TD_OPT_F64, "0", 0, 1e6, NULL, offsetof(struct bench_config, copy_gbs), "The floor's GB/s (1e9), read and written, of another run; 0: measure."},
+    {"copy_gbs", TD_OPT_F64, "0", 0, 1e6, NULL, offsetof(struct bench_config, copy_gbs),
+     "The floor's GB/s (1e9), read and written, of another run; 0: measure."},
     {NULL, TD_OPT_BOOL, NULL, 0, 0, NULL, 0, NULL},
 };
 
@@ -126,7 +127,8 @@ static td_status bed_open(struct bed *b, struct td_err *err)
     if (!b->logits || !b->tokens) return td_fail(err, TD_ERR_NOMEM, "no memory for %lld rows of logits", (long long)cfg.max_rows);
     for (size_t i = 0; i < n * vocab; i++) { /* a sum of four: bell-shaped enough, sigma 3 */
         uint64_t r = rng();
-        b->logits[i] = ((float)(r & 0xffff) + (float)(r >> 16 & 0xffff) + (float)(r >> 32 & 0xffff) + (float)(r >> 48)) * (3 * 1.7320508f / 65536) - 10.392305f;
+        float sum = (float)(r & 0xffff) + (float)(r >> 16 & 0xffff) + (float)(r >> 32 & 0xffff) + (float)(r >> 48);
+        b->logits[i] = sum * (3 * 1.7320508f / 65536) - 10.392305f;
     }
     for (int32_t i = 0; i < b->n_most_tokens; i++) b->tokens[i] = (int32_t)(rng() % vocab);
     if ((s = td_sampler_create(v, &b->sampler, err))) return s;
@@ -157,8 +159,8 @@ static void bed_close(struct bed *b)
 
 static td_status steps(struct bed *b, int32_t n_rows, uint32_t features, uint64_t key, int64_t n_steps, struct td_err *err)
 {
-    struct td_sample_args a = {.logits = b->device_logits, .logits_stride = cfg.vocab, .vocab = (int32_t)cfg.vocab, .n_rows = n_rows, .features = features,
-                               .rows = b->device_rows, .results = b->device_results, .scratch = b->scratch};
+    struct td_sample_args a = {.logits = b->device_logits, .logits_stride = cfg.vocab, .vocab = (int32_t)cfg.vocab, .n_rows = n_rows,
+                               .features = features, .rows = b->device_rows, .results = b->device_results, .scratch = b->scratch};
     for (int64_t i = 0; i < n_steps; i++) {
         if (d->step_begin(key)) {
             d->put(b->device_rows, b->rows, (size_t)n_rows * sizeof *b->rows);
@@ -190,8 +192,8 @@ static td_status line(struct bed *b, int which, int32_t n_rows, double rate, str
         s.seed = (uint64_t)i;
         st = td_sample(b->sampler, &s, b->logits + (size_t)i * (size_t)cfg.vocab, b->tokens, lines[which].n_tokens, lines[which].n_tokens / 2, &want);
         if (st || td_sample_unpack(&b->results[i], &got) || memcmp(&want, &got, sizeof want))
-            return td_fail(err, TD_ERR_INTERNAL, "%s, row %d: token %d logprob %.9g, td_sample says %d, %.9g", lines[which].name, (int)i, (int)got.token,
-                           (double)got.logprob, (int)want.token, (double)want.logprob);
+            return td_fail(err, TD_ERR_INTERNAL, "%s, row %d: token %d logprob %.9g, td_sample says %d, %.9g", lines[which].name, (int)i,
+                           (int)got.token, (double)got.logprob, (int)want.token, (double)want.logprob);
     }
     for (int64_t i = 0; i < cfg.repeats; i++) {
         uint64_t t0 = td_now_ns();
@@ -199,8 +201,8 @@ static td_status line(struct bed *b, int which, int32_t n_rows, double rate, str
         samples[i] = (double)(td_now_ns() - t0) * 1e-9 / (double)cfg.burst;
     }
     double spread, step_s = median_of(samples, (int)cfg.repeats, &spread), bytes = (double)n_rows * (double)cfg.vocab * 4;
-    printf("\"%s\",%d,%lld,%.2f,%.1f,%.0f,%.2f,%.3f\n", lines[which].name, (int)n_rows, (long long)cfg.vocab, step_s * 1e6, spread * 100, bytes, bytes / rate * 1e6,
-           bytes / rate / step_s);
+    printf("\"%s\",%d,%lld,%.2f,%.1f,%.0f,%.2f,%.3f\n", lines[which].name, (int)n_rows, (long long)cfg.vocab, step_s * 1e6, spread * 100,
+           bytes, bytes / rate * 1e6, bytes / rate / step_s);
     return TD_OK;
 }
 
@@ -212,15 +214,16 @@ int main(int argc, char **argv)
     size_t n_positional = 0;
     const struct td_ops *ops = NULL;
     double rate = 0;
-    if (td_options_load(options, &cfg, program, "measures the device's sampler beside the time its logits take to read", argc, argv, NULL, 0, &n_positional, &err))
+    if (td_options_load(options, &cfg, program, "measures the device's sampler beside the time its logits take to read", argc, argv, NULL, 0,
+                        &n_positional, &err))
         return td_die(program, &err);
     struct td_device_config device = {.index = (int32_t)cfg.index, .deterministic = true, .library = cfg.library};
     if (td_device_open(&device, &ops, &err)) return td_die(program, &err);
     d = ops->device;
     td_status s = copy_rate(&rate, &err);
     if (!s) s = bed_open(&b, &err);
-    if (!s) printf("# %s%s, copy %.1f GB/s, median of %lld bursts of %lld steps\n", d->info.name, d->info.is_emulated ? " (emulated: times mean nothing)" : "", rate * 1e-9,
-                   (long long)cfg.repeats, (long long)cfg.burst);
+    if (!s) printf("# %s%s, copy %.1f GB/s, median of %lld bursts of %lld steps\n", d->info.name,
+                   d->info.is_emulated ? " (emulated: times mean nothing)" : "", rate * 1e-9, (long long)cfg.repeats, (long long)cfg.burst);
     if (!s) printf("case,rows,vocab,step_us,spread_percent,logit_bytes,floor_us,share\n");
     for (int i = 0; !s && i < LEN(lines); i++)
         for (int64_t n = 1; !s && n <= cfg.max_rows; n *= 4)

@@ -1,11 +1,13 @@
 /* sample.h - the sampler of a device table: rows of logits in the device's memory to tokens and logprobs, with the bits of the CPU's sampler.
  *
- * Why here: 256 rows of 128,256 logits are 131 MB, two milliseconds of a bus and more of a CPU; what comes back is 176 bytes a row. common/model/sampler.h says
- * what is computed (td_sample is the reference, bit for bit: token, logprobs and status); td_sample_pack and td_sample_unpack there are the host's side of this.
+ * Why here: 256 rows of 128,256 logits are 131 MB, two milliseconds of a bus and more of a CPU; what comes back is 176 bytes a row.
+ * common/model/sampler.h says what is computed (td_sample is the reference, bit for bit: token, logprobs and status); td_sample_pack and
+ * td_sample_unpack there are the host's side of this.
  *
- * One step: the host packs one td_sample_row per row into pinned memory, puts them on the device, calls `sample`, gets the results. The launches depend on n_rows,
- * vocab and `features` only, so they may be part of a recorded graph whose key holds these three. Rows beyond the real ones have logits_row -1. What varies in
- * length - the tokens of a row with penalties, its logit bias - is not put: the device reads it where it is, in pinned memory, if the row needs it. */
+ * One step: the host packs one td_sample_row per row into pinned memory, puts them on the device, calls `sample`, gets the results. The launches
+ * depend on n_rows, vocab and `features` only, so they may be part of a recorded graph whose key holds these three. Rows beyond the real ones
+ * have logits_row -1. What varies in length - the tokens of a row with penalties, its logit bias - is not put: the device reads it where it is,
+ * in pinned memory, if the row needs it. */
 #ifndef TD_KERNELS_SAMPLE_H
 #define TD_KERNELS_SAMPLE_H
 
@@ -36,8 +38,8 @@ struct td_sample_row {
 };
 _Static_assert(sizeof(struct td_sample_row) == 72, "the host writes it, the device reads it");
 
-/* status: TD_OK; TD_ERR_CORRUPT (no finite logit, or +inf); TD_ERR_INVALID (penalties, and a token outside [0, vocab)). The other fields are td_sampled's, and
- * mean something with TD_OK only; logprob and the top ones only as far as the row asked for them. */
+/* status: TD_OK; TD_ERR_CORRUPT (no finite logit, or +inf); TD_ERR_INVALID (penalties, and a token outside [0, vocab)). The other fields are
+ * td_sampled's, and mean something with TD_OK only; logprob and the top ones only as far as the row asked for them. */
 struct td_sample_result {
     int32_t status, token;
     float logprob;
@@ -47,7 +49,8 @@ struct td_sample_result {
 };
 _Static_assert(sizeof(struct td_sample_result) == 176, "the device writes it, the host reads it");
 
-/* What some row of the step needs; too much costs launches that find nothing to do, too little is the caller's bug: such a row's status is TD_ERR_INTERNAL. */
+/* What some row of the step needs; too much costs launches that find nothing to do, too little is the caller's bug: such a row's status is
+ * TD_ERR_INTERNAL. */
 #define TD_SAMPLE_WEIGHTS 1u /* a temperature above 0, or logprobs */
 #define TD_SAMPLE_ADJUST 2u  /* penalties, or a logit bias */
 
@@ -58,8 +61,8 @@ struct td_sample_args {
     uint32_t features;
     const struct td_sample_row *rows; /* [n_rows] device */
     struct td_sample_result *results; /* [n_rows] device */
-    uint64_t *totals;                 /* [n_rows, 3] device or NULL: the weight of all candidates before top-k (0: greedy), and the two sums behind logprobs
-                                         (sample_math.h; 0: none asked). For tests: one unit of 2^44 moves a token once in 10^12 draws */
+    uint64_t *totals;                 /* [n_rows, 3] device or NULL: the weight of all candidates before top-k (0: greedy), and the two sums behind
+                                         logprobs (sample_math.h; 0: none asked). For tests: one unit of 2^44 moves a token once in 10^12 draws */
     void *scratch;                    /* scratch_bytes long, aligned to 256; cleared once by `sample_clear`, clean again after every step */
 };
 

@@ -1,10 +1,11 @@
 /* sample_math.h - the arithmetic that the CPU's sampler and the device's share: one text, so that both give the same bits.
  *
- * Double, + - * / and conversions only, each rounded to nearest even by IEEE 754: no contraction (-ffp-contract=off, nvcc -fmad=false), no flush to zero, no fast
- * math, nobody's libm. td_sample_exp has a second form in common/model/sampler.c, on vectors, with the same operations in the same order.
+ * Double, + - * / and conversions only, each rounded to nearest even by IEEE 754: no contraction (-ffp-contract=off, nvcc -fmad=false), no flush
+ * to zero, no fast math, nobody's libm. td_sample_exp has a second form in common/model/sampler.c, on vectors, with the same operations in the
+ * same order.
  *
- * Sums are integers, so their order does not matter. A weight is floor(2^44 e^y). The sum of all e^y, for logprobs, is kept finer, as hi 2^-32 + lo 2^-76: beside a
- * token of probability 1 - 1e-9 the others still count to 7 digits. Both sums stay below 2^63 for 2^19 tokens. */
+ * Sums are integers, so their order does not matter. A weight is floor(2^44 e^y). The sum of all e^y, for logprobs, is kept finer, as hi 2^-32 +
+ * lo 2^-76: beside a token of probability 1 - 1e-9 the others still count to 7 digits. Both sums stay below 2^63 for 2^19 tokens. */
 #ifndef TD_KERNELS_SAMPLE_MATH_H
 #define TD_KERNELS_SAMPLE_MATH_H
 

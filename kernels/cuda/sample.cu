@@ -1,25 +1,29 @@
 /* sample.cu - rows of logits to tokens and logprobs on the device, with the CPU's bits (kernels/sample.h, common/model/sampler.c).
  *
- * Why the same bits. A logit's adjusted value x, y = (x - max x) / temperature, e^y and ln are the same IEEE double operations in the same order on both sides
- * (sample_math.h; nvcc -fmad=false, denormals kept, no fast math; a float compare of K1 is exact anyway). Everything added up is an integer: in any order the same
- * sum. And what is asked - which element of the order (x descending, id ascending) brings the running count or weight to a target - has one answer however it is
- * found. So the buckets here need not be the CPU's; they only have to fall as x falls, and to be the same in K2 and K3.
+ * Why the same bits. A logit's adjusted value x, y = (x - max x) / temperature, e^y and ln are the same IEEE double operations in the same order
+ * on both sides (sample_math.h; nvcc -fmad=false, denormals kept, no fast math; a float compare of K1 is exact anyway). Everything added up is an
+ * integer: in any order the same sum. And what is asked - which element of the order (x descending, id ascending) brings the running count or
+ * weight to a target - has one answer however it is found. So the buckets here need not be the CPU's; they only have to fall as x falls, and to
+ * be the same in K2 and K3.
  *
  * Four kernels, in this order; a row that needs nothing of one returns from it at once, and `features` says which are launched at all.
- *   K0 count   [8, rows]        (ADJUST)  the row's tokens, read from pinned memory, into `seen`: one word a token - occurs, is biased, times in the output.
- *   K1 best    [chunks, rows]             of each chunk of at most 8192 logits, 16 a thread, in registers: the n best raw logits (n = 1 without logprobs) by n
- *                                         rounds of a maximum over (logit, id); the best and the lowest adjusted x.
- *   K2 weigh   [splits, rows]   (WEIGHTS) weights, into 2048 buckets of y between the row's lowest (or -31) and 0: in shared memory by integer atomics, then
- *                                         those that hold something are added to the row's. The sum behind logprobs.
- *   K3 pick    [rows]                     prefix sums of the buckets; then up to three questions (top-k, top-p, draw): the bucket is found at once, its elements
- *                                         are gathered by a pass over the row (a comparison each) and ranked against each other. A bucket of more than LIST
- *                                         elements - a row of ties or one narrow cluster - is cut further by 10 bits of x a round; equal x are counted in id
- *                                         order. Merges the chunks' best, writes the result, leaves `seen` zero.
+ *   K0 count   [8, rows]        (ADJUST)  the row's tokens, read from pinned memory, into `seen`: one word a token - occurs, is biased, times in
+ *                                         the output.
+ *   K1 best    [chunks, rows]             of each chunk of at most 8192 logits, 16 a thread, in registers: the n best raw logits (n = 1 without
+ *                                         logprobs) by n rounds of a maximum over (logit, id); the best and the lowest adjusted x.
+ *   K2 weigh   [splits, rows]   (WEIGHTS) weights, into 2048 buckets of y between the row's lowest (or -31) and 0: in shared memory by integer
+ *                                         atomics, then those that hold something are added to the row's. The sum behind logprobs.
+ *   K3 pick    [rows]                     prefix sums of the buckets; then up to three questions (top-k, top-p, draw): the bucket is found at
+ *                                         once, its elements are gathered by a pass over the row (a comparison each) and ranked against each
+ *                                         other. A bucket of more than LIST elements - a row of ties or one narrow cluster - is cut further by 10
+ *                                         bits of x a round; equal x are counted in id order. Merges the chunks' best, writes the result, leaves
+ *                                         `seen` zero.
  *
- * Memory. Floor: each logit is read once, 4 bytes: 0.513 MB a row of 128,256, which at 4.8 TB/s is 0.11 us a row and 27 us for 256. Read here: K1 once, K2 once,
- * K3 once for each question; a greedy row without logprobs: K1 only. The rows' later reads come from L2 as long as those in flight fit (50 MB: 97 rows); a row with
- * penalties also reads `seen`, as many bytes as logits. K2 computes: about 45 double operations an element that weighs something. K1 and K2 spread one row over
- * chunks and splits, so that a single row does not wait for one processor; K3 has one block per row. Nothing of this is measured yet. */
+ * Memory. Floor: each logit is read once, 4 bytes: 0.513 MB a row of 128,256, which at 4.8 TB/s is 0.11 us a row and 27 us for 256. Read here: K1
+ * once, K2 once, K3 once for each question; a greedy row without logprobs: K1 only. The rows' later reads come from L2 as long as those in flight
+ * fit (50 MB: 97 rows); a row with penalties also reads `seen`, as many bytes as logits. K2 computes: about 45 double operations an element that
+ * weighs something. K1 and K2 spread one row over chunks and splits, so that a single row does not wait for one processor; K3 has one block per
+ * row. Nothing of this is measured yet. */
 #include "kernels/cuda/cuda.h"
 
 #ifdef __cplusplus
@@ -238,7 +242,8 @@ __device__ static uint64_t block_max(struct exchange *x, int *turn, uint64_t v)
     return warp_max(lane < n_warps ? at[lane] : 0);
 }
 
-/* Adds w to *at in shared memory: two 32-bit atomics with the carry taken along, as shared memory has no 64-bit addition of its own. Read after a barrier. */
+/* Adds w to *at in shared memory: two 32-bit atomics with the carry taken along, as shared memory has no 64-bit addition of its own. Read after a
+ * barrier. */
 __device__ static inline void add_shared(uint64_t *at, uint64_t w)
 {
     uint32_t *p = (uint32_t *)at, lo = (uint32_t)w, hi = (uint32_t)(w >> 32);
@@ -336,7 +341,7 @@ __global__ void sample_count(struct work w)
 
 /* ---- K1 -------------------------------------------------------------------------------------------------------------------------------- */
 
-__global__ void __launch_bounds__(BEST_THREADS) sample_best(struct work w)
+__global__ void __launch_bounds__(BEST_THREADS, 2) sample_best(struct work w)
 {
     __shared__ struct exchange ex;
     struct job j;
@@ -387,10 +392,11 @@ __global__ void __launch_bounds__(BEST_THREADS) sample_best(struct work w)
     int32_t best = id_of_key(raw_best);
     if (j.is_adjusted) {
         best = 0;
-#pragma unroll
-        for (int k = 0; k < PER_THREAD; k++) {
+#pragma unroll 1
+        for (int k = 0; k < PER_THREAD; k++) { /* the logit once more, out of L1: unrolled, this would cost registers */
             int32_t id = first + k * n_threads;
-            uint64_t key = l[k] > -__builtin_inff() ? x_key(adjusted(&j, l[k], id)) : 0;
+            float logit = id < j.vocab ? j.logits[id] : -__builtin_inff();
+            uint64_t key = logit > -__builtin_inff() ? x_key(adjusted(&j, logit, id)) : 0;
             best = key > max ? id : best;
             max = key > max ? key : max;
             not_min = key && ~key > not_min ? ~key : not_min;
@@ -439,9 +445,11 @@ __global__ void __launch_bounds__(WEIGH_THREADS) sample_weigh(struct work w)
     double max = best.max, raw_max = best.raw_max, scale = best.scale, temperature = j.r.temperature, min_p = j.r.min_p;
     bool is_plain = !j.is_adjusted && temperature == 1.0; /* then the two e^y are one */
     uint64_t hi = 0, lo = 0;
+    float ahead = first + tid < last ? j.logits[first + tid] : 0; /* the next one comes while this one's e^y is computed */
     for (int32_t id = first + tid; id < last; id += n_threads) {
-        float l = j.logits[id];
+        float l = ahead;
         double e = 0;
+        ahead = id + n_threads < last ? j.logits[id + n_threads] : 0;
         if (j.draws) {
             double y = y_of(adjusted(&j, l, id), max, temperature);
             if (y > TD_SAMPLE_Y_WEIGHTLESS) {
@@ -613,8 +621,8 @@ __device__ static inline uint64_t in_range(const struct range *g, double x, uint
 
 enum scan_what { SCAN_ENDS, SCAN_DIGITS, SCAN_LIST };
 
-/* A pass over the row's candidates in g. ENDS: *ends takes the highest key and the highest of ~key; DIGITS: into s->u.digits, digit (g->hi - key) >> shift;
- * LIST: into s->u.list. */
+/* A pass over the row's candidates in g. ENDS: *ends takes the highest key and the highest of ~key; DIGITS: into s->u.digits, digit (g->hi - key)
+ * >> shift; LIST: into s->u.list. */
 template <int WHAT> __device__ static void scan_row(struct pick *s, const struct job *j, const struct range *g, int shift, uint64_t ends[2])
 {
     enum { AHEAD = 16 };
@@ -872,7 +880,8 @@ td_status td_cuda_sample_clear(void *scratch, int32_t max_rows, int32_t vocab, s
 {
     if (vocab < 1 || vocab > TD_SAMPLE_MAX_VOCAB)
         return td_fail(err, TD_ERR_INVALID, "sampler: vocab is %d, must be in [1, %d]", (int)vocab, TD_SAMPLE_MAX_VOCAB);
-    TD_LAUNCH(sample_zero, dim3(256), dim3(256), 0, td_cuda.compute, (uint32_t *)scratch, (uint64_t)td_cuda_sample_scratch_bytes(max_rows, vocab) / 4);
+    TD_LAUNCH(sample_zero, dim3(256), dim3(256), 0, td_cuda.compute, (uint32_t *)scratch,
+              (uint64_t)td_cuda_sample_scratch_bytes(max_rows, vocab) / 4);
     TD_LAUNCHED("sample_clear");
     if (!td_cuda_ok(cudaStreamSynchronize(td_cuda.compute), "sample_clear"))
         return td_fail(err, TD_ERR_DEVICE, "sampler: clearing its scratch: %s", cudaGetErrorString(td_cuda.first_error));
@@ -893,7 +902,8 @@ void td_cuda_sample(const struct td_sample_args *a)
     int32_t pick_threads = power_of_two(a->vocab / 32, 64, PICK_THREADS); /* a small vocabulary pays barriers for nothing */
     int32_t n_splits = (4 * td_cuda.n_sms + a->n_rows - 1) / a->n_rows, max_splits = (a->vocab + 2047) / 2048;
     unsigned n_rows = (unsigned)a->n_rows;
-    struct work w = {a->logits, a->logits_stride, a->rows, a->results, a->totals, (uint8_t *)a->scratch, (int64_t)row_bytes(a->vocab), a->vocab, n_chunks, a->features};
+    struct work w = {a->logits, a->logits_stride, a->rows, a->results, a->totals, (uint8_t *)a->scratch, (int64_t)row_bytes(a->vocab),
+                     a->vocab, n_chunks, a->features};
 
     TD_ASSERT(a->n_rows >= 1 && a->n_rows <= 65535 && a->vocab >= 1 && a->vocab <= TD_SAMPLE_MAX_VOCAB);
     n_splits = n_splits > max_splits ? max_splits : n_splits;

@@ -1,6 +1,6 @@
-/* cuda_sample_test.c - the device's sampler against td_sample on fresh random rows: every bit of every token, logprob and status. Runs on the emulated device of
- * this build, or on what TANDEM_CUDA_LIBRARY names. The sums behind them are compared to the last unit, as tokens would not show it. TANDEM_SEED plays other
- * rows. */
+/* cuda_sample_test.c - the device's sampler against td_sample on fresh random rows: every bit of every token, logprob and status. Runs on the
+ * emulated device of this build, or on what TANDEM_CUDA_LIBRARY names. The sums behind them are compared to the last unit, as tokens would not
+ * show it. TANDEM_SEED plays other rows. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -117,8 +117,8 @@ static void make_row(struct row *r, int vocab, int what)
     int span = below(2) && vocab > 8 ? 8 : vocab; /* the same few again and again, or all over */
     for (int i = 0; i < r->n_tokens; i++) r->tokens[i] = below(span);
     r->s = (struct td_sampling){.temperature = temps[below(LEN(temps))], .top_k = top_ks[below(LEN(top_ks))], .top_p = top_ps[below(LEN(top_ps))],
-                                .min_p = min_ps[below(LEN(min_ps))], .repetition_penalty = 1, .seed = rng(), .n_logprobs = logprobs[below(LEN(logprobs))],
-                                .logit_bias = r->bias};
+                                .min_p = min_ps[below(LEN(min_ps))], .repetition_penalty = 1, .seed = rng(),
+                                .n_logprobs = logprobs[below(LEN(logprobs))], .logit_bias = r->bias};
     if (what == 0) {
         r->s.temperature = 0;
         r->s.n_logprobs = -1;
@@ -211,12 +211,14 @@ static void bed_step(struct bed *b, const struct row *r, int n, int n_padding, u
             continue;
         }
         size_t used = payload.used;
-        assert_int_equal(td_sample_pack(&r[i].s, r[i].tokens, r[i].n_tokens, r[i].n_prompt, r[i].logits_row, &payload, &b->rows[i], &features), TD_OK);
+        assert_int_equal(td_sample_pack(&r[i].s, r[i].tokens, r[i].n_tokens, r[i].n_prompt, r[i].logits_row, &payload, &b->rows[i], &features),
+                         TD_OK);
         assert_int_equal(payload.used - used, td_sample_payload_bytes(&r[i].s, r[i].n_tokens));
     }
     assert_int_equal(b->d->upload(b->device_logits, b->logits, (size_t)b->max_rows * (size_t)b->stride * sizeof(float), &err), TD_OK);
-    struct td_sample_args a = {.logits = b->device_logits, .logits_stride = b->stride, .vocab = b->vocab, .n_rows = n, .features = features | more_features,
-                               .rows = b->device_rows, .results = b->device_results, .totals = b->device_totals, .scratch = b->scratch};
+    struct td_sample_args a = {.logits = b->device_logits, .logits_stride = b->stride, .vocab = b->vocab, .n_rows = n,
+                               .features = features | more_features, .rows = b->device_rows, .results = b->device_results,
+                               .totals = b->device_totals, .scratch = b->scratch};
     if (b->d->step_begin(graph_key)) {
         b->d->put(b->device_rows, b->rows, (size_t)n * sizeof *b->rows);
         b->d->sample(&a);
@@ -229,7 +231,8 @@ static void bed_step(struct bed *b, const struct row *r, int n, int n_padding, u
 static const char *describe(const struct row *r)
 {
     static char text[256];
-    snprintf(text, sizeof text, "T %g k %d p %.9g min_p %g rep %g pres %g freq %g bias %d logprobs %d tokens %d", (double)r->s.temperature, r->s.top_k,
+    snprintf(text, sizeof text, "T %g k %d p %.9g min_p %g rep %g pres %g freq %g bias %d logprobs %d tokens %d", (double)r->s.temperature,
+             r->s.top_k,
              (double)r->s.top_p, (double)r->s.min_p, (double)r->s.repetition_penalty, (double)r->s.presence_penalty, (double)r->s.frequency_penalty,
              r->s.n_logit_bias, r->s.n_logprobs, r->n_tokens);
     return text;
@@ -285,16 +288,18 @@ static void check_row(struct bed *b, const struct row *r, int i, int kind, struc
     if (got_status != want_status || got.token != want.token || memcmp(&got.logprob, &want.logprob, sizeof got.logprob) || got.n_top != want.n_top ||
         memcmp(got.top_tokens, want.top_tokens, (size_t)want.n_top * sizeof *got.top_tokens) ||
         memcmp(got.top_logprobs, want.top_logprobs, (size_t)want.n_top * sizeof *got.top_logprobs))
-        fail_msg("vocab %d, row %d of kind %d (%s): status %d token %d logprob %.9g top %d (%d %.9g), want status %d token %d logprob %.9g top %d (%d %.9g)",
+        fail_msg("vocab %d, row %d of kind %d (%s): status %d token %d logprob %.9g top %d (%d %.9g), "
+                 "want status %d token %d logprob %.9g top %d (%d %.9g)",
                  b->vocab, i, kind, describe(r), got_status, got.token, (double)got.logprob, got.n_top, got.n_top ? got.top_tokens[0] : 0,
-                 got.n_top ? (double)got.top_logprobs[0] : 0, want_status, want.token, (double)want.logprob, want.n_top, want.n_top ? want.top_tokens[0] : 0,
-                 want.n_top ? (double)want.top_logprobs[0] : 0);
+                 got.n_top ? (double)got.top_logprobs[0] : 0, want_status, want.token, (double)want.logprob, want.n_top,
+                 want.n_top ? want.top_tokens[0] : 0, want.n_top ? (double)want.top_logprobs[0] : 0);
     if (want_status == TD_OK) {
         uint64_t totals[3];
         plain_totals(r, l, b->vocab, totals);
         for (int k = 0; k < 3; k++)
             if (totals[k] != b->totals[3 * i + k])
-                fail_msg("vocab %d, row %d of kind %d (%s): total %d is off by %lld", b->vocab, i, kind, describe(r), k, (long long)(b->totals[3 * i + k] - totals[k]));
+                fail_msg("vocab %d, row %d of kind %d (%s): total %d is off by %lld", b->vocab, i, kind, describe(r), k,
+                         (long long)(b->totals[3 * i + k] - totals[k]));
     }
     t->ok += want_status == TD_OK;
     t->corrupt += want_status == TD_ERR_CORRUPT;
@@ -360,7 +365,8 @@ static void same_bits_large(void **state)
 {
     (void)state;
     static const struct { int vocab, kind; } cases[] = {
-        {128256, ROW_GAUSS}, {128256, ROW_NARROW}, {128256, ROW_CLUSTER}, {128256, ROW_CLUSTERS}, {128256, ROW_FLAT}, {128256, ROW_TIES}, {128256, ROW_BITS},
+        {128256, ROW_GAUSS}, {128256, ROW_NARROW}, {128256, ROW_CLUSTER}, {128256, ROW_CLUSTERS}, {128256, ROW_FLAT}, {128256, ROW_TIES},
+        {128256, ROW_BITS},
         {1 << 18, ROW_GAUSS}, {50257, ROW_TWO}, {TD_SAMPLE_MAX_VOCAB, ROW_GAUSS},
     };
     static const struct { float temperature, top_p; int top_k, n_logprobs, penalties; } how[] = {
