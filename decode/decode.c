@@ -153,11 +153,18 @@ static void slot_ready(struct td_worker *w, struct td_req *r, const struct td_xf
         return;
     }
     td_fault_point("slot_ready");
+    struct td_err err = {0};
+    int32_t hit = r->seq->n_cached / (int32_t)w->cfg.block_size, parts = first->kv_parts > TD_COMM_MAX_RANKS ? -1 : first->kv_parts ? (int32_t)first->kv_parts : 1;
+    if (td_engine_kv_arrange(w->engine, r->seq->blocks + hit, r->seq->n_blocks - hit, parts, &err)) {
+        tandem__v1__token_out__free_unpacked(first, NULL);
+        td_worker_end(w, r, TD_ERR_PEER, err.msg);
+        return;
+    }
     r->ready_ns = td_now_ns();
     r->xfer_us = ev->elapsed_ns / TD_NS_PER_US;
     /* Sampled, submitted, READY, taken by this thread: each on one clock. */
     r->exposed_us = first->age_us + (ev->tail_ns + (r->ready_ns - ev->at_ns)) / TD_NS_PER_US;
-    first->age_us = 0;
+    first->age_us = first->kv_parts = 0;
     r->xfer_bytes = ev->bytes;
     r->xfer_path = td_xfer_path_name(ev->path);
     td_engine_imported(w->engine, r->seq, first->token);

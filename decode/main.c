@@ -8,6 +8,8 @@ int main(int argc, char **argv)
 {
     static struct decode d; /* zero = nothing open */
     struct td_err e = {0};
+    struct td_ranks_place place;
+    if (td_ranks_take(&argc, argv, &place, &e)) return td_die("tandem-decode", &e);
     if (td_options_load(decode_options, &d.cfg, "tandem-decode", "Decode worker: takes KV from prefill workers and streams tokens.", argc, argv,
                         NULL, 0, NULL, &e))
         return td_die("tandem-decode", &e);
@@ -15,6 +17,7 @@ int main(int argc, char **argv)
     td_log_level_parse(d.cfg.worker.log_level, &level);
     td_log_start("decode", level);
     if (td_fault_init(&e)) return td_die("tandem-decode", &e);
+    if (place.rank > 0) return td_worker_follow(&place, &d.cfg.worker); /* a part of the model for the process that started this one (--tp) */
     if (td_worker_open(&d.worker, &decode_role, &d.cfg.worker, &e)) { /* weights, pools, transfer, server, registration */
         td_worker_close(&d.worker);
         return td_die("tandem-decode", &e);

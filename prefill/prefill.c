@@ -119,6 +119,7 @@ static void prefill_stepped(struct td_worker *w, struct td_req *r, const struct 
         return;
     }
     out.msg.age_us = (td_now_ns() - step_end_ns) / TD_NS_PER_US;
+    out.msg.kv_parts = (uint32_t)td_engine_kv_parts(w->engine);
     uint8_t note[TD_XFER_NOTE_MAX];
     size_t note_bytes = tandem__v1__token_out__get_packed_size(&out.msg);
     TD_ASSERT(note_bytes <= sizeof note);

@@ -61,6 +61,7 @@ static void send_hello(struct td_registry *r)
     h.transfer = (char *)(uintptr_t)w->cfg.transfer;
     h.kv_tls = (char *)(uintptr_t)(td_kv_port_path(w->cfg.transfer) == TD_XFER_PATH_SHM || td_kv_port_path(w->cfg.transfer) == TD_XFER_PATH_CUDA_IPC ? "" : w->use_kv_tls ? "on" : "off");
     h.node_class = (char *)w->cfg.node_class;
+    h.tp = (uint32_t)td_engine_n_ranks(w->engine);
     h.max_step_tokens = (uint32_t)td_engine_max_step_tokens(w->engine);
     h.prefix_cache = w->cfg.prefix_cache;
     h.kv_bytes_per_token = td_kv_pool_layout(td_engine_kv(w->engine))->block_bytes / (uint64_t)w->cfg.block_size;

@@ -371,6 +371,14 @@ static void tell_step(struct td_worker *w, Tandem__V1__StepReport *report, uint6
     pthread_mutex_unlock(&w->snap_lock);
 }
 
+/* The others hold parts of the model and of every sequence's KV: without one of them this worker is nothing. Its requests move as from any dead worker. */
+static _Noreturn void ranks_lost(const struct td_err *err)
+{
+    char q[300];
+    td_error("ranks_lost", "reason=%s action=exit", td_log_quote(q, sizeof q, err->msg));
+    _exit(1);
+}
+
 static bool step(struct td_worker *w)
 {
     int32_t n_preempted = 0;
@@ -392,6 +400,7 @@ static bool step(struct td_worker *w)
     uint64_t end = td_now_ns();
     w->steps++;
     tell_step(w, &report, start, end);
+    if (s == TD_ERR_PEER) ranks_lost(&err);
     if (s) {
         td_error("step_failed", "items=%d status=%s msg=\"%s\" action=fail_batch", n, td_status_name(s), err.msg);
         for (int32_t i = 0; i < n; i++) td_worker_end(w, w->items[i].seq->owner, TD_ERR_INTERNAL, err.msg);
@@ -540,7 +549,9 @@ static void *engine_main(void *arg)
         if (stopping && atomic_load(&w->n_live) == 0) return NULL;
         admit_waiting(w);
         busy = step(w);
+        struct td_err err = {0};
         if (!busy) w->last_step_ns = 0;
+        if (!busy && td_engine_check(w->engine, &err)) ranks_lost(&err);
         update_snapshot(w);
     }
 }
@@ -571,16 +582,35 @@ void td_token_out_fill(struct td_token_out *o, const struct td_seq *seq, const s
 
 static void xfer_wake(void *ctx) { td_doorbell_ring(&((struct td_worker *)ctx)->bell); }
 
+static struct td_engine_config engine_config(const struct td_worker_config *c, struct td_comm *comm)
+{
+    return (struct td_engine_config){.model_dir = c->model[0] ? c->model : NULL, .random_config = c->random_weights[0] ? c->random_weights : NULL,
+                                     .dtype = c->dtype, .ops = c->ops, .cpus = c->cpus, .n_threads = (int32_t)c->threads, .kv_memory = c->kv_memory,
+                                     .block_size = (int32_t)c->block_size, .max_seqs = (int32_t)c->max_seqs, .max_batch = (int32_t)c->max_batch,
+                                     .max_model_len = (int32_t)c->max_model_len, .max_step_tokens = (int32_t)c->max_step_tokens,
+                                     .prefix_cache = c->prefix_cache, .shareable_kv = true, .comm = comm};
+}
+
+/* What cannot be is refused before any process is started for it. */
+static td_status open_ranks(struct td_worker *w, struct td_err *err)
+{
+    const struct td_worker_config *c = &w->cfg;
+    struct td_model_config mc;
+    if (c->tp == 1) return TD_OK;
+    td_status s = c->model[0] ? td_model_config_load(c->model, &mc, err) : td_model_config_load_file(c->random_weights, &mc, err);
+    if (!s) s = td_model_check_ranks(&mc, (int32_t)c->tp, err);
+    if (!s) s = td_ranks_start((int32_t)c->tp, (int32_t)c->threads, &w->ranks, err);
+    return s;
+}
+
 static td_status open_engine(struct td_worker *w, struct td_err *err)
 {
     const struct td_worker_config *c = &w->cfg;
     if (!c->model[0] && !c->random_weights[0]) return td_fail(err, TD_ERR_INVALID, "model is empty: give --model DIR");
-    struct td_engine_config e = {.model_dir = c->model[0] ? c->model : NULL, .random_config = c->random_weights[0] ? c->random_weights : NULL,
-                                 .dtype = c->dtype, .ops = c->ops, .cpus = c->cpus, .n_threads = (int32_t)c->threads, .kv_memory = c->kv_memory,
-                                 .block_size = (int32_t)c->block_size, .max_seqs = (int32_t)c->max_seqs, .max_batch = (int32_t)c->max_batch,
-                                 .max_model_len = (int32_t)c->max_model_len, .max_step_tokens = (int32_t)c->max_step_tokens,
-                                 .prefix_cache = c->prefix_cache, .shareable_kv = true};
-    td_status s = td_engine_open(&e, &w->engine, err);
+    td_status s = open_ranks(w, err);
+    if (s) return s;
+    struct td_engine_config e = engine_config(c, w->ranks.comm);
+    s = td_engine_open(&e, &w->engine, err);
     if (s) return s;
     w->reqs = calloc((size_t)c->max_seqs, sizeof *w->reqs);
     w->running = calloc((size_t)c->max_seqs, sizeof(struct td_seq *));
@@ -589,6 +619,25 @@ static td_status open_engine(struct td_worker *w, struct td_err *err)
     if (!w->reqs || !w->running || !w->preempted || !w->items)
         return td_fail(err, TD_ERR_NOMEM, "no memory for max_seqs %lld", (long long)c->max_seqs);
     return TD_OK;
+}
+
+int td_worker_follow(const struct td_ranks_place *place, const struct td_worker_config *config)
+{
+    struct td_err err = {0};
+    char q[300];
+    sigset_t set;
+    td_stop_signals(&set); /* rank 0 drains and tells its end: a signal to the whole group of processes must not end a rank before */
+    sigaddset(&set, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+    struct td_ranks ranks = {0};
+    td_status s = td_ranks_join(place, &ranks, &err);
+    struct td_engine_config e = engine_config(config, ranks.comm);
+    td_info("rank_started", "rank=%d pid=%d", place->rank, (int)getpid());
+    if (!s) s = td_engine_follow(&e, &err);
+    if (s == TD_ERR_PEER) td_info("rank_ends", "rank=%d reason=%s", place->rank, td_log_quote(q, sizeof q, err.msg)); /* rank 0, if it lives, decides */
+    else if (s) td_error("rank_failed", "rank=%d reason=%s action=exit", place->rank, td_log_quote(q, sizeof q, err.msg));
+    td_ranks_stop(&ranks);
+    return s != TD_OK;
 }
 
 /* "off", "always", "1/64". */
@@ -655,7 +704,7 @@ static td_status open_xfer(struct td_worker *w, struct td_err *err)
     struct td_kv_pool_stats st;
     td_kv_pool_stats(kv, &st);
     w->kv_blocks = st.n_blocks;
-    return td_xfer_mem_add(w->xfer, td_kv_pool_arena(kv), td_kv_pool_layout(kv)->block_bytes, st.n_blocks, err);
+    return td_xfer_mem_add(w->xfer, td_engine_kv_arena(w->engine), td_kv_pool_layout(kv)->block_bytes, st.n_blocks, err);
 }
 
 static td_status open_server(struct td_worker *w, struct td_err *err)
@@ -739,8 +788,8 @@ td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
     w->thread_started = true;
     if ((s = td_registry_create(w, &w->registry, err))) return s;
     td_rpc_server_set_serving(w->server, true);
-    td_info("ready", "name=%s address=%s router=%s kv_blocks=%d kv_pages=%s block_size=%lld max_len=%d pid=%d", w->name, w->address, w->cfg.router, w->kv_blocks,
-            td_kv_pool_arena(td_engine_kv(w->engine))->reserved ? "reserved_2MiB" : "small", (long long)w->cfg.block_size, td_engine_max_len(w->engine), (int)getpid());
+    td_info("ready", "name=%s address=%s router=%s tp=%d kv_blocks=%d kv_pages=%s block_size=%lld max_len=%d pid=%d", w->name, w->address, w->cfg.router, td_engine_n_ranks(w->engine), w->kv_blocks,
+            td_engine_kv_arena(w->engine)->reserved ? "reserved_2MiB" : "small", (long long)w->cfg.block_size, td_engine_max_len(w->engine), (int)getpid());
     return TD_OK;
 }
 
@@ -795,6 +844,7 @@ void td_worker_close(struct td_worker *w)
     td_xfer_close(w->xfer);
     if (w->loop) td_rpc_loop_destroy(w->loop);
     td_engine_close(w->engine);
+    td_ranks_stop(&w->ranks);
     free(w->reqs);
     free(w->running);
     free(w->preempted);

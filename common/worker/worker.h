@@ -23,6 +23,7 @@
 #include "common/rpc/rpc.h"
 #include "common/worker/engine.h"
 #include "common/worker/kv_port.h"
+#include "common/worker/ranks.h"
 #include "common/xfer/xfer.h"
 #include "tandem/v1/worker.pb-c.h"
 
@@ -33,7 +34,7 @@ struct td_worker;
 struct td_worker_config {
     const char *name, *model, *dtype, *ops, *cpus, *kv_memory, *listen, *advertise, *router, *transfer, *transfer_host, *log_level;
     const char *tls_cert, *tls_key, *tls_ca, *metrics_listen, *random_weights, *kv_digest, *tls_server_name, *node_class;
-    int64_t threads, block_size, max_seqs, max_batch, max_model_len, max_step_tokens;
+    int64_t tp, threads, block_size, max_seqs, max_batch, max_model_len, max_step_tokens;
     uint64_t drain_timeout_ms, peer_timeout_ms;
     bool prefix_cache, tls_client_auth;
     struct td_kv_port_config kv_port;
@@ -46,6 +47,7 @@ struct td_worker_config {
     {"random_weights", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.random_weights), "config.json to run with random weights (benchmarks)"},    \
     {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", offsetof(S, M.dtype), "compute and KV type; auto = the checkpoint's"},             \
     {"ops", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.ops), "kernel table: ref, avx2, avx512; default the fastest"},                         \
+    {"tp", TD_OPT_I64, "1", 1, 16, NULL, offsetof(S, M.tp), "processes that share the model: 1, 2, 4, 8 or 16; threads, cpus and kv_memory are of all together"},   \
     {"threads", TD_OPT_I64, "0", 0, 1024, NULL, offsetof(S, M.threads), "compute threads; 0 = all CPUs"},                                    \
     {"cpus", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.cpus), "pin the compute threads to these CPUs, e.g. 0-3,8"},                          \
     {"kv_memory", TD_OPT_STR, "25%", 0, 0, NULL, offsetof(S, M.kv_memory), "KV pool: a size (2GiB) or a share of available memory (40%)"},   \
@@ -179,9 +181,13 @@ struct td_worker {
     uint64_t calls_taken, calls_base, last_step_ns; /* engine thread; base: at the welcome */
     _Atomic uint64_t calls_refused;
 
+    struct td_ranks ranks;             /* tp > 1: the other ranks' processes */
     struct td_registry *registry;
     struct td_metrics_http *metrics;
 };
+
+/* A rank other than 0 (ranks.h): instead of all that follows. Returns the exit status. */
+int td_worker_follow(const struct td_ranks_place *place, const struct td_worker_config *config);
 
 /* --- the daemon's life, called by main.c in this order ----------------------------------------------------------------------------- */
 
