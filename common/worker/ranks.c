@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "common/base/mem.h"
 
 #define WORD "--tp-rank="
 #define ARGS_BYTES_MAX ((size_t)1 << 20)
@@ -44,18 +43,26 @@ td_status td_ranks_take(int *argc, char **argv, struct td_ranks_place *ret_place
 }
 
 /* This program's own arguments, and room for one more behind the first. */
-static td_status own_args(char **ret_text, char **args, struct td_err *err)
+static td_status own_args(char *text, char **args, struct td_err *err)
 {
-    size_t bytes, n = 0;
-    td_status s = td_file_read("/proc/self/cmdline", ARGS_BYTES_MAX, ret_text, &bytes, err);
-    if (s) return s;
-    for (size_t at = 0; at < bytes; at += strlen(*ret_text + at) + 1) {
+    size_t bytes = 0, n = 0;
+    ssize_t got = 1;
+    int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return td_fail(err, TD_ERR_IO, "tp: /proc/self/cmdline: %s", strerror(errno));
+    while (got > 0 && bytes < ARGS_BYTES_MAX) {
+        got = read(fd, text + bytes, ARGS_BYTES_MAX - bytes);
+        if (got < 0 && errno == EINTR) got = 1;
+        else if (got > 0) bytes += (size_t)got;
+    }
+    close(fd);
+    if (got != 0 || bytes == 0) return td_fail(err, TD_ERR_IO, "tp: /proc/self/cmdline: %s", got < 0 ? strerror(errno) : "empty, or too long");
+    for (size_t at = 0; at < bytes; at += strlen(text + at) + 1) {
         if (n == ARGS_MAX) return td_fail(err, TD_ERR_LIMIT, "tp: more than %d arguments", ARGS_MAX);
-        args[n == 0 ? 0 : n + 1] = *ret_text + at;
+        args[n == 0 ? 0 : n + 1] = text + at;
         n++;
     }
     args[n + 1] = NULL;
-    return n ? TD_OK : td_fail(err, TD_ERR_IO, "tp: /proc/self/cmdline is empty");
+    return TD_OK;
 }
 
 static td_status start_one(struct td_ranks *ranks, int32_t rank, uint32_t spin_us, char **args, struct td_err *err)
@@ -77,43 +84,44 @@ static td_status start_one(struct td_ranks *ranks, int32_t rank, uint32_t spin_u
     return TD_OK;
 }
 
-td_status td_ranks_start(int32_t n_ranks, int32_t n_threads, struct td_ranks *ret_ranks, struct td_err *err)
+td_status td_ranks_start(int32_t n_ranks, int32_t n_threads, struct td_ranks *r, struct td_err *err)
 {
-    struct td_ranks r = {.n_ranks = n_ranks};
-    char *text = NULL, **args = calloc(ARGS_MAX + 2, sizeof *args);
-    if (!args) return td_fail(err, TD_ERR_NOMEM, "tp: no memory");
+    *r = (struct td_ranks){.n_ranks = n_ranks}; /* in place: the communicator keeps the segment's address */
+    char *text = calloc(1, ARGS_BYTES_MAX + 1), **args = calloc(ARGS_MAX + 2, sizeof *args);
+    if (!text || !args) {
+        free(text);
+        free(args);
+        return td_fail(err, TD_ERR_NOMEM, "tp: no memory");
+    }
     cpu_set_t mine;
     int n_cpus = sched_getaffinity(0, sizeof mine, &mine) == 0 ? CPU_COUNT(&mine) : 1;
     if (n_threads == 0) n_threads = n_cpus;
     uint32_t spin_us = n_cpus >= n_ranks && n_cpus >= n_threads ? SPIN_US : 0;
     struct td_comm_config c = {.timeout_ms = TIMEOUT_MS, .spin_us = spin_us};
-    td_status s = td_comm_segment_create(n_ranks, 0, &r.segment, err);
-    if (!s) s = own_args(&text, args, err);
-    for (int32_t i = 1; i < n_ranks && !s; i++) s = start_one(&r, i, spin_us, args, err);
-    if (!s) s = td_comm_open(&r.segment, 0, &c, &r.comm, err);
+    td_status s = td_comm_segment_create(n_ranks, 0, &r->segment, err);
+    if (!s) s = own_args(text, args, err);
+    for (int32_t i = 1; i < n_ranks && !s; i++) s = start_one(r, i, spin_us, args, err);
+    if (!s) s = td_comm_open(&r->segment, 0, &c, &r->comm, err);
     free(text);
     free(args);
     if (s) {
         for (int32_t i = 1; i < n_ranks; i++)
-            if (r.pids[i]) kill(r.pids[i], SIGKILL);
-        td_ranks_stop(&r);
+            if (r->pids[i]) kill(r->pids[i], SIGKILL);
+        td_ranks_stop(r);
         return s;
     }
-    *ret_ranks = r;
     return TD_OK;
 }
 
-td_status td_ranks_join(const struct td_ranks_place *place, struct td_ranks *ret_ranks, struct td_err *err)
+td_status td_ranks_join(const struct td_ranks_place *place, struct td_ranks *r, struct td_err *err)
 {
-    struct td_ranks r = {0};
+    *r = (struct td_ranks){0};
     struct td_comm_config c = {.timeout_ms = TIMEOUT_MS, .spin_us = place->spin_us};
     fcntl(place->memfd, F_SETFD, FD_CLOEXEC);
     fcntl(place->socket, F_SETFD, FD_CLOEXEC);
-    td_status s = td_comm_segment_join(place->memfd, place->socket, place->rank, &r.segment, err);
-    if (!s) s = td_comm_open(&r.segment, place->rank, &c, &r.comm, err);
-    if (s) return s;
-    *ret_ranks = r;
-    return TD_OK;
+    td_status s = td_comm_segment_join(place->memfd, place->socket, place->rank, &r->segment, err);
+    if (!s) s = td_comm_open(&r->segment, place->rank, &c, &r->comm, err);
+    return s;
 }
 
 void td_ranks_stop(struct td_ranks *r)

@@ -23,7 +23,7 @@ struct td_ranks_place { /* what the word says; rank 0: zero */
 /* First in main: takes the word, if it is there, out of the arguments. TD_ERR_INVALID: it is not one of ours. */
 td_status td_ranks_take(int *argc, char **argv, struct td_ranks_place *ret_place, struct td_err *err);
 
-struct td_ranks {
+struct td_ranks { /* stays where it is while in use */
     struct td_comm_segment segment;
     struct td_comm *comm;
     int32_t n_ranks;
@@ -31,8 +31,8 @@ struct td_ranks {
 };
 
 /* Rank 0, in the main thread: starts ranks 1..n_ranks-1. n_threads: of all ranks together, 0 = all CPUs; ranks that do not share CPUs look before they sleep. */
-td_status td_ranks_start(int32_t n_ranks, int32_t n_threads, struct td_ranks *ret_ranks, struct td_err *err);
-td_status td_ranks_join(const struct td_ranks_place *place, struct td_ranks *ret_ranks, struct td_err *err);
+td_status td_ranks_start(int32_t n_ranks, int32_t n_threads, struct td_ranks *ranks, struct td_err *err);
+td_status td_ranks_join(const struct td_ranks_place *place, struct td_ranks *ranks, struct td_err *err);
 /* Rank 0: after the engine is closed; waits for the others, and kills those that do not come to their end. Zeroed is fine. */
 void td_ranks_stop(struct td_ranks *ranks);
 
