@@ -159,6 +159,17 @@ static uint32_t node_class_of(struct router *r, const char *name, const char *ro
     return r->n_node_classes++;
 }
 
+/* Sums over another number of ranks round differently: such workers exchange KV, but a request that moves between them may go on with other tokens. */
+static void tell_degrees(const struct router *r, const struct worker_conn *joined)
+{
+    for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
+        const struct worker_conn *w = &r->workers[i];
+        if (!w->used || w->gone || w == joined || w->tp == joined->tp) continue;
+        td_warn("tp_differs", "worker=%s tp=%u other=%s other_tp=%u action=pair_them", joined->name, joined->tp, w->name, w->tp);
+        return;
+    }
+}
+
 static void take_hello(struct router *r, struct td_rpc_call *call, const Tandem__V1__Hello *h)
 {
     struct td_err err = {0};
@@ -189,6 +200,7 @@ static void take_hello(struct router *r, struct td_rpc_call *call, const Tandem_
     w->kv_blocks = h->kv_blocks;
     w->max_model_len = h->max_model_len;
     w->pid = h->pid;
+    w->tp = h->tp ? h->tp : 1;
     w->snap_ns = w->rate_ns = td_now_ns();
     tandem__v1__snapshot__init(&w->snap);
     struct td_rpc_channel_config c = {.loop = r->loop, .target = w->address, .tls = r->use_tls ? &r->tls : NULL,
@@ -211,8 +223,9 @@ static void take_hello(struct router *r, struct td_rpc_call *call, const Tandem_
     m.message_case = TANDEM__V1__ROUTER_MESSAGE__MESSAGE_WELCOME;
     m.welcome = &wel;
     td_rpc_call_send(call, &m.base);
-    td_info("worker_joined", "worker=%s role=%s address=%s kv_blocks=%u block_size=%u max_len=%u", w->name, w->role_name, w->address, w->kv_blocks,
+    td_info("worker_joined", "worker=%s role=%s address=%s tp=%u kv_blocks=%u block_size=%u max_len=%u", w->name, w->role_name, w->address, w->tp, w->kv_blocks,
             w->block_size, w->max_model_len);
+    tell_degrees(r, w);
     router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_JOIN, .worker = w->index, .role = w->role,
                                            .a = (uint64_t)w->kv_blocks * w->block_size, .b = h->max_seqs,
                                            .c = node_class_of(r, h->node_class, h->role),

@@ -111,7 +111,7 @@ struct worker_conn {
     char transfer[8], kv_tls[8];           /* of its hello: what of its KV port must agree */
     enum td_core_role role;
     uint64_t incarnation, layout_hash;
-    uint32_t block_size, kv_blocks, max_model_len, pid;
+    uint32_t block_size, kv_blocks, max_model_len, pid, tp;
     Tandem__V1__Snapshot snap;
     uint64_t snap_ns, rate_ns, rate_prefill_total, rate_decode_total;
     double prefill_rate, decode_rate;

@@ -4,18 +4,18 @@
  *
  *     write own slot | barrier | read (and sum) others' slots | [barrier | read sums]
  *
- * Invariant: a rank writes a slot of parity p only after it has passed a barrier of the round before, and every rank arrives there only after it has done
- * with the round before that, the last one of parity p. So one barrier between writing and reading is enough, and none is needed after reading.
+ * Invariant: a rank writes a slot of parity p only after it has passed a barrier of the round before, and every rank arrives there only after it has
+ * done with the round before that, the last one of parity p. So one barrier between writing and reading is enough, and none is needed after reading.
  *
- * all_reduce_sum: reduce-scatter, then all-gather. Rank r sums the r-th slice of all slots in order of ranks into its own slot (nobody else reads that slice of
- * it), and after a second barrier everybody copies the slices together.
+ * all_reduce_sum: reduce-scatter, then all-gather. Rank r sums the r-th slice of all slots in order of ranks into its own slot (nobody else reads
+ * that slice of it), and after a second barrier everybody copies the slices together.
  *
- * Barrier: the last to arrive resets n_arrived and bumps `phase`; the others wait for it: look for spin_us, then sleep on a futex. Who bumps looks at the number
- * of sleepers afterwards, who sleeps counts itself before it looks for the last time, both sequentially consistent: no wake is lost.
+ * Barrier: the last to arrive resets n_arrived and bumps `phase`; the others wait for it: look for spin_us, then sleep on a futex. Who bumps looks
+ * at the number of sleepers afterwards, who sleeps counts itself before it looks for the last time, both sequentially consistent: no wake is lost.
  *
- * Death: a sleeper wakes every LOOK_MS and polls the pidfds of the other ranks. A pidfd is of the process, not of its number, and readable from its end on, reaped
- * or not. Whoever sees a death writes the reason (state 0 -> 1 -> 2, the first wins) and everybody sees it at the next look. A phase that has moved wins over
- * a death: a rank that came to the last barrier and left is no loss. */
+ * Death: a sleeper wakes every LOOK_MS and polls the pidfds of the other ranks. A pidfd is of the process, not of its number, and readable from its
+ * end on, reaped or not. Whoever sees a death writes the reason (state 0 -> 1 -> 2, the first wins) and everybody sees it at the next look. A phase
+ * that has moved wins over a death: a rank that came to the last barrier and left is no loss. */
 #include "common/base/comm.h"
 
 #include <errno.h>

@@ -1,8 +1,9 @@
 /* comm.h - the ranks of one worker: reductions, gathers and broadcasts among processes of one host, through shared memory.
  *
- * Why here: tensor parallelism (Megatron-LM's column and row parallel layers) needs two sums over ranks per layer and one gather per step. Between CPU ranks
- * they go through a segment that rank 0 makes and the others inherit; what ranks tell each other beside the arithmetic (step descriptors, deaths) goes this
- * way whatever the device.                                Source: Shoeybi et al. 2019 (Megatron-LM), section 3; reduce-scatter + all-gather: Rabenseifner 2004.
+ * Why here: tensor parallelism (Megatron-LM's column and row parallel layers) needs two sums over ranks per layer and one gather per step. Between
+ * CPU ranks they go through a segment that rank 0 makes and the others inherit; what ranks tell each other beside the arithmetic (step descriptors,
+ * deaths) goes this way whatever the device.                                Source: Shoeybi et al. 2019 (Megatron-LM), section 3; reduce-scatter +
+ * all-gather: Rabenseifner 2004.
  *
  * Promises:
  *  (1) A sum is taken in the order of ranks, 0 first, element by element, whatever the timing: the same inputs give the same bits on every rank (I1).
@@ -10,7 +11,8 @@
  *      every call of every rank answers TD_ERR_PEER, and td_comm_reason says why.
  *  (3) All ranks make the same calls in the same order with the same sizes; a rank that does not is found out (TD_ERR_INTERNAL, the others TD_ERR_PEER).
  *
- * Threads: one thread of each rank at a time. All calls block; none allocates but open. comm NULL is a group of one: everything is a no-op or a copy. */
+ * Threads: one thread of each rank at a time. All calls block; none allocates but open. comm NULL is a group of one: everything is a no-op or a
+ * copy. */
 #ifndef TD_BASE_COMM_H
 #define TD_BASE_COMM_H
 
@@ -32,7 +34,8 @@ struct td_comm_segment {
     int sockets[TD_COMM_MAX_RANKS][2]; /* [r]: rank 0's end, rank r's end; -1 where there is none */
 };
 
-/* All descriptors are close-on-exec: who starts a rank passes memfd and sockets[rank][1] on. slot_bytes 0: the default, 1 MiB: what one round of a call moves. */
+/* All descriptors are close-on-exec: who starts a rank passes memfd and sockets[rank][1] on. slot_bytes 0: the default, 1 MiB: what one round of a
+ * call moves. */
 td_status td_comm_segment_create(int32_t n_ranks, size_t slot_bytes, struct td_comm_segment *ret_segment, struct td_err *err);
 /* In a program that was started as rank `rank`: takes both descriptors over. */
 td_status td_comm_segment_join(int memfd, int socket, int32_t rank, struct td_comm_segment *ret_segment, struct td_err *err);
@@ -59,8 +62,8 @@ int32_t td_comm_n_ranks(const struct td_comm *comm);
 td_status td_comm_all_reduce_sum(struct td_comm *comm, float *x, size_t n);
 /* all[r * bytes ..] = rank r's `mine`. */
 td_status td_comm_all_gather(struct td_comm *comm, const void *mine, size_t bytes, void *all);
-/* Columns [first[r], first[r + 1]) of each of n_rows rows, tight in rank r's `mine`, to their places in out [n_rows, first[n_ranks]] on rank 0. Other ranks'
- * out is not touched. mine may be NULL on rank 0: its columns are in out already. first: the same on all ranks. */
+/* Columns [first[r], first[r + 1]) of each of n_rows rows, tight in rank r's `mine`, to their places in out [n_rows, first[n_ranks]] on rank 0.
+ * Other ranks' out is not touched. mine may be NULL on rank 0: its columns are in out already. first: the same on all ranks. */
 td_status td_comm_gather_columns(struct td_comm *comm, const float *mine, int32_t n_rows, const int32_t *first, float *out);
 /* Rank 0's bytes to all; *bytes: rank 0: how many; others: room in, how many out. idle: a rank other than 0 waits for as long as rank 0 lives. */
 td_status td_comm_broadcast(struct td_comm *comm, void *data, size_t *bytes, bool idle);

@@ -351,7 +351,10 @@ void td_forward_walk(struct td_model *model, struct td_workspace *ws, const stru
                                 .dtype = b->kv->dtype};
         attend_prepare(&s, layer, &r, &kv);
         if (layer == c->n_layers - 1) {
-            if (b->n_logit_rows == 0) return;
+            if (b->n_logit_rows == 0) { /* no logits to gather: the others' last K and V must be there, too, before anybody sends them on */
+                if (part == 0) ws->comm_status = td_comm_barrier(model->comm);
+                return;
+            }
             if (b->n_logit_rows < b->n_rows) keep_wanted(&s, &r);
         }
         if (!attend_and_mlp(&s, layer, &r, &kv)) return;

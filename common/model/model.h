@@ -89,7 +89,8 @@ struct td_forward_args {
  * the workspace (the host's memory), valid until its next use. One forward at a time per workspace and per thread pool. Never allocates.
  * Device tables: everything but kv_base is the host's; a batch in which every row is a sequence's wanted one (a decode step) is padded and, from its shape's second
  * time on, launched as a CUDA graph.
- * Several ranks: all call with the same arguments but kv_base; the logits are rank 0's, the others' are parts of no use.
+ * Several ranks: all call with the same arguments but kv_base; the logits are rank 0's, the others' are parts of no use; when rank 0
+ * returns, the KV of all ranks is there.
  * Errors: TD_ERR_INVALID when a count exceeds the workspace; TD_ERR_PEER: another rank is lost, and with it the group; TD_ERR_DEVICE: the device is lost, and so is what its memory held. */
 td_status td_model_forward(struct td_model *model, struct td_workspace *ws, const struct td_forward_args *args, float **ret_logits);
 

@@ -1,6 +1,7 @@
 /* engine_ranks.c - see engine_ranks.h.
  *
- * A step on the wire, all int32: kind, n_rows, n_logit_rows, n_seqs | tokens | positions | row_seq | logit_rows | n_blocks of each sequence | their blocks. */
+ * A step on the wire, all int32: kind, n_rows, n_logit_rows, n_seqs | tokens | positions | row_seq | logit_rows | n_blocks of each sequence | their
+ * blocks. */
 #include "common/worker/engine_ranks.h"
 
 #include <errno.h>

@@ -1,14 +1,15 @@
-/* engine_ranks.h - what the ranks of one engine share beside the model: the memory of their KV, and the description of each step. engine.c alone includes it.
+/* engine_ranks.h - what the ranks of one engine share beside the model: the memory of their KV, and the description of each step. engine.c alone
+ * includes it.
  *
- * KV of several ranks. One arena of rank 0, which the others map. A block id names the same block on all ranks; a rank's part of a block is in the canonical
- * layout with the rank's heads only, and the parts lie side by side in order of ranks:
+ * KV of several ranks. One arena of rank 0, which the others map. A block id names the same block on all ranks; a rank's part of a block is in the
+ * canonical layout with the rank's heads only, and the parts lie side by side in order of ranks:
  *
  *     [copy][block][part][layer][K,V][kv head of the part][token][head_dim]          n_parts = min(ranks, KV heads), copies = ranks / n_parts
  *
- * So a block has the same bytes whatever the number of ranks, a rank's cache is an ordinary paged cache with a longer way from block to block, and a transfer
- * moves whole blocks from copy 0 to copy 0 whatever the degrees of its two sides: only the order inside the block differs, and the receiver sets it right (td_rank_kv_import,
- * by the copies that xfer/reshard.h plans). Where KV heads are fewer than ranks, the ranks of a head each write a copy of their own, so that none
- * waits for another; an import fills copies 1.. from copy 0.
+ * So a block has the same bytes whatever the number of ranks, a rank's cache is an ordinary paged cache with a longer way from block to block, and a
+ * transfer moves whole blocks from copy 0 to copy 0 whatever the degrees of its two sides: only the order inside the block differs, and the receiver
+ * sets it right (td_rank_kv_import, by the copies that xfer/reshard.h plans). Where KV heads are fewer than ranks, the ranks of a head each write a
+ * copy of their own, so that none waits for another; an import fills copies 1.. from copy 0.
  *
  * Steps. Rank 0 tells tokens, positions and block tables of each batch before its forward; the others (td_rank_follow) do as told until told to end. */
 #ifndef TD_WORKER_ENGINE_RANKS_H
@@ -39,8 +40,8 @@ td_status td_rank_kv_init(struct td_rank_kv *kv, const struct td_model *model, i
 void td_rank_kv_free(struct td_rank_kv *kv); /* zeroed is fine; not the memory */
 size_t td_rank_kv_bytes(const struct td_rank_kv *kv, int32_t n_blocks);
 uint8_t *td_rank_kv_base(const struct td_rank_kv *kv, int32_t rank); /* the rank's part of block 0; blocks are whole.block_bytes apart */
-/* Blocks whose copy 0 came from a worker of `from_parts`: brings the parts into this one's order and fills the other copies. TD_ERR_INVALID: no such worker
- * can hold this model. */
+/* Blocks whose copy 0 came from a worker of `from_parts`: brings the parts into this one's order and fills the other copies. TD_ERR_INVALID: no such
+ * worker can hold this model. */
 td_status td_rank_kv_import(const struct td_rank_kv *kv, const int32_t *block_ids, int32_t n, int32_t from_parts, struct td_thread_pool *threads, struct td_err *err);
 
 /* Rank 0: room for the largest step. */

@@ -1,10 +1,11 @@
-/* ranks.h - the processes of a worker whose model is split over several (option tp): rank 0 is the program that was asked for, and starts the others as copies of
- * itself, with its own arguments behind a word of their own (--tp-rank=...) that no one else uses.
+/* ranks.h - the processes of a worker whose model is split over several (option tp): rank 0 is the program that was asked for, and starts the others
+ * as copies of itself, with its own arguments behind a word of their own (--tp-rank=...) that no one else uses.
  *
  *   main: td_ranks_take -> rank 0: ... td_ranks_start -> td_engine_open (comm) ... td_engine_close -> td_ranks_stop
  *                       -> others: td_ranks_join -> td_engine_follow -> td_ranks_stop
  *
- * A rank lives no longer than rank 0: the kernel kills it with rank 0's main thread, and it ends by itself when any rank is dead (common/base/comm.h). */
+ * A rank lives no longer than rank 0: the kernel kills it with rank 0's main thread, and it ends by itself when any rank is dead
+ * (common/base/comm.h). */
 #ifndef TD_WORKER_RANKS_H
 #define TD_WORKER_RANKS_H
 
@@ -30,7 +31,8 @@ struct td_ranks { /* stays where it is while in use */
     int pids[TD_COMM_MAX_RANKS];
 };
 
-/* Rank 0, in the main thread: starts ranks 1..n_ranks-1. n_threads: of all ranks together, 0 = all CPUs; ranks that do not share CPUs look before they sleep. */
+/* Rank 0, in the main thread: starts ranks 1..n_ranks-1. n_threads: of all ranks together, 0 = all CPUs; ranks that do not share CPUs look before
+ * they sleep. */
 td_status td_ranks_start(int32_t n_ranks, int32_t n_threads, struct td_ranks *ranks, struct td_err *err);
 td_status td_ranks_join(const struct td_ranks_place *place, struct td_ranks *ranks, struct td_err *err);
 /* Rank 0: after the engine is closed; waits for the others, and kills those that do not come to their end. Zeroed is fine. */

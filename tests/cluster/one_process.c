@@ -1,13 +1,17 @@
 /* one_process - the oracle of the invariance test: the engine alone, no daemons. Reads a JSON array of requests on stdin, runs them with the given
  * batching, chunking and order, prints a JSON array of {"tokens": [...], "logprobs": [...]} in the order of the input.
  *
- * one_process MODEL DTYPE CONCURRENCY CHUNK ORDER_SEED PREFIX_CACHE(0|1) KV_MEMORY */
+ * one_process MODEL DTYPE CONCURRENCY CHUNK ORDER_SEED PREFIX_CACHE(0|1) KV_MEMORY [TP]
+ *
+ * MODEL that is a file is a config: random weights. TP: ranks, which are processes of this program. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "common/base/json.h"
 #include "common/worker/engine.h"
+#include "common/worker/ranks.h"
 
 #define MAX_REQUESTS 1024
 
@@ -70,20 +74,32 @@ static void remove_seq(struct td_seq **running, int32_t *n, const struct td_seq 
 int main(int argc, char **argv)
 {
     struct td_err err = {0};
-    if (argc != 8) {
-        fprintf(stderr, "usage: one_process MODEL DTYPE CONCURRENCY CHUNK ORDER_SEED PREFIX_CACHE KV_MEMORY\n");
+    struct td_ranks_place place;
+    if (td_ranks_take(&argc, argv, &place, &err)) die("rank", &err);
+    if (argc != 8 && argc != 9) {
+        fprintf(stderr, "usage: one_process MODEL DTYPE CONCURRENCY CHUNK ORDER_SEED PREFIX_CACHE KV_MEMORY [TP]\n");
         return 2;
     }
     int concurrency = (int)strtol(argv[3], NULL, 10), chunk = (int)strtol(argv[4], NULL, 10);
     unsigned long order_seed = strtoul(argv[5], NULL, 10);
+    int32_t tp = argc == 9 ? (int32_t)strtol(argv[8], NULL, 10) : 1;
+    struct stat st;
+    bool is_config = stat(argv[1], &st) == 0 && S_ISREG(st.st_mode);
+    struct td_engine_config c = {.model_dir = is_config ? NULL : argv[1], .random_config = is_config ? argv[1] : NULL, .dtype = argv[2],
+                                 .n_threads = tp * (1 + (int)(order_seed % 2)), .kv_memory = argv[7], .block_size = 16,
+                                 .max_seqs = concurrency, .max_batch = concurrency, .max_step_tokens = chunk,
+                                 .prefix_cache = argv[6][0] == '1', .quiet = true};
+    static struct td_ranks ranks;
+    if (place.rank > 0 || tp > 1) {
+        if (place.rank > 0 ? td_ranks_join(&place, &ranks, &err) : td_ranks_start(tp, c.n_threads, &ranks, &err)) die("ranks", &err);
+        c.comm = ranks.comm;
+    }
+    if (place.rank > 0) return td_engine_follow(&c, &err) ? 1 : 0;
     static char text[1 << 24];
     size_t n_text = fread(text, 1, sizeof text - 1, stdin);
     json_t *root = NULL;
     if (td_json_load_text(text, n_text, "stdin", &root, &err)) die("input", &err);
     size_t n = json_array_size(root);
-    struct td_engine_config c = {.model_dir = argv[1], .dtype = argv[2], .n_threads = 1 + (int)(order_seed % 2), .kv_memory = argv[7], .block_size = 16,
-                                 .max_seqs = concurrency, .max_batch = concurrency, .max_step_tokens = chunk,
-                                 .prefix_cache = argv[6][0] == '1', .quiet = true};
     struct td_engine *e = NULL;
     if (n > MAX_REQUESTS || concurrency < 1) die("limits", &err);
     if (td_engine_open(&c, &e, &err)) die("engine", &err);

@@ -674,6 +674,37 @@ static void test_every_pair_of_degrees(void **state)
     close_engine(e);
 }
 
+/* When a step is over, the KV of every rank is there: a transfer may send it at once. */
+static void test_kv_is_there_after_a_step(void **state)
+{
+    (void)state;
+    if (device()) skip();
+    struct td_engine *e = open_engine((struct shape){.n_blocks = 64, .max_seqs = 1, .max_batch = 1, .chunk = BS, .n_ranks = 4, .n_kv_heads = 4});
+    size_t bytes = td_kv_pool_layout(td_engine_kv(e))->block_bytes;
+    uint8_t *seen = malloc(6 * bytes);
+    assert_non_null(seen);
+    make_requests();
+    for (int k = 0; k < 40; k++) {
+        struct td_seq *seq = start(e, &requests[11], 0); /* 100 tokens: six full blocks */
+        assert_int_equal(td_engine_admit(e, seq, false, 0), TD_OK);
+        for (int i = 0; i < seq->n_blocks; i++) memset(td_kv_pool_block(td_engine_kv(e), seq->blocks[i]), 0xff, bytes);
+        for (size_t i = 0; i < 6; i++) {
+            struct td_step_item item = {.seq = seq, .n_new = BS};
+            struct td_err err = {0};
+            if (td_engine_step(e, &item, 1, &err)) fail_msg("%s", err.msg);
+            memcpy(seen + i * bytes, td_kv_pool_block(td_engine_kv(e), seq->blocks[i]), bytes);
+        }
+        struct td_step_item item = {.seq = seq, .n_new = 100 - 6 * BS};
+        struct td_err err = {0};
+        if (td_engine_step(e, &item, 1, &err)) fail_msg("%s", err.msg);
+        for (size_t i = 0; i < 6; i++)
+            if (memcmp(seen + i * bytes, td_kv_pool_block(td_engine_kv(e), seq->blocks[i]), bytes)) fail_msg("try %d: block %zu was not complete after its step", k, i);
+        stop(e, seq);
+    }
+    free(seen);
+    close_engine(e);
+}
+
 /* A rank that is killed takes the engine along, and the other ranks. */
 static void test_rank_dies(void **state)
 {
@@ -867,7 +898,7 @@ int main(void)
         cmocka_unit_test(test_prefix_hits),
         cmocka_unit_test(test_import),
         cmocka_unit_test(test_ranks_as_alone), cmocka_unit_test(test_every_pair_of_degrees),
-        cmocka_unit_test(test_rank_dies), cmocka_unit_test(test_rank_cannot_open), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_kv_is_there_after_a_step), cmocka_unit_test(test_rank_dies), cmocka_unit_test(test_rank_cannot_open), cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_device_lost),
         cmocka_unit_test(test_device_refusals),
     };

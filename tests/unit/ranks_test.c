@@ -1,5 +1,6 @@
-/* common/model split over ranks: logits and KV beside those of one rank, the same bits whatever the chunks, threads and timing, one identity for every number of
- * ranks, and refusals by name. Ranks are threads here, each with a model of its own; tests of processes: base_comm_test, engine_ranks_test, cluster. */
+/* common/model split over ranks: logits and KV beside those of one rank, the same bits whatever the chunks, threads and timing, one identity for
+ * every number of ranks, and refusals by name. Ranks are threads here, each with a model of its own; tests of processes: base_comm_test,
+ * engine_ranks_test, cluster. */
 #include "tests/golden/model_rig.h"
 
 #include <math.h>
@@ -188,8 +189,9 @@ static void compare_replicas(const struct run *one, const struct run *many)
                 }
 }
 
-/* Tolerances: what n partial sums rounded apart may differ by after three layers. f32: 2^-23 of activations of a few units, over some hundred additions. bf16: an
- * activation that rounds to the other neighbour (2^-8 of it) in one of the last layers. Seen: up to 3.6e-6, 0.0012, and 2.9e-5 with the trained model, whose activations are larger. */
+/* Tolerances: what n partial sums rounded apart may differ by after three layers. f32: 2^-23 of activations of a few units, over some hundred
+ * additions. bf16: an activation that rounds to the other neighbour (2^-8 of it) in one of the last layers. Seen: up to 3.6e-6, 0.0012, and 2.9e-5
+ * with the trained model, whose activations are larger. */
 static void compare_degrees(const struct td_model_params *params, const int32_t *degrees, size_t elem, double tol)
 {
     struct run one = run_group(params, 1, 1, N_TOKENS);
