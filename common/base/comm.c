@@ -318,6 +318,9 @@ static td_status meet(struct td_comm *c, bool idle)
 
 /* ---- rounds ---------------------------------------------------------------------------------------------------------------------------- */
 
+/* Before a slot is written: a rank that was slow to see the end may still be reading what was there. */
+static bool is_over(const struct td_comm *c) { return atomic_load(&c->shared->state) != 0; }
+
 static uint8_t *slot(const struct td_comm *c, int32_t rank)
 {
     size_t parity = c->n_rounds & 1;
@@ -329,6 +332,7 @@ static td_status meet_as(struct td_comm *c, enum kind kind, uint64_t bytes, bool
 {
     struct member *m = c->shared->members;
     size_t parity = c->n_rounds & 1;
+    if (is_over(c)) return TD_ERR_PEER;
     m[c->rank].says[parity].kind = kind;
     m[c->rank].says[parity].bytes = bytes;
     td_status s = meet(c, idle);
@@ -374,6 +378,7 @@ td_status td_comm_all_reduce_sum(struct td_comm *c, float *x, size_t n)
     if (td_comm_n_ranks(c) == 1) return TD_OK;
     for (size_t at = 0; at < n; c->n_rounds++) {
         size_t m = min_size(n - at, c->slot_bytes / sizeof(float)), from, to;
+        if (is_over(c)) return TD_ERR_PEER;
         memcpy(slot(c, c->rank), x + at, m * sizeof(float));
         td_status s = meet_as(c, REDUCE, (n - at) * sizeof(float), false);
         if (s) return s;
@@ -397,6 +402,7 @@ td_status td_comm_all_gather(struct td_comm *c, const void *mine, size_t bytes, 
     }
     for (size_t at = 0; at < bytes; c->n_rounds++) {
         size_t m = min_size(bytes - at, c->slot_bytes);
+        if (is_over(c)) return TD_ERR_PEER;
         memcpy(slot(c, c->rank), (const uint8_t *)mine + at, m);
         td_status s = meet_as(c, GATHER, bytes - at, false);
         if (s) return s;
@@ -429,6 +435,7 @@ td_status td_comm_gather_columns(struct td_comm *c, const float *mine, int32_t n
     }
     size_t own = rank > 0 ? (size_t)(first[rank + 1] - first[rank]) * rows : 0, room = n_ranks > 1 ? c->slot_bytes / sizeof(float) : 0;
     for (size_t at = 0; at < most; at += room, c->n_rounds++) {
+        if (is_over(c)) return TD_ERR_PEER;
         if (at < own) memcpy(slot(c, rank), mine + at, min_size(own - at, room) * sizeof(float));
         td_status s = meet_as(c, COLUMNS, (most - at) * sizeof(float), false);
         if (s) return s;
@@ -445,6 +452,7 @@ td_status td_comm_broadcast(struct td_comm *c, void *data, size_t *bytes, bool i
     if (td_comm_n_ranks(c) == 1) return TD_OK;
     size_t total = *bytes, at = 0;
     do {
+        if (is_over(c)) return TD_ERR_PEER;
         if (c->rank == 0) memcpy(slot(c, 0), (const uint8_t *)data + at, min_size(total - at, c->slot_bytes));
         td_status s = meet_as(c, BROADCAST, total, idle && at == 0 && c->rank > 0);
         if (s) return s;
