@@ -49,11 +49,13 @@ static td_status find_library(const struct td_device_config *config, void **ret_
         if (!beside_program(tails[i], tried[i], sizeof tried[i])) continue;
         if ((*ret_handle = load(tried[i]))) return TD_OK;
         const char *why = dlerror(); /* of the attempt just made */
-        if (access(tried[i], F_OK) == 0) return td_fail(err, TD_ERR_UNSUPPORTED, "CUDA is not available: %s does not load: %s", tried[i], why ? why : "no reason given");
+        if (access(tried[i], F_OK) == 0)
+            return td_fail(err, TD_ERR_UNSUPPORTED, "CUDA is not available: %s does not load: %s", tried[i], why ? why : "no reason given");
     }
     if ((*ret_handle = load(LIBRARY_NAME))) return TD_OK;
     return td_fail(err, TD_ERR_UNSUPPORTED,
-                   "CUDA is not available: " LIBRARY_NAME " was not found: this build has no CUDA part, or set TANDEM_CUDA_LIBRARY to the file; tried %s, %s "
+                   "CUDA is not available: " LIBRARY_NAME
+                   " was not found: this build has no CUDA part, or set TANDEM_CUDA_LIBRARY to the file; tried %s, %s "
                    "and the loader's folders",
                    tried[0], tried[1]);
 }

@@ -6,18 +6,21 @@
  *     IDLE --step_begin(key), key unknown-> RECORDING ---step_end: instantiate, keep, launch--------> IDLE
  *     IDLE --step_begin(key), key known---> REPLAY ------step_end: launch the kept graph------------> IDLE
  *
- * Graphs. At most N_GRAPHS are kept; a new key then takes the place of the one that was launched longest ago (LRU). Its graph may be destroyed only when it no
- * longer runs: every launch carries the step's number and `wait` remembers the last number that is known to be done, so an old victim costs nothing, and
- * only a cache that is smaller than one burst of steps without a `wait` would have to wait for the device. Recording is thread-local, so that other threads may
- * allocate and copy meanwhile. Kernels that were never used before load while being recorded, which drivers do since CUDA 12.3; this library needs 13 anyway.
+ * Graphs. At most N_GRAPHS are kept; a new key then takes the place of the one that was launched longest ago (LRU). Its graph may be destroyed only
+ * when it no longer runs: every launch carries the step's number and `wait` remembers the last number that is known to be done, so an old victim
+ * costs nothing, and only a cache that is smaller than one burst of steps without a `wait` would have to wait for the device. Recording is
+ * thread-local, so that other threads may allocate and copy meanwhile. Kernels that were never used before load while being recorded, which drivers
+ * do since CUDA 12.3; this library needs 13 anyway.
  *
- * Errors. A failed launch or copy, an ECC error, a dead device: CUDA reports such things late and for ever after, so the first one seen is kept with the label
- * of the call that saw it (first_error, first_error_at), and every later call of the table answers TD_ERR_DEVICE with it. A kernel's own failure is seen by a
- * later call; CUDA_LAUNCH_BLOCKING=1 makes the label exact. Running out of memory is no such error: alloc answers TD_ERR_NOMEM and the device goes on.
+ * Errors. A failed launch or copy, an ECC error, a dead device: CUDA reports such things late and for ever after, so the first one seen is kept with
+ * the label of the call that saw it (first_error, first_error_at), and every later call of the table answers TD_ERR_DEVICE with it. A kernel's own
+ * failure is seen by a later call; CUDA_LAUNCH_BLOCKING=1 makes the label exact. Running out of memory is no such error: alloc answers TD_ERR_NOMEM
+ * and the device goes on.
  *
- * Copies. upload and download take pageable memory: pieces of STAGE_BYTES go through two pinned buffers in turn, so that the copy of one piece into its buffer
- * runs beside the transfer of the other (whether that beats the driver's own staging is to be measured: cuda_bench, rows "upload"). They use a stream of their
- * own, wait for it alone, and one of them runs at a time; entries that were issued before are not waited for - call `wait` first when it matters. */
+ * Copies. upload and download take pageable memory: pieces of STAGE_BYTES go through two pinned buffers in turn, so that the copy of one piece into
+ * its buffer runs beside the transfer of the other (whether that beats the driver's own staging is to be measured: cuda_bench, rows "upload"). They
+ * use a stream of their own, wait for it alone, and one of them runs at a time; entries that were issued before are not waited for - call `wait`
+ * first when it matters. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,7 +56,7 @@ static struct {
 static pthread_mutex_t copy_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t error_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* ---- errors ----------------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- errors ------------------------------------------------------------------------------------------------------------------------------------ */
 
 static bool is_lost(void)
 {
@@ -81,7 +84,7 @@ td_status td_cuda_lost(struct td_err *err)
                    e == cudaErrorECCUncorrectable ? "; an uncorrectable memory error: nvidia-smi -q -d ECC shows it, the device needs a reset" : "");
 }
 
-/* ---- memory ----------------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------------------------------------------------------------------------------ */
 
 static const char *bytes_text(uint64_t bytes, char *text, size_t text_bytes)
 {
@@ -117,11 +120,12 @@ static td_status device_alloc(size_t bytes, const char *what, void **ret_memory,
     size_t free_bytes = 0, total_bytes = 0;
     char asked[32], left[32], all[32];
     if (!td_cuda_ok(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo")) return td_cuda_lost(err);
-    return td_fail(err, TD_ERR_NOMEM,
-                   "device memory: %s for %s asked, %s of %s are free on CUDA device %d (%s): lower the option that sizes it, or free the device (nvidia-smi "
-                   "lists who holds memory)",
-                   bytes_text(bytes, asked, sizeof asked), what, bytes_text(free_bytes, left, sizeof left), bytes_text(total_bytes, all, sizeof all), td_cuda.index,
-                   self.device.info.name);
+    return td_fail(
+        err, TD_ERR_NOMEM,
+        "device memory: %s for %s asked, %s of %s are free on CUDA device %d (%s): lower the option that sizes it, or free the device (nvidia-smi "
+        "lists who holds memory)",
+        bytes_text(bytes, asked, sizeof asked), what, bytes_text(free_bytes, left, sizeof left), bytes_text(total_bytes, all, sizeof all),
+        td_cuda.index, self.device.info.name);
 }
 
 /* On a lost device too, where it may fail: what can be given back is. */
@@ -147,7 +151,8 @@ static td_status pinned_alloc(size_t bytes, const char *what, void **ret_memory,
         return td_cuda_lost(err);
     }
     char asked[32];
-    return td_fail(err, TD_ERR_NOMEM, "page-locked host memory: %s for %s asked and refused: lower the option that sizes it, or raise the memory limit of the container",
+    return td_fail(err, TD_ERR_NOMEM,
+                   "page-locked host memory: %s for %s asked and refused: lower the option that sizes it, or raise the memory limit of the container",
                    bytes_text(bytes, asked, sizeof asked), what);
 }
 
@@ -218,7 +223,7 @@ static td_status download(void *host_memory, const void *device_memory, size_t b
     return ok ? TD_OK : td_cuda_lost(err);
 }
 
-/* ---- steps ------------------------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- steps ------------------------------------------------------------------------------------------------------------------------------------- */
 
 static struct graph *graph_of(uint64_t key)
 {
@@ -303,12 +308,13 @@ static td_status step_end(struct td_err *err)
 static td_status wait_done(struct td_err *err)
 {
     TD_ASSERT(self.state == STEP_IDLE || self.state == STEP_DIRECT);
-    if (!on_device("wait") || !td_cuda_ok(cudaStreamSynchronize(td_cuda.compute), "an entry of the step that was waited for")) return td_cuda_lost(err);
+    if (!on_device("wait") || !td_cuda_ok(cudaStreamSynchronize(td_cuda.compute), "an entry of the step that was waited for"))
+        return td_cuda_lost(err);
     self.n_done = self.step;
     return TD_OK;
 }
 
-/* ---- open and close --------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- open and close ---------------------------------------------------------------------------------------------------------------------------- */
 
 static void version_text(int version, char *text, size_t text_bytes)
 {
@@ -326,9 +332,11 @@ static td_status open_failed(cudaError_t e, struct td_err *err)
     version_text(driver, has, sizeof has), version_text(runtime, needs, sizeof needs);
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     if (e == cudaErrorInsufficientDriver && driver == 0)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "CUDA is not available: no NVIDIA driver on this machine (this library needs one for CUDA %s or later)", needs);
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "CUDA is not available: no NVIDIA driver on this machine (this library needs one for CUDA %s or later)", needs);
     if (e == cudaErrorInsufficientDriver)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "CUDA is not available: the NVIDIA driver is too old: it serves CUDA %s, this library needs %s or later", has, needs);
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "CUDA is not available: the NVIDIA driver is too old: it serves CUDA %s, this library needs %s or later", has, needs);
     if (e == cudaErrorNoDevice && visible)
         return td_fail(err, TD_ERR_UNSUPPORTED, "CUDA is not available: no device is visible (CUDA_VISIBLE_DEVICES=\"%s\")", visible);
     if (e == cudaErrorNoDevice) return td_fail(err, TD_ERR_UNSUPPORTED, "CUDA is not available: the driver sees no device (nvidia-smi -L)");
@@ -353,12 +361,14 @@ static td_status probe(struct td_err *err)
         (void)cudaFree(p);
     }
     if (e == cudaErrorNoKernelImageForDevice)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "CUDA device %d (%s) is sm_%d: this library was built without code for it", td_cuda.index, self.device.info.name,
-                       td_cuda.cc);
+        return td_fail(err, TD_ERR_UNSUPPORTED, "CUDA device %d (%s) is sm_%d: this library was built without code for it", td_cuda.index,
+                       self.device.info.name, td_cuda.cc);
     if (e != cudaSuccess)
-        return td_fail(err, e == cudaErrorMemoryAllocation ? TD_ERR_NOMEM : TD_ERR_DEVICE, "CUDA device %d (%s) does not run a first kernel: %s (%s)", td_cuda.index,
-                       self.device.info.name, cudaGetErrorName(e), cudaGetErrorString(e));
-    return answer == 1234567 ? TD_OK : td_fail(err, TD_ERR_DEVICE, "CUDA device %d (%s): a first kernel answered wrongly", td_cuda.index, self.device.info.name);
+        return td_fail(err, e == cudaErrorMemoryAllocation ? TD_ERR_NOMEM : TD_ERR_DEVICE, "CUDA device %d (%s) does not run a first kernel: %s (%s)",
+                       td_cuda.index, self.device.info.name, cudaGetErrorName(e), cudaGetErrorString(e));
+    return answer == 1234567
+               ? TD_OK
+               : td_fail(err, TD_ERR_DEVICE, "CUDA device %d (%s): a first kernel answered wrongly", td_cuda.index, self.device.info.name);
 }
 
 static td_status fill_info(int index, struct td_device_info *info, struct td_err *err)
@@ -369,8 +379,8 @@ static td_status fill_info(int index, struct td_device_info *info, struct td_err
     *info = td_device_info();
     snprintf(info->name, sizeof info->name, "%.127s", prop.name);
     const unsigned char *u = (const unsigned char *)prop.uuid.bytes;
-    snprintf(info->uuid, sizeof info->uuid, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7],
-             u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
+    snprintf(info->uuid, sizeof info->uuid, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1], u[2], u[3], u[4],
+             u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
     snprintf(info->pci, sizeof info->pci, "%04x:%02x:%02x.0", (unsigned)prop.pciDomainID, (unsigned)prop.pciBusID, (unsigned)prop.pciDeviceID);
     info->index = index, info->cc_major = prop.major, info->cc_minor = prop.minor, info->n_sms = prop.multiProcessorCount;
     info->memory_bytes = prop.totalGlobalMem;
@@ -439,15 +449,16 @@ static td_status open_device(const struct td_device_config *config, struct td_er
     if (e == cudaSuccess && n_devices == 0) e = cudaErrorNoDevice;
     if (e != cudaSuccess) return open_failed(e, err);
     if (config->index < 0 || config->index >= n_devices)
-        return td_fail(err, TD_ERR_INVALID, "CUDA device index %d: there %s %d, numbered from 0", (int)config->index, n_devices == 1 ? "is" : "are", n_devices);
+        return td_fail(err, TD_ERR_INVALID, "CUDA device index %d: there %s %d, numbered from 0", (int)config->index, n_devices == 1 ? "is" : "are",
+                       n_devices);
     td_cuda.index = config->index;
     td_status s = fill_info(config->index, &self.device.info, err);
     if (s) return s;
     const struct td_device_info *info = &self.device.info;
     td_cuda.n_sms = info->n_sms, td_cuda.cc = info->cc_major * 10 + info->cc_minor, td_cuda.is_deterministic = config->deterministic;
     if (td_cuda.cc < CC_MIN)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "CUDA device %d (%s) is sm_%d: sm_%d or later is needed (bf16 tensor cores)", (int)config->index, info->name, td_cuda.cc,
-                       CC_MIN);
+        return td_fail(err, TD_ERR_UNSUPPORTED, "CUDA device %d (%s) is sm_%d: sm_%d or later is needed (bf16 tensor cores)", (int)config->index,
+                       info->name, td_cuda.cc, CC_MIN);
     if ((e = cudaSetDevice(config->index)) != cudaSuccess) return open_failed(e, err);
     if ((s = open_streams(err)) || (s = probe(err)) || (s = td_cuda_gemm_open(err))) return s;
     if ((s = td_cuda_memory_open(info, &self.device.memory, err))) return s;
@@ -456,11 +467,12 @@ static td_status open_device(const struct td_device_config *config, struct td_er
     return TD_OK;
 }
 
-extern "C" __attribute__((visibility("default"))) td_status td_cuda_open(uint32_t abi, const struct td_device_config *config, const struct td_ops **ret_ops,
-                                                                         struct td_err *err)
+extern "C" __attribute__((visibility("default"))) td_status td_cuda_open(uint32_t abi, const struct td_device_config *config,
+                                                                         const struct td_ops **ret_ops, struct td_err *err)
 {
     if (abi != TD_CUDA_ABI)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "this library's interface has number %u, the program's %u: take both from one build", (unsigned)TD_CUDA_ABI, (unsigned)abi);
+        return td_fail(err, TD_ERR_UNSUPPORTED, "this library's interface has number %u, the program's %u: take both from one build",
+                       (unsigned)TD_CUDA_ABI, (unsigned)abi);
     if (self.is_open) return td_fail(err, TD_ERR_INVALID, "CUDA device %d is open already: one device per process", td_cuda.index);
     td_status s = open_device(config, err);
     if (s) {

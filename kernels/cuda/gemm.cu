@@ -2,20 +2,20 @@
  *
  *   way       what                                                             used for
  *   cublas    cuBLASLt: bf16 x bf16 or f32 x f32 (never TF32) into f32         many rows, unless deterministic
- *   own       gemm_mma.cu: tensor cores for bf16, one order of k for every M;  few rows (decode); every M when deterministic; F16 weights (f32 x widened f16)
- *             here, gemm_exact_kernel: one chain of fmaf for F32 and F16
+ *   own       gemm_mma.cu: tensor cores for bf16, one order of k for every M;  few rows (decode); every M when deterministic;
+ *             here, gemm_exact_kernel: one chain of fmaf for F32 and F16       F16 weights (f32 x widened f16)
  *   plain     loops, one thread per block: emulated devices only, where the    tests of everything above the kernels
- *             other two do not exist or are slow
+ *             others do not exist or are slow
  *
- * Batch invariance (I1). `own` and `plain` have it by construction: an output is one fixed order of sums along k, cut at places that depend on n_in alone. cuBLASLt
- * chooses a kernel per shape, so the bits of a row depend on how many rows came along: config.deterministic keeps to `own`. What that costs on a card is to be
- * measured (cuda_bench compares the ways); TANDEM_CUDA_GEMM=cublas with deterministic takes one algorithm per weight for every M without split-K instead, which
- * is invariant as long as the library's kernels are, and reads weights badly when M is small.
+ * Batch invariance (I1). `own` and `plain` have it by construction: an output is one fixed order of sums along k, cut at places that depend on n_in
+ * alone. cuBLASLt chooses a kernel per shape, so the bits of a row depend on how many rows came along: config.deterministic keeps to `own`. What
+ * that costs on a card is to be measured (cuda_bench compares the ways); TANDEM_CUDA_GEMM=cublas with deterministic takes one algorithm per weight
+ * for every M without split-K instead, which is invariant as long as the library's kernels are, and reads weights badly when M is small.
  *
  * TANDEM_CUDA_GEMM=auto|own|cublas|plain forces one way where it exists: for benches and tests.
  *
- * Order at the end (ops.h): y + (dot + bias). cuBLASLt adds bias in its epilogue, or y as beta = 1, exactly so; both at once go through the workspace and a small
- * kernel, since the order inside the library is not written down. */
+ * Order at the end (ops.h): y + (dot + bias). cuBLASLt adds bias in its epilogue, or y as beta = 1, exactly so; both at once go through the
+ * workspace and a small kernel, since the order inside the library is not written down. */
 #include <stdlib.h>
 
 #include "kernels/cuda/cuda.h"
@@ -36,7 +36,7 @@ static struct {
     void *workspace;
 } self;
 
-/* ---- packing: host to host, any thread; the caller uploads ------------------------------------------------------------------------------------------------ */
+/* ---- packing: host to host, any thread; the caller uploads ------------------------------------------------------------------------------------- */
 
 size_t td_cuda_packed_bytes(int32_t n_out, int32_t n_in, enum td_dtype dtype)
 {
@@ -44,7 +44,8 @@ size_t td_cuda_packed_bytes(int32_t n_out, int32_t n_in, enum td_dtype dtype)
     return (n + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
 }
 
-void td_cuda_pack(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype, const void *src, enum td_dtype src_dtype, int32_t row0, int32_t n_rows)
+void td_cuda_pack(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype, const void *src, enum td_dtype src_dtype, int32_t row0,
+                  int32_t n_rows)
 {
     int64_t stride = td_cuda_k_stride(n_in);
     size_t elem = td_dtype_bytes(dtype);
@@ -78,7 +79,7 @@ size_t td_cuda_gemm_scratch_bytes(int32_t n_rows, int32_t n_in)
     return (n + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
 }
 
-/* ---- what every way is given ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- what every way is given ------------------------------------------------------------------------------------------------------------------- */
 
 static struct td_gemm_params params_of(const struct td_gemm_args *a)
 {
@@ -89,12 +90,12 @@ static struct td_gemm_params params_of(const struct td_gemm_args *a)
     return p;
 }
 
-/* ---- own, f32 and f16 weights: one chain of fmaf per output ----------------------------------------------------------------------------------------------- */
+/* ---- own, f32 and f16 weights: one chain of fmaf per output ------------------------------------------------------------------------------------ */
 
-#define EXACT_TILE 64   /* outputs x rows of a block */
-#define EXACT_K 16      /* of k in shared memory at a time */
+#define EXACT_TILE 64 /* outputs x rows of a block */
+#define EXACT_K 16    /* of k in shared memory at a time */
 #define EXACT_THREADS 256
-#define EXACT_EACH 4    /* a thread's outputs and rows: i, i + 16, i + 32, i + 48 */
+#define EXACT_EACH 4 /* a thread's outputs and rows: i, i + 16, i + 32, i + 48 */
 
 static __global__ void __launch_bounds__(EXACT_THREADS) gemm_exact_kernel(struct td_gemm_params p)
 {
@@ -127,7 +128,7 @@ static void exact_launch(const struct td_gemm_params *p)
     TD_LAUNCHED("gemm (exact)");
 }
 
-/* ---- plain: emulated devices ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- plain: emulated devices ------------------------------------------------------------------------------------------------------------------- */
 
 #ifdef TD_CUDA_EMULATE
 #define PLAIN_LANES 8
@@ -137,8 +138,8 @@ typedef float plain_f32 __attribute__((vector_size(4 * PLAIN_LANES)));
 typedef uint32_t plain_u32 __attribute__((vector_size(4 * PLAIN_LANES)));
 typedef uint16_t plain_u16 __attribute__((vector_size(2 * PLAIN_LANES)));
 
-/* Lane i sums k = i, i + 8, ..; the lanes are added in ascending order. Vectors go through memcpy and stay local: their passing between functions depends on the
- * instruction set. */
+/* Lane i sums k = i, i + 8, ..; the lanes are added in ascending order. Vectors go through memcpy and stay local: how they pass between functions
+ * depends on the instruction set. */
 static __global__ void gemm_plain_kernel(struct td_gemm_params p)
 {
     for (int r = 0; r < PLAIN_ROWS; r++) {
@@ -182,15 +183,22 @@ static void plain_launch(const struct td_gemm_params *p)
 }
 #endif
 
-/* ---- cuBLASLt --------------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- cuBLASLt ---------------------------------------------------------------------------------------------------------------------------------- */
 
 #ifdef TD_CUDA_EMULATE
-static void cublas_gemm(const struct td_gemm_params *p) { (void)p; }
-static td_status cublas_open(struct td_err *err) { (void)err; return TD_OK; }
+static void cublas_gemm(const struct td_gemm_params *p)
+{
+    (void)p;
+}
+static td_status cublas_open(struct td_err *err)
+{
+    (void)err;
+    return TD_OK;
+}
 static void cublas_close(void) {}
 #else
-#define N_ALGORITHMS 4096   /* direct-mapped: a shape that falls on another's place is chosen anew */
-#define INVARIANT_ROWS 256  /* deterministic: the algorithm of so many rows serves every M */
+#define N_ALGORITHMS 4096  /* direct-mapped: a shape that falls on another's place is chosen anew */
+#define INVARIANT_ROWS 256 /* deterministic: the algorithm of so many rows serves every M */
 
 struct algorithm {
     int32_t n_rows, n_out, n_in; /* n_rows 0: free */
@@ -200,9 +208,19 @@ struct algorithm {
 };
 
 /* Opened when the first device is: 600 MB that a process on a CPU never maps, and a machine with a driver alone can say what is missing. */
-#define LT_FUNCTIONS(F)                                                                                                                              \
-    F(cublasLtCreate) F(cublasLtDestroy) F(cublasLtGetStatusString) F(cublasLtMatmul) F(cublasLtMatmulAlgoGetHeuristic) F(cublasLtMatmulDescInit_internal) \
-    F(cublasLtMatmulDescSetAttribute) F(cublasLtMatrixLayoutInit_internal) F(cublasLtMatmulPreferenceInit_internal) F(cublasLtMatmulPreferenceSetAttribute)
+/* clang-format off */
+#define LT_FUNCTIONS(F)                            \
+    F(cublasLtCreate)                              \
+    F(cublasLtDestroy)                             \
+    F(cublasLtGetStatusString)                     \
+    F(cublasLtMatmul)                              \
+    F(cublasLtMatmulAlgoGetHeuristic)              \
+    F(cublasLtMatmulDescInit_internal)             \
+    F(cublasLtMatmulDescSetAttribute)              \
+    F(cublasLtMatrixLayoutInit_internal)           \
+    F(cublasLtMatmulPreferenceInit_internal)       \
+    F(cublasLtMatmulPreferenceSetAttribute)
+/* clang-format on */
 #define LT_POINTER(name) decltype(&::name) name;
 #define LT_LIBRARY "libcublasLt.so." LT_TEXT(CUBLAS_VER_MAJOR)
 #define LT_TEXT(number) LT_TEXT_OF(number)
@@ -225,12 +243,14 @@ static td_status lt_load(struct td_err *err)
     static const char *const paths[] = {LT_LIBRARY, "/usr/local/cuda/lib64/" LT_LIBRARY};
     for (size_t i = 0; i < sizeof paths / sizeof *paths && !lt.library; i++) lt.library = dlopen(paths[i], RTLD_NOW | RTLD_LOCAL);
     if (!lt.library)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "cuBLASLt is needed for products and does not load (%s): install it, or run deterministic, which does without", dlerror());
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "cuBLASLt is needed for products and does not load (%s): install it, or run deterministic, which does without", dlerror());
     const char *missing = NULL;
-#define LT_FIND(name) \
+#define LT_FIND(name)                                                                                                                                \
     if (!(lt.name = (decltype(lt.name))dlsym(lt.library, #name))) missing = #name;
     LT_FUNCTIONS(LT_FIND)
-    return missing ? td_fail(err, TD_ERR_UNSUPPORTED, LT_LIBRARY " has no %s: it is of another version than this library was built with", missing) : TD_OK;
+    return missing ? td_fail(err, TD_ERR_UNSUPPORTED, LT_LIBRARY " has no %s: it is of another version than this library was built with", missing)
+                   : TD_OK;
 }
 
 static td_status cublas_open(struct td_err *err)
@@ -269,8 +289,9 @@ static bool problem_make(const struct td_gemm_params *p, int32_t n_rows, bool wi
               lt.cublasLtMatmulDescSetAttribute(&ret->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue) == CUBLAS_STATUS_SUCCESS;
     if (ok && with_bias) {
         cudaDataType_t bias_type = CUDA_R_32F;
-        ok = lt.cublasLtMatmulDescSetAttribute(&ret->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof p->bias) == CUBLAS_STATUS_SUCCESS &&
-             lt.cublasLtMatmulDescSetAttribute(&ret->desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof bias_type) == CUBLAS_STATUS_SUCCESS;
+        ok =
+            lt.cublasLtMatmulDescSetAttribute(&ret->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof p->bias) == CUBLAS_STATUS_SUCCESS &&
+            lt.cublasLtMatmulDescSetAttribute(&ret->desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof bias_type) == CUBLAS_STATUS_SUCCESS;
     }
     return ok && lt.cublasLtMatrixLayoutInit_internal(&ret->w, sizeof ret->w, type, k, n, p->k_stride) == CUBLAS_STATUS_SUCCESS &&
            lt.cublasLtMatrixLayoutInit_internal(&ret->x, sizeof ret->x, type, k, rows, p->k_stride) == CUBLAS_STATUS_SUCCESS &&
@@ -292,25 +313,37 @@ static bool choose(struct lt_problem *problem, uint32_t y_align, size_t workspac
     /* Sums of split-K go through the workspace in a fixed order, never by atomics into y; deterministic: no split-K. */
     uint32_t reductions = td_cuda.is_deterministic ? CUBLASLT_REDUCTION_SCHEME_NONE : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, in_align = 16;
     bool ok = lt.cublasLtMatmulPreferenceInit_internal(&prefer, sizeof prefer) == CUBLAS_STATUS_SUCCESS &&
-              lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes, sizeof workspace_bytes) == CUBLAS_STATUS_SUCCESS &&
-              lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions) == CUBLAS_STATUS_SUCCESS &&
-              lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &in_align, sizeof in_align) == CUBLAS_STATUS_SUCCESS &&
-              lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &in_align, sizeof in_align) == CUBLAS_STATUS_SUCCESS &&
-              lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &y_align, sizeof y_align) == CUBLAS_STATUS_SUCCESS &&
-              lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &y_align, sizeof y_align) == CUBLAS_STATUS_SUCCESS;
-    if (!ok || lt.cublasLtMatmulAlgoGetHeuristic(handle, &problem->desc, &problem->w, &problem->x, &problem->y, &problem->y, &prefer, 1, &found, &n_found) != CUBLAS_STATUS_SUCCESS ||
+              lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes, sizeof workspace_bytes) ==
+                  CUBLAS_STATUS_SUCCESS &&
+              lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions) ==
+                  CUBLAS_STATUS_SUCCESS &&
+              lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &in_align, sizeof in_align) ==
+                  CUBLAS_STATUS_SUCCESS &&
+              lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &in_align, sizeof in_align) ==
+                  CUBLAS_STATUS_SUCCESS &&
+              lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &y_align, sizeof y_align) ==
+                  CUBLAS_STATUS_SUCCESS &&
+              lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &y_align, sizeof y_align) ==
+                  CUBLAS_STATUS_SUCCESS;
+    if (!ok ||
+        lt.cublasLtMatmulAlgoGetHeuristic(handle, &problem->desc, &problem->w, &problem->x, &problem->y, &problem->y, &prefer, 1, &found, &n_found) !=
+            CUBLAS_STATUS_SUCCESS ||
         n_found == 0)
         return false;
     *ret_algo = found.algo;
     return true;
 }
 
-static const cublasLtMatmulAlgo_t *algorithm_of(const struct td_gemm_params *p, bool with_bias, int64_t y_stride, uint32_t y_align, size_t workspace_bytes)
+static const cublasLtMatmulAlgo_t *algorithm_of(const struct td_gemm_params *p, bool with_bias, int64_t y_stride, uint32_t y_align,
+                                                size_t workspace_bytes)
 {
     int32_t n_rows = td_cuda.is_deterministic ? INVARIANT_ROWS : p->n_rows;
-    uint64_t h = ((uint64_t)(uint32_t)n_rows << 32 | (uint32_t)p->n_out) * 0x9e3779b97f4a7c15u ^ ((uint64_t)(uint32_t)p->n_in << 8 | (uint64_t)with_bias << 4 | y_align) * 0xbf58476d1ce4e5b9u;
+    uint64_t h = ((uint64_t)(uint32_t)n_rows << 32 | (uint32_t)p->n_out) * 0x9e3779b97f4a7c15u ^
+                 ((uint64_t)(uint32_t)p->n_in << 8 | (uint64_t)with_bias << 4 | y_align) * 0xbf58476d1ce4e5b9u;
     struct algorithm *a = &algorithms[(h ^ h >> 32) % N_ALGORITHMS];
-    if (a->n_rows == n_rows && a->n_out == p->n_out && a->n_in == p->n_in && a->dtype == p->w_dtype && a->epilogue == with_bias && a->y_align == y_align) return &a->algo;
+    if (a->n_rows == n_rows && a->n_out == p->n_out && a->n_in == p->n_in && a->dtype == p->w_dtype && a->epilogue == with_bias &&
+        a->y_align == y_align)
+        return &a->algo;
     struct lt_problem problem;
     a->n_rows = 0;
     if (!problem_make(p, n_rows, with_bias, y_stride, &problem) || !choose(&problem, y_align, workspace_bytes, &a->algo)) return NULL;
@@ -319,7 +352,8 @@ static const cublasLtMatmulAlgo_t *algorithm_of(const struct td_gemm_params *p, 
 }
 
 /* to [n_rows, n_out] = dot (+ bias) (+ to). */
-static void matmul(const struct td_gemm_params *p, float *to, int64_t to_stride, bool with_bias, bool accumulate, void *workspace, size_t workspace_bytes)
+static void matmul(const struct td_gemm_params *p, float *to, int64_t to_stride, bool with_bias, bool accumulate, void *workspace,
+                   size_t workspace_bytes)
 {
     struct lt_problem problem;
     float one = 1.0f, beta = accumulate ? 1.0f : 0.0f;
@@ -328,8 +362,8 @@ static void matmul(const struct td_gemm_params *p, float *to, int64_t to_stride,
         (void)td_cuda_ok(cudaErrorNotSupported, "gemm: cuBLASLt has no algorithm");
         return;
     }
-    (void)lt_ok(lt.cublasLtMatmul(handle, &problem.desc, &one, p->w, &problem.w, p->x, &problem.x, &beta, to, &problem.y, to, &problem.y, algo, workspace, workspace_bytes,
-                               td_cuda.compute),
+    (void)lt_ok(lt.cublasLtMatmul(handle, &problem.desc, &one, p->w, &problem.w, p->x, &problem.x, &beta, to, &problem.y, to, &problem.y, algo,
+                                  workspace, workspace_bytes, td_cuda.compute),
                 "gemm: cublasLtMatmul");
 }
 
@@ -357,13 +391,14 @@ static void cublas_gemm(const struct td_gemm_params *p)
         piece.x = (const uint8_t *)p->x + m * p->k_stride * (p->w_dtype == TD_BF16 ? 2 : 4);
         matmul(&piece, sums, p->n_out, true, false, self.workspace, half_bytes);
         int64_t n = (int64_t)piece.n_rows * p->n_out;
-        TD_LAUNCH(add_rows_kernel, dim3((unsigned)((n + 255) / 256)), dim3(256), 0, td_cuda.compute, p->y + m * p->y_stride, p->y_stride, sums, p->n_out, n);
+        TD_LAUNCH(add_rows_kernel, dim3((unsigned)((n + 255) / 256)), dim3(256), 0, td_cuda.compute, p->y + m * p->y_stride, p->y_stride, sums,
+                  p->n_out, n);
         TD_LAUNCHED("gemm: add the residual");
     }
 }
 #endif
 
-/* ---- the choice ------------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- the choice -------------------------------------------------------------------------------------------------------------------------------- */
 
 static void own_gemm(const struct td_gemm_params *p)
 {
@@ -390,11 +425,17 @@ void td_cuda_gemm(const struct td_gemm_args *a, int part, int n_parts)
     if (a->n_rows <= 0) return;
     struct td_gemm_params p = params_of(a);
     switch (way_of(&p)) {
-    case WAY_CUBLAS: cublas_gemm(&p); return;
+    case WAY_CUBLAS:
+        cublas_gemm(&p);
+        return;
 #ifdef TD_CUDA_EMULATE
-    case WAY_PLAIN: plain_launch(&p); return;
+    case WAY_PLAIN:
+        plain_launch(&p);
+        return;
 #endif
-    default: own_gemm(&p); return;
+    default:
+        own_gemm(&p);
+        return;
     }
 }
 
@@ -410,14 +451,16 @@ td_status td_cuda_gemm_open(struct td_err *err)
 #else
     bool is_here = way >= 0 && way != WAY_PLAIN;
 #endif
-    if (!is_here) return td_fail(err, TD_ERR_INVALID, "TANDEM_CUDA_GEMM=%s: this library has no such way (auto, own, or cublas on a GPU, plain on an emulated one)", forced);
+    if (!is_here)
+        return td_fail(err, TD_ERR_INVALID,
+                       "TANDEM_CUDA_GEMM=%s: this library has no such way (auto, own, or cublas on a GPU, plain on an emulated one)", forced);
     self.forced = (enum way)way;
     cudaError_t e = cudaMalloc(&self.workspace, WORKSPACE_BYTES);
     if (e != cudaSuccess) {
         (void)cudaGetLastError();
         self.workspace = NULL;
-        return td_fail(err, e == cudaErrorMemoryAllocation ? TD_ERR_NOMEM : TD_ERR_DEVICE, "%u MiB of workspace for products: %s (%s)", (unsigned)(WORKSPACE_BYTES >> 20),
-                       cudaGetErrorName(e), cudaGetErrorString(e));
+        return td_fail(err, e == cudaErrorMemoryAllocation ? TD_ERR_NOMEM : TD_ERR_DEVICE, "%u MiB of workspace for products: %s (%s)",
+                       (unsigned)(WORKSPACE_BYTES >> 20), cudaGetErrorName(e), cudaGetErrorString(e));
     }
     return cublas_open(err);
 }

@@ -1,8 +1,8 @@
-/* gemm.h - how prepared rows lie in a product's scratch - what rows.cu writes when it prepares, and the gemm*.cu read - and what the ways of a product share.
+/* gemm.h - how prepared rows lie in a product's scratch (rows.cu writes them, gemm*.cu read them), and what the ways of a product share.
  *
- * Row m of x starts at element m * td_cuda_k_stride(n_in); its elements are bf16 for a BF16 weight, else f32 (an F16 weight rounds no activation); those from
- * n_in up to the stride are zero, as they are in a packed weight's rows. The stride is a multiple of 8, so that 16-byte loads never straddle rows; real models'
- * n_in are multiples of 8, where a packed weight is the checkpoint's matrix byte for byte. */
+ * Row m of x starts at element m * td_cuda_k_stride(n_in); its elements are bf16 for a BF16 weight, else f32 (an F16 weight rounds no activation);
+ * those from n_in up to the stride are zero, as they are in a packed weight's rows. The stride is a multiple of 8, so that 16-byte loads never
+ * straddle rows; real models' n_in are multiples of 8, where a packed weight is the checkpoint's matrix byte for byte. */
 #ifndef TD_KERNELS_CUDA_GEMM_H
 #define TD_KERNELS_CUDA_GEMM_H
 

@@ -1,24 +1,27 @@
 /* gemm_mma.cu - bf16 products on tensor cores whose bits do not depend on the number of rows.
  *
- * One order of sums for every kernel of this file. k is cut into chunks of 32 and the chunks into at most 8 slices of equal length; places depend on n_in alone.
- * Within a slice one accumulator takes m16n8k16 after m16n8k16 in ascending order; the slices' sums are added to 0 in ascending order; then bias, then y. Everywhere
- * the weight is the A operand (16 outputs) and the rows are the B operand (8 rows), and an element of k has the same place inside its mma, so an output passes
- * through the same tensor-core operations whichever kernel computes it. That the hardware rounds alike at every place of a fragment is what the invariance test
- * on a card has to confirm (cuda_rows_test runs there too).
+ * One order of sums for every kernel of this file. k is cut into chunks of 32 and the chunks into at most 8 slices of equal length; places depend on
+ * n_in alone. Within a slice one accumulator takes m16n8k16 after m16n8k16 in ascending order; the slices' sums are added to 0 in ascending order;
+ * then bias, then y. Everywhere the weight is the A operand (16 outputs) and the rows are the B operand (8 rows), and an element of k has the same
+ * place inside its mma, so an output passes through the same tensor-core operations whichever kernel computes it. That the hardware rounds alike at
+ * every place of a fragment is what the invariance test on a card has to confirm (cuda_rows_test runs there too).
  *
- * The order inside a chunk is chosen for loads: lane t of a quad holds k = 8t .. 8t+7 of its row, 16 bytes, by one load; its first half feeds the chunk's first
- * mma, its second half the second. A and B permute k alike, so the sum is over the same products; no ldmatrix and no transposition is needed, and in shared
- * memory rows of 64 bytes are free of bank conflicts as they lie (a quarter of a warp reads 128 contiguous bytes).
+ * The order inside a chunk is chosen for loads: lane t of a quad holds k = 8t .. 8t+7 of its row, 16 bytes, by one load; its first half feeds the
+ * chunk's first mma, its second half the second. A and B permute k alike, so the sum is over the same products; no ldmatrix and no transposition is
+ * needed, and in shared memory rows of 64 bytes are free of bank conflicts as they lie (a quarter of a warp reads 128 contiguous bytes).
  *
- * skinny: few rows. Bound by reading the weight once: each warp takes one slice of 16 or 32 outputs, straight from memory into registers, two groups of loads in
- *   flight; the block's 8 warps meet once, at the end. Estimate at 8B shapes: 4096 outputs are 256 blocks = 2048 warps, 4 KiB in flight each, about 60 KiB per
- *   SM of an H100, twice what latency times bandwidth asks for. Rows are read through L1 and L2 once per block: 1/16 of the weight's bytes per row with MT = 1.
- * tile: many rows. 128 x 128 outputs per block of 8 warps, six stages of cp.async; a second set of accumulators takes the finished slices, 128 registers in all.
- *   The small tile (64 x 32) keeps more SMs busy between 17 and 64 rows. mma.sync reaches perhaps two thirds of what wgmma does on sm_90, so cuBLASLt serves
- *   many rows unless deterministic.
+ * skinny: few rows. Bound by reading the weight once: each warp takes one slice of 16 or 32 outputs, straight from memory into registers, two groups
+ * of loads in
+ *   flight; the block's 8 warps meet once, at the end. Estimate at 8B shapes: 4096 outputs are 256 blocks = 2048 warps, 4 KiB in flight each, about
+ *   60 KiB per SM of an H100, twice what latency times bandwidth asks for. Rows are read through L1 and L2 once per block: 1/16 of the weight's
+ *   bytes per row with MT = 1.
+ * tile: many rows. 128 x 128 outputs per block of 8 warps, six stages of cp.async; a second set of accumulators takes the finished slices, 128
+ * registers in all.
+ *   The small tile (64 x 32) keeps more SMs busy between 17 and 64 rows. mma.sync reaches perhaps two thirds of what wgmma does on sm_90, so
+ *   cuBLASLt serves many rows unless deterministic.
  *
- * To be measured on a card before the default is settled (cuda_bench, rows gemm with way=own and way=cublas): skinny against cuBLASLt at M = 1, 4, 8, 16 (OWN_ROWS_MAX);
- * tile against cuBLASLt at M = 64, 512, 8192 (the price of --deterministic). */
+ * To be measured on a card before the default is settled (cuda_bench, rows gemm with way=own and way=cublas): skinny against cuBLASLt at M = 1, 4,
+ * 8, 16 (OWN_ROWS_MAX); tile against cuBLASLt at M = 64, 512, 8192 (the price of --deterministic). */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/ptx.h"
@@ -48,7 +51,7 @@ __device__ static inline void mma_chunk(float *acc, uint4 lo, uint4 hi, uint4 x)
     td_mma_m16n8k16_bf16(acc, a1, b1, acc);
 }
 
-/* ---- skinny ----------------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- skinny ------------------------------------------------------------------------------------------------------------------------------------ */
 
 template <int MT, int NT> struct skinny_loads {
     uint4 lo[MT], hi[MT], x[NT];
@@ -86,7 +89,8 @@ template <int MT, int NT, int GROUP> static __global__ void __launch_bounds__(TH
     float acc[MT][NT][4] = {};
     skinny_loads<MT, NT> now[GROUP], next[GROUP];
 #pragma unroll
-    for (int u = 0; u < GROUP; u++) skinny_load<MT, NT>(&p, n0 + g, m0 + g, first + u < end ? (int64_t)(first + u) * CHUNK + 8 * t : p.k_stride, &now[u]);
+    for (int u = 0; u < GROUP; u++)
+        skinny_load<MT, NT>(&p, n0 + g, m0 + g, first + u < end ? (int64_t)(first + u) * CHUNK + 8 * t : p.k_stride, &now[u]);
     for (int32_t c = first; c < end; c += GROUP) {
 #pragma unroll
         for (int u = 0; u < GROUP; u++) {
@@ -121,7 +125,7 @@ template <int MT, int NT, int GROUP> static __global__ void __launch_bounds__(TH
     }
 }
 
-/* ---- tile ------------------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- tile -------------------------------------------------------------------------------------------------------------------------------------- */
 
 #define STAGES 6
 #define GROUP_TILES 16 /* row tiles that share a sweep over the weight, so that both stay in L2 */
@@ -203,12 +207,13 @@ template <int BN, int BM, int WN, int WM> static __global__ void __launch_bounds
         for (int j = 0; j < NT; j++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                sums[(warp / WN * 8 * NT + 8 * j + 2 * t + e % 2) * COLUMN + warp % WN * 16 * MT + 16 * i + g + e / 2 * 8] = total[i][j][e] + acc[i][j][e];
+                sums[(warp / WN * 8 * NT + 8 * j + 2 * t + e % 2) * COLUMN + warp % WN * 16 * MT + 16 * i + g + e / 2 * 8] =
+                    total[i][j][e] + acc[i][j][e];
     __syncthreads();
     for (int i = tid; i < BM * BN; i += THREADS) td_cuda_gemm_store(&p, m0 + i / BN, n0 + i % BN, sums[i / BN * COLUMN + i % BN]);
 }
 
-/* ---- launchers -------------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- launchers --------------------------------------------------------------------------------------------------------------------------------- */
 
 template <int MT, int NT, int GROUP> static void skinny_launch(const struct td_gemm_params *p)
 {

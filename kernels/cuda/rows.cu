@@ -1,10 +1,11 @@
-/* rows.cu - what happens to single rows between the products: embedding, norm, rotary embedding, storing K and V, SwiGLU, and preparing rows for a product.
+/* rows.cu - what happens to single rows between the products: embedding, norm, rotary embedding, storing K and V, SwiGLU, and rounding for a product.
  *
- * All of it is bound by memory and by the number of launches, so: 16-byte accesses where the addresses allow them, a whole row per block where a sum is needed,
- * and the fused pairs (norm or gate, then rounding into the product's scratch) save a write and a read of the row and one launch each.
+ * All of it is bound by memory and by the number of launches, so: 16-byte accesses where the addresses allow them, a whole row per block where a sum
+ * is needed, and the fused pairs (norm or gate, then rounding into the product's scratch) save a write and a read of the row and one launch each.
  *
- * Bits (I1). A thread's elements and the order of every sum follow from the row's length alone, never from the number of rows or from alignment: whether four
- * neighbours come by one load or by four is no difference in arithmetic. The fused pairs run the same device functions as the single entries.
+ * Bits (I1). A thread's elements and the order of every sum follow from the row's length alone, never from the number of rows or from alignment:
+ * whether four neighbours come by one load or by four is no difference in arithmetic. The fused pairs run the same device functions as the single
+ * entries.
  *
  * n elements in groups of 4 ("quads") or 8: the last group may be short; `n_valid` says how many of it exist. */
 #include "kernels/cuda/cuda.h"
@@ -14,7 +15,7 @@
 #define FLAT_THREADS 256
 #define WARP 32
 
-/* ---- pieces of rows --------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- pieces of rows ---------------------------------------------------------------------------------------------------------------------------- */
 
 __host__ __device__ static inline bool aligned_to(const void *p, int64_t stride_bytes, int64_t unit)
 {
@@ -65,7 +66,7 @@ __device__ static inline void store4_bf16(uint16_t *p, bool vector, int32_t n_va
     }
 }
 
-/* Quad `q` of a prepared row: zeros from n_in up to the stride, which is a multiple of 8, so quads are whole and aligned (the scratch is 64-byte aligned). */
+/* Quad `q` of a prepared row: zeros from n_in up to the stride, a multiple of 8, so quads are whole and aligned (the scratch is 64-byte aligned). */
 __device__ static inline void prepare4(void *row, bool is_bf16, int32_t q, const float *v)
 {
     if (is_bf16)
@@ -89,7 +90,7 @@ static unsigned n_blocks(int64_t n_items, int64_t per_block)
     return (unsigned)((n_items + per_block - 1) / per_block);
 }
 
-/* ---- rmsnorm ---------------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- rmsnorm ----------------------------------------------------------------------------------------------------------------------------------- */
 
 /* The sum over the block of one number per thread, in every thread: butterflies inside the warps, then the warps' sums in ascending order. */
 __device__ static inline float block_sum(float v, float *warp_sums)
@@ -165,7 +166,7 @@ void td_cuda_rmsnorm_prepare(const struct td_rmsnorm_args *a, const struct td_ge
     norm_launch(a, &p, "rmsnorm_prepare");
 }
 
-/* ---- gemm_prepare and SwiGLU: no sums, so any thread may do any quad ------------------------------------------------------------------------------------ */
+/* ---- gemm_prepare and SwiGLU: no sums, so any thread may do any quad --------------------------------------------------------------------------- */
 
 struct flat_params {
     const float *x, *up; /* up: NULL when x is only prepared */
@@ -221,7 +222,8 @@ void td_cuda_gemm_prepare(const struct td_gemm_args *a, int part, int n_parts)
     flat_launch(&p, a->n_rows, "gemm_prepare");
 }
 
-void td_cuda_silu_mul_prepare(const float *gate, const float *up, int64_t gate_stride, int64_t up_stride, const struct td_gemm_args *next, int part, int n_parts)
+void td_cuda_silu_mul_prepare(const float *gate, const float *up, int64_t gate_stride, int64_t up_stride, const struct td_gemm_args *next, int part,
+                              int n_parts)
 {
     (void)part, (void)n_parts;
     struct flat_params p = {};
@@ -230,8 +232,8 @@ void td_cuda_silu_mul_prepare(const float *gate, const float *up, int64_t gate_s
     flat_launch(&p, next->n_rows, "silu_mul_prepare");
 }
 
-void td_cuda_silu_mul(float *out, const float *gate, const float *up, int32_t n_rows, int32_t dim, int64_t out_stride, int64_t gate_stride, int64_t up_stride,
-                      int part, int n_parts)
+void td_cuda_silu_mul(float *out, const float *gate, const float *up, int32_t n_rows, int32_t dim, int64_t out_stride, int64_t gate_stride,
+                      int64_t up_stride, int part, int n_parts)
 {
     (void)part, (void)n_parts;
     struct flat_params p = {};
@@ -240,7 +242,7 @@ void td_cuda_silu_mul(float *out, const float *gate, const float *up, int32_t n_
     flat_launch(&p, n_rows, "silu_mul");
 }
 
-/* ---- embedding -------------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- embedding --------------------------------------------------------------------------------------------------------------------------------- */
 
 struct embed_params {
     float *out;
@@ -286,7 +288,7 @@ void td_cuda_embed(float *out, const void *table, enum td_dtype dtype, const int
     TD_LAUNCHED("embed");
 }
 
-/* ---- rotary embedding ------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- rotary embedding -------------------------------------------------------------------------------------------------------------------------- */
 
 /* Four pairs, turned in place. c: their cosines; the sines lie half a head further. */
 __device__ static inline void turn4(const float *c, int32_t half, bool vector, int32_t n_valid, float *x0, float *x1)
@@ -341,7 +343,7 @@ void td_cuda_rope(const struct td_rope_args *a, int part, int n_parts)
     TD_LAUNCHED("rope");
 }
 
-/* ---- storing K and V -------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- storing K and V --------------------------------------------------------------------------------------------------------------------------- */
 
 /* Where quad `q` of a head of K goes; that of V is kv_bytes further. position >= 0. */
 __device__ static inline uint8_t *slot_of(const struct td_kv_view *kv, const int32_t *table, int32_t head, int32_t position, int32_t q)
@@ -411,7 +413,7 @@ void td_cuda_kv_store(const struct td_kv_store_args *a, int part, int n_parts)
     TD_LAUNCHED("kv_store");
 }
 
-/* ---- norm of heads, rotary embedding and storing in one pass: a warp per head of a row ------------------------------------------------------------------- */
+/* ---- norm of heads, rotary embedding and storing in one pass: a warp per head of a row --------------------------------------------------------- */
 
 #define HEAD_GROUPS (TD_ATTN_HEAD_DIM_MAX / 4 / WARP) /* quads of a lane: lane, lane + 32, as norm_kernel's threads have them */
 
@@ -484,8 +486,8 @@ static __global__ void __launch_bounds__(FLAT_THREADS) rope_store_kernel(struct 
         const int32_t *table = p.store.block_tables[p.store.row_seq[row]];
         for (int32_t q = lane; 4 * q < dim; q += WARP) {
             load4(mine + 4 * q, true, 4, w);
-            store_slot(slot_of(&p.store.kv, table, is_v ? kv_head - n_kv : kv_head, position, q) + (is_v ? p.store.kv_bytes : 0), p.store.kv.dtype, p.store.cache_vector,
-                       dim - 4 * q, w);
+            store_slot(slot_of(&p.store.kv, table, is_v ? kv_head - n_kv : kv_head, position, q) + (is_v ? p.store.kv_bytes : 0), p.store.kv.dtype,
+                       p.store.cache_vector, dim - 4 * q, w);
         }
     }
 }
@@ -498,7 +500,8 @@ void td_cuda_rope_store(const struct td_rmsnorm_args *q_norm, const struct td_rm
     p.store = store_params_of(store);
     p.x = rope->x, p.cos_sin = rope->cos_sin, p.x_stride = rope->x_stride, p.n_q_heads = rope->n_heads - store->kv.n_kv_heads;
     p.n_heads = rope->n_heads + store->kv.n_kv_heads, p.n_items = (int64_t)rope->n_rows * p.n_heads;
-    TD_ASSERT(store->k == rope->x + (int64_t)p.n_q_heads * rope->head_dim && store->k_stride == rope->x_stride && rope->positions == store->positions);
+    TD_ASSERT(store->k == rope->x + (int64_t)p.n_q_heads * rope->head_dim && store->k_stride == rope->x_stride &&
+              rope->positions == store->positions);
     TD_ASSERT(rope->head_dim == store->kv.head_dim && rope->head_dim <= TD_ATTN_HEAD_DIM_MAX && rope->n_rows == store->n_rows);
     if (q_norm) p.q_norm = q_norm->w, p.q_eps = q_norm->eps;
     if (k_norm) p.k_norm = k_norm->w, p.k_eps = k_norm->eps;

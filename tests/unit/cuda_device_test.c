@@ -1,7 +1,8 @@
-/* cuda_device_test.c - opening a device and every reason why not; memory, copies, steps and graphs; and that a lost device stays lost with the first reason.
+/* cuda_device_test.c - opening a device and every reason why not; memory, copies, steps and graphs; and that a lost device stays lost with the first
+ * reason.
  *
- * TANDEM_CUDA_LIBRARY names the library: the emulated device (CTest), where faults are planted by TD_CUDA_EMU_FAULT, or the real one on a machine with a GPU,
- * where the tests that plant faults say that they do nothing. */
+ * TANDEM_CUDA_LIBRARY names the library: the emulated device (CTest), where faults are planted by TD_CUDA_EMU_FAULT, or the real one on a machine with
+ * a GPU, where the tests that plant faults say that they do nothing. */
 #include <dlfcn.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -42,7 +43,7 @@ static void expect_text(const char *text)
     if (!strstr(err.msg, text)) fail_msg("the message should hold \"%s\": %s", text, err.msg);
 }
 
-/* ---- the loader ------------------------------------------------------------------------------------------------------ */
+/* ---- the loader -------------------------------------------------------------------------------------------------------------------------------- */
 
 static void test_no_library(void **state)
 {
@@ -193,7 +194,7 @@ static void test_unknown_way_of_products(void **state)
     assert_int_equal(unsetenv("TANDEM_CUDA_GEMM"), 0);
 }
 
-/* ---- memory and copies -------------------------------------------------------------------------------------------- */
+/* ---- memory and copies ------------------------------------------------------------------------------------------------------------------------- */
 
 static void *alloc(size_t bytes)
 {
@@ -252,11 +253,11 @@ static void test_copies(void **state)
     close_device();
 }
 
-/* ---- steps ------------------------------------------------------------------------------------------------------------- */
+/* ---- steps ------------------------------------------------------------------------------------------------------------------------------------- */
 
 enum { ROWS = 3, DIM = 40 };
 struct rig {
-    float *in, *out;                   /* device */
+    float *in, *out; /* device */
     float *pinned_in, *pinned_out;
     int n_issued;
 };
@@ -346,7 +347,7 @@ static void test_graph_cache_is_bounded(void **state)
     close_device();
 }
 
-/* ---- a lost device ---------------------------------------------------------------------------------------------------------- */
+/* ---- a lost device ----------------------------------------------------------------------------------------------------------------------------- */
 
 static void lose(void **state)
 {
@@ -370,11 +371,11 @@ static void lose(void **state)
     void *p = &p;
     uint64_t a = 1, b = 2;
     uint8_t bytes[8] = {0};
-#define SAME(call)                                        \
-    do {                                                  \
-        err = (struct td_err){0};                         \
-        assert_int_equal((call), TD_ERR_DEVICE);          \
-        assert_string_equal(err.msg, first);              \
+#define SAME(call)                                                                                                                                   \
+    do {                                                                                                                                             \
+        err = (struct td_err){0};                                                                                                                    \
+        assert_int_equal((call), TD_ERR_DEVICE);                                                                                                     \
+        assert_string_equal(err.msg, first);                                                                                                         \
     } while (0)
     SAME(dev->alloc(8, "a test", &p, &err));
     SAME(dev->alloc_pinned(8, "a test", &p, &err));

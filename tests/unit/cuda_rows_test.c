@@ -1,5 +1,5 @@
-/* cuda_rows_test.c - the device's row entries and products, through the table: against ref on fresh input with odd sizes and strides, what must not be written
- * unwritten, what must not be read NaN, a row's bits the same in any company, and the fused pairs the bits of the two entries.
+/* cuda_rows_test.c - the device's row entries and products, through the table: against ref on fresh input with odd sizes and strides, what must not
+ * be written unwritten, what must not be read NaN, a row's bits the same in any company, and the fused pairs the bits of the two entries.
  *
  * Products are tested each way that the library has (TANDEM_CUDA_GEMM). TANDEM_CUDA_LIBRARY names the library, emulated or real. */
 #include "kernels/device.h"
@@ -28,7 +28,7 @@ static void close_device(void)
     ops = NULL, dev = NULL;
 }
 
-/* ---- a buffer on both sides: the host's bytes go up, with a poisoned guard behind them, and come down into `host` again ---------------------------- */
+/* ---- a buffer on both sides: the host's bytes go up, with a poisoned guard behind them, and come down into `host` again ------------------------ */
 
 struct both {
     uint8_t *device;
@@ -108,18 +108,20 @@ static struct td_weight shape_of(int32_t n_in, enum td_dtype dtype)
 }
 
 /* The prepared rows must be what gemm_prepare makes of `rows` [n, dim], bit for bit: compared through a buffer of the whole scratch. */
-static void check_prepared(const char *what, const struct both *scratch, const float *rows, int32_t n, int32_t dim, int64_t stride, enum td_dtype dtype)
+static void check_prepared(const char *what, const struct both *scratch, const float *rows, int32_t n, int32_t dim, int64_t stride,
+                           enum td_dtype dtype)
 {
     struct td_weight w = shape_of(dim, dtype);
     struct both x = copy_of(rows, (size_t)(n * stride) * 4), want = poisoned(ops->gemm_scratch_bytes(n, dim));
     struct td_gemm_args a = {.w = &w, .x = (const float *)(void *)x.device, .scratch = want.device, .n_rows = n, .x_stride = stride};
     ops->gemm_prepare(&a, 0, 1);
     down(&want);
-    if (memcmp(want.host, scratch->host, want.bytes) != 0) fail_msg("%s, %d rows of %d as %s: not the bits of the two entries", what, n, dim, td_dtype_name(dtype));
+    if (memcmp(want.host, scratch->host, want.bytes) != 0)
+        fail_msg("%s, %d rows of %d as %s: not the bits of the two entries", what, n, dim, td_dtype_name(dtype));
     both_free(&x), both_free(&want);
 }
 
-/* ---- rows -------------------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- rows -------------------------------------------------------------------------------------------------------------------------------------- */
 
 static void test_rmsnorm(void **state)
 {
@@ -237,7 +239,8 @@ static void test_kv_store(void **state)
             if (r != pad && seq[r] == seq[pad] && pos[r] == pad_pos) pad_pos = -1;
         pos[pad] = -1;
         struct both dk = copy_of(k, (size_t)(ROWS * stride) * 4), dv = copy_of(v, (size_t)(ROWS * stride) * 4), cache = poisoned(bytes);
-        struct both dpos = copy_of(pos, sizeof pos), dseq = copy_of(seq, sizeof seq), db = copy_of(blocks, sizeof blocks), dt = both_make(sizeof tables);
+        struct both dpos = copy_of(pos, sizeof pos), dseq = copy_of(seq, sizeof seq), db = copy_of(blocks, sizeof blocks),
+                    dt = both_make(sizeof tables);
         for (int s = 0; s < 2; s++) {
             const uint8_t *at = db.device + (size_t)s * sizeof blocks[0];
             memcpy((char *)dt.host + (size_t)s * sizeof at, &at, sizeof at);
@@ -270,9 +273,11 @@ static void test_rope_store(void **state)
         int64_t stride = width + (c % 5 ? 0 : 3);
         for (int r = 0; r < ROWS; r++) seq[r] = r % 2, pos[r] = 7 * r + rng_int(0, 6);
         pos[rng_int(0, ROWS - 1)] = -1;
-        float *x = random_rows(ROWS, width, stride), *cs = random_rows(MAX_POS, dim, dim), *qw = random_rows(1, dim, dim), *kw = random_rows(1, dim, dim);
+        float *x = random_rows(ROWS, width, stride), *cs = random_rows(MAX_POS, dim, dim), *qw = random_rows(1, dim, dim),
+              *kw = random_rows(1, dim, dim);
         struct both dcs = copy_of(cs, (size_t)(MAX_POS * dim) * 4), dqw = copy_of(qw, (size_t)dim * 4), dkw = copy_of(kw, (size_t)dim * 4);
-        struct both dpos = copy_of(pos, sizeof pos), dseq = copy_of(seq, sizeof seq), db = copy_of(blocks, sizeof blocks), dt = both_make(2 * sizeof(void *));
+        struct both dpos = copy_of(pos, sizeof pos), dseq = copy_of(seq, sizeof seq), db = copy_of(blocks, sizeof blocks),
+                    dt = both_make(2 * sizeof(void *));
         for (int s = 0; s < 2; s++) {
             const uint8_t *at = db.device + (size_t)s * sizeof blocks[0];
             memcpy((char *)dt.host + (size_t)s * sizeof at, &at, sizeof at);
@@ -303,7 +308,8 @@ static void test_rope_store(void **state)
             }
             down(&dx[fused]), down(&cache[fused]);
         }
-        if (memcmp(dx[0].host, dx[1].host, dx[0].bytes) != 0) fail_msg("rope_store, head_dim %d, norm %d: the rows are not the bits of the entries", dim, has_norm);
+        if (memcmp(dx[0].host, dx[1].host, dx[0].bytes) != 0)
+            fail_msg("rope_store, head_dim %d, norm %d: the rows are not the bits of the entries", dim, has_norm);
         if (memcmp(cache[0].host, cache[1].host, cache[0].bytes) != 0)
             fail_msg("rope_store, head_dim %d, norm %d, %s: the cache is not the bits of the entries", dim, has_norm, td_dtype_name(dtype));
         for (int i = 0; i < 2; i++) both_free(&dx[i]), both_free(&cache[i]);
@@ -382,7 +388,7 @@ static void test_embed(void **state)
     }
 }
 
-/* ---- products ---------------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- products ---------------------------------------------------------------------------------------------------------------------------------- */
 
 struct weights {
     struct td_weight w;
@@ -430,7 +436,8 @@ static void check_shape(struct shape s, enum td_dtype src_dtype, enum td_dtype d
     void *src = alloc_poisoned((size_t)s.n * (size_t)s.k * td_dtype_bytes(src_dtype));
     for (int64_t i = 0; i < (int64_t)s.n * s.k; i++) put(src, src_dtype, i, rng_normal());
     struct weights w = weights_make(src, src_dtype, dtype, s.n, s.k);
-    struct both dx = copy_of(x, (size_t)(s.m * xs) * 4), dy = copy_of(want, (size_t)(s.m * ys) * 4), scratch = poisoned(ops->gemm_scratch_bytes(s.m, s.k)), db;
+    struct both dx = copy_of(x, (size_t)(s.m * xs) * 4), dy = copy_of(want, (size_t)(s.m * ys) * 4),
+                scratch = poisoned(ops->gemm_scratch_bytes(s.m, s.k)), db;
     struct td_gemm_args a = {.w = &w.w, .x = (float *)(void *)dx.device, .y = (float *)(void *)dy.device, .scratch = scratch.device, .n_rows = s.m};
     a.x_stride = xs, a.y_stride = ys, a.accumulate = accumulate;
     if (bias) db = copy_of(bias, (size_t)s.n * 4), a.bias = (float *)(void *)db.device;
@@ -453,8 +460,8 @@ static void check_shape(struct shape s, enum td_dtype src_dtype, enum td_dtype d
             for (int32_t k = 0; k < s.k; k++) sum_abs += fabs((double)x[m * xs + k] * (double)td_widen(src, src_dtype, n * s.k + k));
             double want_y = (double)want[m * ys + n], got_y = (double)got[m * ys + n];
             if (!(fabs(got_y - want_y) <= gemm_tolerance(s.k, sum_abs)))
-                fail_msg("m=%d n=%d k=%d %s from %s bias=%d acc=%d: y[%d,%d] = %.9g, ref %.9g", s.m, s.n, s.k, td_dtype_name(dtype), td_dtype_name(src_dtype),
-                         with_bias, accumulate, m, (int)n, got_y, want_y);
+                fail_msg("m=%d n=%d k=%d %s from %s bias=%d acc=%d: y[%d,%d] = %.9g, ref %.9g", s.m, s.n, s.k, td_dtype_name(dtype),
+                         td_dtype_name(src_dtype), with_bias, accumulate, m, (int)n, got_y, want_y);
         }
     both_free(&dx), both_free(&dy), both_free(&scratch), both_free(&w.packed);
     if (bias) both_free(&db);
@@ -468,7 +475,8 @@ static void check_invariance(enum td_dtype dtype, int32_t max_rows, int32_t n, i
     for (int64_t i = 0; i < (int64_t)n * k; i++) put(src, dtype, i, rng_normal());
     float *x = random_rows(max_rows, k, k), *bias = random_rows(1, n, n), *residual = random_rows(max_rows, n, n);
     struct weights w = weights_make(src, dtype, dtype, n, k);
-    struct both dx = copy_of(x, (size_t)(max_rows * k) * 4), db = copy_of(bias, (size_t)n * 4), scratch = poisoned(ops->gemm_scratch_bytes(max_rows, k));
+    struct both dx = copy_of(x, (size_t)(max_rows * k) * 4), db = copy_of(bias, (size_t)n * 4),
+                scratch = poisoned(ops->gemm_scratch_bytes(max_rows, k));
     float *whole = alloc_poisoned((size_t)(max_rows * n) * 4);
     for (int i = -1; i < n_sizes; i++) {
         int32_t m = i < 0 ? max_rows : sizes[i], first = i < 0 ? 0 : rng_int(0, max_rows - m);
@@ -480,7 +488,8 @@ static void check_invariance(enum td_dtype dtype, int32_t max_rows, int32_t n, i
         if (i < 0)
             memcpy(whole, dy.host, dy.bytes);
         else if (memcmp(dy.host, whole + (int64_t)first * n, dy.bytes) != 0)
-            fail_msg("%s n=%d k=%d: rows %d..%d computed as %d rows differ from the same rows of %d", td_dtype_name(dtype), n, k, first, first + m - 1, m, max_rows);
+            fail_msg("%s n=%d k=%d: rows %d..%d computed as %d rows differ from the same rows of %d", td_dtype_name(dtype), n, k, first,
+                     first + m - 1, m, max_rows);
         both_free(&dy);
     }
     both_free(&dx), both_free(&db), both_free(&scratch), both_free(&w.packed);
@@ -524,18 +533,31 @@ static void products_of_way(const char *way, bool deterministic)
     assert_int_equal(open_way(NULL, false), TD_OK);
 }
 
-static void test_products_plain(void **state) { (void)state, products_of_way("plain", false); }
-static void test_products_own(void **state) { (void)state, products_of_way("own", false); }
-static void test_products_cublas(void **state) { (void)state, products_of_way("cublas", false); }
-static void test_products_deterministic(void **state) { (void)state, products_of_way("auto", true); }
+static void test_products_plain(void **state)
+{
+    (void)state, products_of_way("plain", false);
+}
+static void test_products_own(void **state)
+{
+    (void)state, products_of_way("own", false);
+}
+static void test_products_cublas(void **state)
+{
+    (void)state, products_of_way("cublas", false);
+}
+static void test_products_deterministic(void **state)
+{
+    (void)state, products_of_way("auto", true);
+}
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rmsnorm),        cmocka_unit_test(test_rope),          cmocka_unit_test(test_kv_store),       cmocka_unit_test(test_rope_store),
-        cmocka_unit_test(test_silu_mul),
-        cmocka_unit_test(test_embed),          cmocka_unit_test(test_products_plain), cmocka_unit_test(test_products_own), cmocka_unit_test(test_products_cublas),
-        cmocka_unit_test(test_products_deterministic),
+        cmocka_unit_test(test_rmsnorm),         cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_kv_store),        cmocka_unit_test(test_rope_store),
+        cmocka_unit_test(test_silu_mul),        cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_products_plain),  cmocka_unit_test(test_products_own),
+        cmocka_unit_test(test_products_cublas), cmocka_unit_test(test_products_deterministic),
     };
     rng_start();
     const char *named = getenv("TANDEM_CUDA_LIBRARY");
