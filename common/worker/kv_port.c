@@ -51,7 +51,8 @@ td_status td_kv_port_fill(const struct td_kv_port_config *o, const char *transfe
     struct td_kv_port port = {.rdma = {.verbs = verbs, .devices = o->rdma_devices, .gid_index = (int32_t)o->rdma_gid_index, .port = (uint8_t)o->rdma_port,
                                        .qps_per_rail = (uint8_t)o->rdma_qps_per_rail, .timeout = (uint8_t)o->rdma_timeout,
                                        .traffic_class = (int16_t)o->rdma_traffic_class, .service_level = (uint8_t)o->rdma_service_level,
-                                       .srq_peers = (uint32_t)o->rdma_srq_peers, .pull = o->rdma_pull, .windows = o->rdma_windows}};
+                                       .srq_peers = (uint32_t)o->rdma_srq_peers, .pull = o->rdma_pull, .windows = o->rdma_windows, .gpu_flush = !strcmp(o->rdma_gpu_flush, "on") ? TD_XFER_GPU_FLUSH_ON :
+                                                    !strcmp(o->rdma_gpu_flush, "off") ? TD_XFER_GPU_FLUSH_OFF : TD_XFER_GPU_FLUSH_AUTO}};
     enum td_xfer_path path = td_kv_port_path(transfer);
     td_status s = choose_tls(o, path, files, &port, err);
     if (s) return s;

@@ -15,7 +15,7 @@
 #include "common/xfer/xfer_tls.h"
 
 struct td_kv_port_config {
-    const char *transfer_zerocopy, *rdma_devices, *kv_tls, *kv_tls_peer_name;
+    const char *transfer_zerocopy, *rdma_devices, *rdma_gpu_flush, *kv_tls, *kv_tls_peer_name;
     int64_t transfer_port, transfer_lanes, rdma_port, rdma_gid_index, rdma_qps_per_rail, rdma_timeout, rdma_traffic_class, rdma_service_level, rdma_srq_peers;
     bool rdma_pull, rdma_windows;
 };
@@ -34,6 +34,8 @@ struct td_kv_port_config {
     {"rdma_service_level", TD_OPT_I64, "0", 0, 15, NULL, offsetof(S, M.rdma_service_level), "service level"},                                \
     {"rdma_pull", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(S, M.rdma_pull), "prefill: decode READs prefix hits itself (its peers may then read the pool)"}, \
     {"rdma_windows", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(S, M.rdma_windows), "peers write through memory windows, each grant's own, that end with it"}, \
+    {"rdma_gpu_flush", TD_OPT_ENUM, "auto", 0, 0, "auto|on|off", offsetof(S, M.rdma_gpu_flush),                                              \
+     "pool in a GPU's memory: READ behind the NIC's writes before they are used; auto = as the driver says"},                                \
     {"rdma_srq_peers", TD_OPT_I64, "64", 1, 65536, NULL, offsetof(S, M.rdma_srq_peers), "shared receive queues from so many peers on"},      \
     {"kv_tls", TD_OPT_ENUM, "auto", 0, 0, "auto|on|off", offsetof(S, M.kv_tls), "mutual TLS on the KV port; auto = if tls_cert, tls_ca are set"}, \
     {"kv_tls_peer_name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.kv_tls_peer_name),                                                        \

@@ -116,6 +116,14 @@ struct fake_device {
     atomic_uint events_n;               /* written under the lock */
 };
 
+struct late {                           /* bytes on their way to a dma-buf */
+    struct late *next;
+    const struct fake_device *device;
+    uint8_t *to;
+    uint64_t bytes;
+    uint8_t payload[];
+};
+
 struct key {                            /* a memory region or a window */
     union {
         struct td_vb_mr mr;
@@ -263,6 +271,7 @@ struct td_fake_fabric {
     uint8_t *bounce;
     size_t bounce_bytes;
     uint64_t turn_bytes;
+    struct late *late, **late_end;      /* option device_late: in the order in which they came */
 };
 
 static void qp_to_err(struct fake_qp *qp, bool event);
@@ -620,17 +629,59 @@ static uint8_t *bounce_get(struct td_fake_fabric *f, uint64_t bytes)
     return more;
 }
 
+static bool is_dmabuf(const struct td_fake_fabric *f, const uint8_t *at)
+{
+    for (uint32_t i = 0; i < KEYS_MAX; i++) {
+        const struct key *k = f->keys[i];
+        if (k && k->map && (uintptr_t)at >= (uintptr_t)k->map && (uintptr_t)at < (uintptr_t)k->map + k->map_bytes) return true;
+    }
+    return false;
+}
+
+/* False: no memory for it, so it lands at once. */
+static bool late_add(struct td_fake_fabric *f, const struct fake_device *d, uint8_t *to, const uint8_t *payload, uint64_t bytes)
+{
+    struct late *l = malloc(sizeof *l + bytes);
+    if (!l) return false;
+    l->next = NULL;
+    l->device = d;
+    l->to = to;
+    l->bytes = bytes;
+    memcpy(l->payload, payload, bytes);
+    *f->late_end = l;
+    f->late_end = &l->next;
+    return true;
+}
+
+/* Those of one device arrive (d NULL: of all; arrive false: they are lost). */
+static void late_over(struct td_fake_fabric *f, const struct fake_device *d, bool arrive)
+{
+    struct late **at = &f->late;
+    while (*at) {
+        struct late *l = *at;
+        if (d && l->device != d) {
+            at = &l->next;
+            continue;
+        }
+        if (arrive) place(l->to, l->payload, l->bytes, true);
+        *at = l->next;
+        free(l);
+    }
+    f->late_end = at;
+}
+
 /* False: the sender is gone or its memory is, and nothing counts as landed. */
-static bool land(struct td_fake_fabric *f, uint32_t from, const struct cell *c, uint8_t *to, const uint8_t *payload)
+static bool land(struct td_fake_fabric *f, const struct fake_device *d, uint32_t from, const struct cell *c, uint8_t *to, const uint8_t *payload)
 {
     if (f->o.no_copy || !c->bytes) return payload || sender_is_live(f, from, c);
+    bool late = f->o.device_late && is_dmabuf(f, to);
     if (!payload) {
         if (!sender_is_live(f, from, c)) return false;
-        uint8_t *into = f->o.relaxed ? bounce_get(f, c->bytes) : to;
+        uint8_t *into = f->o.relaxed || late ? bounce_get(f, c->bytes) : to;
         if (!into || !gather(f, from, c, into) || !sender_is_live(f, from, c)) return false;
         payload = into;
     }
-    if (payload == to) return true;
+    if (payload == to || (late && late_add(f, d, to, payload, c->bytes))) return true;
     if (f->o.relaxed) scatter_lines(f, to, payload, c->bytes, from != f->node);
     else place(to, payload, c->bytes, from != f->node);
     return true;
@@ -686,7 +737,7 @@ static bool write_finish(struct fake_qp *qp, uint32_t from, const struct cell *c
         refuse(qp, from, c, TD_VB_WC_REM_ACCESS);
         return false;
     }
-    if (!land(f, from, c, to, payload)) {
+    if (!land(f, qp->device, from, c, to, payload)) {
         COUNT(f, dropped, 1);
         qp->rx_psn = PSN_NONE;
         reply(f, from, c, sender_is_live(f, from, c) ? TD_VB_WC_LOC_PROT : REPLY_LOST); /* live, so its memory is what is gone */
@@ -719,7 +770,7 @@ static void stash_land(struct fake_qp *qp)
         if (s->cell.bytes && !to) {
             COUNT(f, rkeys, 1);
             if (order[i] < bad) bad = order[i];
-        } else if (!land(f, s->from, &s->cell, to, NULL)) {
+        } else if (!land(f, qp->device, s->from, &s->cell, to, NULL)) {
             gone[order[i]] = true;
             COUNT(f, dropped, 1);
         } else {
@@ -818,6 +869,7 @@ static void on_request(struct td_fake_fabric *f, uint32_t from, const struct cel
     struct cell *r = reply_begin(f, from, c, REPLY_OK);
     if (!r) return;
     COUNT(f, reads_served, 1);
+    if (f->late && is_dmabuf(f, memory)) late_over(f, qp->device, true); /* what it reads lies behind them */
     r->remote_addr = (uint64_t)(uintptr_t)memory;
     r->rkey = c->rkey;
     struct fake_qp *asker = from == f->node ? qp_find(f, c->src_qp) : NULL;
@@ -979,8 +1031,11 @@ static enum td_vb_wc_status read_take(struct fake_qp *qp, uint32_t from, const s
         if (atomic_load(key_live) != c->rkey || atomic_load(&n->live[c->src_qp % QPS_MAX]) != c->src_qp) return TD_VB_WC_RETRY_EXC;
         struct iovec piece = {.iov_base = (void *)(uintptr_t)at, .iov_len = sge[i].bytes};
         if (f->o.no_copy) continue;
-        if (from == f->node) memcpy(to, piece.iov_base, piece.iov_len);
-        else ok = !piece.iov_len || read_other(f, from, to, piece.iov_len, &piece, 1);
+        uint8_t *into = f->o.device_late && is_dmabuf(f, to) ? bounce_get(f, sge[i].bytes) : to;
+        if (!into) into = to;
+        if (from == f->node) memcpy(into, piece.iov_base, piece.iov_len);
+        else ok = !piece.iov_len || read_other(f, from, into, piece.iov_len, &piece, 1);
+        if (ok && into != to && !late_add(f, qp->device, to, into, sge[i].bytes)) memcpy(to, into, sge[i].bytes);
         at += sge[i].bytes;
         f->turn_bytes += sge[i].bytes;
     }
@@ -1549,6 +1604,7 @@ static int key_remove(struct key *k)
     fake_lock(f);
     bool is_busy = k->n_windows;
     if (!is_busy) {
+        if (k->map) late_over(f, NULL, true);
         if (k->is_window && k->bound_rkey) k->region->n_windows--;
         atomic_store(&f->me->key_live[k->index], 0);
         f->keys[k->index] = NULL;
@@ -2028,7 +2084,7 @@ static const struct option_row {
 #define ROW(name, type, field) {name, type, offsetof(struct td_fake_options, field)}
     {"path", PATH, 0}, {"tiny", TINY, 0}, {"rd_atomic", RD_ATOMIC, 0},
     ROW("seed", U64, seed), ROW("devices", U32, devices), ROW("ports", U32, ports), ROW("mtu", U32, mtu_bytes), ROW("infiniband", BOOL, infiniband),
-    ROW("unordered", BOOL, unordered), ROW("relaxed", BOOL, relaxed), ROW("no_copy", BOOL, no_copy), ROW("spin_us", U32, spin_us),
+    ROW("unordered", BOOL, unordered), ROW("relaxed", BOOL, relaxed), ROW("device_late", BOOL, device_late), ROW("no_copy", BOOL, no_copy), ROW("spin_us", U32, spin_us),
     ROW("retry_ms", U32, retry_ms), ROW("delay_us", U32, delay_us), ROW("fault_ppm", U32, fault_ppm), ROW("fail_nth", U64, fail_nth),
     ROW("fail_status", U32, fail_status), ROW("fail_after", BOOL, fail_after), ROW("max_qp", U32, limits.max_qp),
     ROW("max_qp_wr", U32, limits.max_qp_wr), ROW("max_sge", U32, limits.max_sge), ROW("max_cqe", U32, limits.max_cqe),
@@ -2181,6 +2237,7 @@ td_status td_fake_fabric_open(const struct td_fake_options *options, struct td_f
     memset(f, 0, sizeof *f);
     f->o = o;
     f->o.path = NULL;
+    f->late_end = &f->late;
     f->held_end = &f->held;
     int fd;
     status = shared_map(o.path, &f->shared, &fd, err);
@@ -2237,6 +2294,7 @@ void td_fake_fabric_close(struct td_fake_fabric *f)
     }
     pthread_mutex_destroy(&f->lock);
     munmap(f->shared, sizeof *f->shared);
+    late_over(f, NULL, false);
     free(f->bounce);
     free(f);
 }

@@ -790,6 +790,7 @@ static void *progress(void *ctx)
         }
         td_xfer_core_tick(&x->core, now);
         bool busy = x->rdma && xfer_rdma_poll(x);
+        if (x->core.flush_writes && xfer_rdma_flush(x)) busy = true;
         for (int i = 0; i < n; i++) on_event(x, &events[i]);
         for (uint32_t i = x->n_conns; x->tls && i-- > 0;)
             if (i < x->n_conns && x->live[i]->rx_more) conn_read(x, x->live[i]);
@@ -815,7 +816,7 @@ static void *progress(void *ctx)
             x->next_check_ns = now + x->peer_timeout_ns / 16;
             busy = true; /* what it queued goes out in the next turn */
         }
-        if (x->attach_due || x->core.retry_due) busy = true;
+        if (x->attach_due || x->core.retry_due || x->core.flush_due) busy = true;
         tick = td_xfer_core_tick(&x->core, now);
         if (x->core.stuck_conn) {
             struct td_xfer_conn *c = xfer_conn_by_id(x, x->core.stuck_conn);
@@ -1011,7 +1012,7 @@ td_status td_xfer_mem_add(struct td_xfer *x, const struct td_arena *arena, size_
         x->block_bytes = block_bytes;
         x->n_blocks = n_blocks;
         if (x->memory) status = add_device(x, arena, err);
-        if (!status && x->rdma) status = xfer_rdma_mem_add(x, err);
+        if (!status && x->rdma) status = xfer_rdma_mem_add(x, arena->bytes, err);
         if (status) x->block_bytes = 0;
     }
     if (!status) td_xfer_core_mem(&x->core, block_bytes, n_blocks);

@@ -75,6 +75,10 @@ struct td_xfer_config {
     struct td_xfer_hooks hooks;
 };
 
+/* May what a NIC wrote to device memory be used when its completion has come? AUTO: as the driver says (OWNER: yes, for one rail), else each rail that brought
+ * data READs a piece of that memory through itself first, which goes behind its writes. ON, OFF: whatever the driver says. */
+enum td_xfer_gpu_flush { TD_XFER_GPU_FLUSH_AUTO = 0, TD_XFER_GPU_FLUSH_ON, TD_XFER_GPU_FLUSH_OFF };
+
 /* Queue pairs and devices. Zero means the default. Source: reference design "transfer", 7.4. */
 struct td_xfer_rdma_config {
     const struct td_verbs *verbs;     /* the provider; must outlive the endpoint */
@@ -89,6 +93,7 @@ struct td_xfer_rdma_config {
     uint32_t srq_peers;               /* one shared receive queue per rail from so many peers on: 64; 1 = always */
     uint64_t bytes_in_flight;         /* per queue pair, 8 MiB */
     bool pull;                        /* as sender: blocks of td_xfer_submit_pull may be READ from this side's pool (REMOTE_READ on its registration) */
+    enum td_xfer_gpu_flush gpu_flush; /* pool in device memory */
     bool windows;                     /* blocks are written through memory windows of type 2, which end with the slot (xfer_rdma.c); every device must
                                        * have them, or open fails */
 };
@@ -181,6 +186,7 @@ struct td_xfer_stats {
     uint64_t n_work_requests, n_doorbells, n_rail_errors, n_async_events;
     uint64_t n_windows;                           /* memory windows opened for grants, on every queue pair of theirs */
     uint64_t n_wide_windows;                      /* grants in so many pieces that their windows covered blocks of others, too */
+    uint64_t n_gpu_flushes;                       /* READs that made NICs' writes to device memory visible */
     uint64_t n_evicted;                           /* slots whose writer did not answer and lost its windows */
 };
 void td_xfer_stats(struct td_xfer *x, struct td_xfer_stats *ret_stats);

@@ -32,6 +32,9 @@
  * In device memory bytes are placed by copies that the device runs by itself (n_dma): revoked in the middle, a slot waits for those that were issued, because
  * none can be called back, and no other attempt is bound meanwhile.
  *
+ * Where NICs write to device memory, their completions may say less than that the bytes are there (flush_writes): a slot that was bound on rdma is dirty until a
+ * flush that began when nobody wrote into it any more; READY, SLOT_FREE and another attempt wait for that.
+ *
  * Invariants, asserted: (1) a byte is counted only while slot, generation, attempt, handle and connection are the bound ones; (2) READY needs
  * n_blocks * block_bytes counted bytes and FINAL of the bound attempt; (3) no SLOT_FREE while io, with copies under way, with a writer or with windows, no op's end while io
  * or with work requests; (4) an op's handle is
@@ -165,11 +168,22 @@ static void slot_retire(struct td_xfer_core *c, uint32_t id)
     emit(c, TD_XFER_SLOT_FREE, id);
 }
 
+/* Bytes that NICs have written may still be on their way to the device, though nobody writes any more: they are flushed, and the caller is called again. */
+static bool slot_is_dirty(struct td_xfer_core *c, struct td_xfer_slot *s)
+{
+    if (s->dirty && s->flush == TD_FLUSH_NONE) {
+        s->flush = TD_FLUSH_DUE;
+        c->flush_due = true;
+    }
+    return s->dirty;
+}
+
 /* Nobody writes into the slot's blocks any more: what waited for that may go on. */
 static void slot_check_retired(struct td_xfer_core *c, uint32_t id)
 {
     struct td_xfer_slot *s = &c->slots[id];
-    if (s->state == TD_SLOT_REVOKING && !s->io && !s->n_rd && !s->n_dma && s->writer == TD_WRITER_NONE && !s->windows) slot_retire(c, id);
+    if (s->state != TD_SLOT_REVOKING || s->io || s->n_rd || s->n_dma || s->writer != TD_WRITER_NONE || s->windows) return;
+    if (!slot_is_dirty(c, s)) slot_retire(c, id);
 }
 
 /* The live writer has retired. One that was fenced before it may still be in its quarantine. */
@@ -285,6 +299,10 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xf
         answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN, "copies of an earlier attempt are under way");
         return TD_OK;
     }
+    if (s->writer == TD_WRITER_NONE && slot_is_dirty(c, s)) {
+        answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN, "writes of an earlier attempt are on their way");
+        return TD_OK;
+    }
     if (s->writer == TD_WRITER_LIVE || s->windows) { /* an earlier attempt's connection is not known to be dead yet, or its windows are just ending */
         answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN, "an earlier attempt may still write");
         return TD_OK;
@@ -301,6 +319,7 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xf
     s->n_targets = s->n_digests = s->verify_at = 0;
     if (path == TD_XFER_PATH_RDMA) {
         s->writer = TD_WRITER_LIVE;
+        s->dirty = c->flush_writes;
         s->writer_conn = conn;
         s->fence_ns = 0;
         s->writer_handle = f->handle;
@@ -383,7 +402,7 @@ static void slot_check_ready(struct td_xfer_core *c, uint64_t now_ns, uint32_t i
         if (s->writer == TD_WRITER_LIVE) slot_writer_retired(c, s); /* that was all it had */
         s->state = TD_SLOT_VERIFYING;
     }
-    if (s->state != TD_SLOT_VERIFYING || s->writer != TD_WRITER_NONE || s->verify_at < s->n_digests) return; /* invariant 6 */
+    if (s->state != TD_SLOT_VERIFYING || s->writer != TD_WRITER_NONE || slot_is_dirty(c, s) || s->verify_at < s->n_digests) return; /* invariant 6 */
     s->state = TD_SLOT_READY;
     s->completed = true;
     s->ready_ns = now_ns;
@@ -777,12 +796,42 @@ void td_xfer_core_conn_fenced(struct td_xfer_core *c, uint64_t conn, uint64_t un
     }
 }
 
+uint32_t td_xfer_core_flush_begin(struct td_xfer_core *c)
+{
+    uint32_t n = 0;
+    c->flush_due = false;
+    for (uint32_t i = 0; i < c->max_slots; i++) {
+        struct td_xfer_slot *s = &c->slots[i];
+        if (s->flush != TD_FLUSH_DUE) continue;
+        s->flush = TD_FLUSH_RUNNING;
+        n++;
+    }
+    return n;
+}
+
+void td_xfer_core_flush_end(struct td_xfer_core *c, uint64_t now_ns, const char *reason)
+{
+    for (uint32_t i = 0; i < c->max_slots; i++) {
+        struct td_xfer_slot *s = &c->slots[i];
+        if (s->flush != TD_FLUSH_RUNNING) continue;
+        TD_ASSERT(s->dirty && s->writer == TD_WRITER_NONE); /* no attempt is bound meanwhile */
+        s->flush = TD_FLUSH_NONE;
+        s->dirty = false;
+        if (s->state == TD_SLOT_VERIFYING && reason) {
+            slot_answer(c, i, TD_XFER_FAIL, TD_ERR_PEER, reason);
+            slot_fail(c, i, TD_ERR_PEER, reason);
+        }
+        slot_check_ready(c, now_ns, i);
+        slot_check_retired(c, i);
+    }
+}
+
 bool td_xfer_core_verify_next(struct td_xfer_core *c, uint32_t *cursor, uint64_t max_bytes, struct td_xfer_verify *v)
 {
     for (uint32_t k = 0; k < c->max_slots; k++) {
         uint32_t id = (*cursor + k) % c->max_slots;
         struct td_xfer_slot *s = &c->slots[id];
-        if (s->state != TD_SLOT_VERIFYING || s->writer != TD_WRITER_NONE || s->io || s->verify_at == s->n_digests) continue;
+        if (s->state != TD_SLOT_VERIFYING || s->writer != TD_WRITER_NONE || s->dirty || s->io || s->verify_at == s->n_digests) continue;
         int32_t n = (int32_t)(max_bytes / c->block_bytes);
         if (n < 1) n = 1;
         if (n > s->n_digests - s->verify_at) n = s->n_digests - s->verify_at;

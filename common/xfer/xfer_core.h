@@ -61,6 +61,8 @@ struct td_xfer_slot {
     uint64_t windows_conn, evict_ns; /* evict_ns: when a writer that was told to stop and does not answer loses them */
     struct { uint64_t conn, handle; uint32_t op; uint16_t attempt; td_status status; } owe; /* rdma: a FAIL that waits for n_rd 0; conn 0: none */
     uint32_t qps_want, qps_got;   /* rdma: queue pairs that carried data, as FINAL says; those whose last word has come */
+    bool dirty;                   /* rdma to device memory (flush_writes): what NICs have written may still be on its way to it */
+    enum { TD_FLUSH_NONE = 0, TD_FLUSH_DUE, TD_FLUSH_RUNNING } flush; /* when nobody writes any more: READY, SLOT_FREE and other attempts wait for it */
     int32_t n_targets;            /* rdma: grant blocks whose place was told */
     int32_t n_digests, verify_at;
     uint8_t n_mismatches;
@@ -139,6 +141,8 @@ struct td_xfer_core_hooks {
 struct td_xfer_core {
     struct td_xfer_core_hooks hooks;
     uint32_t max_slots, max_ops, n_slots_used, n_ops_used;
+    bool flush_writes;            /* rdma: bytes whose completion came may not have arrived at the device yet */
+    bool flush_due;               /* flush_begin has something to do */
     uint32_t digest_every;        /* of sent blocks; 0 none */
     bool retry_due;               /* tick found an op whose retry_ns has come */
     uint64_t stuck_conn;          /* tick found that its peer does not retire: to be closed; 0: none */
@@ -217,6 +221,11 @@ bool td_xfer_core_rd_next(struct td_xfer_core *core, uint64_t conn, struct td_xf
 void td_xfer_core_rd_done(struct td_xfer_core *core, uint64_t now_ns, uint32_t slot, uint64_t n_bytes, bool ok);
 /* rdma: this side's queue pairs of the connection are dead and drained, so nothing that was not placed already can land; until_ns: quarantine. */
 void td_xfer_core_conn_fenced(struct td_xfer_core *core, uint64_t conn, uint64_t until_ns);
+
+/* Device memory written by NICs (flush_writes): begin: slots that nobody writes into any more, whose bytes are to be made visible now (what completed before it
+ * is covered); how many. end: they are; or, for `reason`, nobody knows: slots fail, and those that are to be free are. */
+uint32_t td_xfer_core_flush_begin(struct td_xfer_core *core);
+void td_xfer_core_flush_end(struct td_xfer_core *core, uint64_t now_ns, const char *reason);
 
 /* Digests to compare now: digest[first, first + n) of the slot. bad: index of one that differs, or -1. Marks the slot io. */
 struct td_xfer_verify {

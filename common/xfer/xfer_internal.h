@@ -214,7 +214,8 @@ ssize_t xfer_tcp_data_write(struct td_xfer *x, struct td_xfer_conn *c);
 /* xfer_rdma.c and xfer_rails.c (open, mem_add, usable, revive, due). Progress thread only, but open, mem_add and close. */
 td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_rdma_config *config, struct td_err *err);
 void xfer_rdma_close(struct td_xfer *x);
-td_status xfer_rdma_mem_add(struct td_xfer *x, struct td_err *err);                /* registers the pool on every rail */
+td_status xfer_rdma_mem_add(struct td_xfer *x, size_t arena_bytes, struct td_err *err); /* registers the pool on every rail */
+bool xfer_rdma_flush(struct td_xfer *x);                                           /* device memory: makes what completed visible. True: under way */
 bool xfer_rdma_usable(const struct td_xfer *x);                                    /* a rail is there whose port is active */
 /* Set-up: the initiator offers, the acceptor accepts; both go READY by probes. false: reason says why there can be no link. Its queue pairs are connected
  * by a thread, and what comes of that is told by xfer_rdma_poll. They drop the lock. */

@@ -59,11 +59,12 @@ static void rail_close(const struct xfer_rdma *r, struct rail *rail)
     for (uint32_t i = 0; rail->mr && i < r->n_regions; i++)
         if (rail->mr[i]) vb->dereg(rail->mr[i]);
     free(rail->mr);
+    xfer_flush_rail_close(r, rail);
     if (rail->probe_mr) vb->dereg(rail->probe_mr);
     vb->srq_destroy(rail->srq);
     vb->cq_destroy(rail->cq);
     if (rail->device) vb->close(rail->device);
-    struct rail left = {.refused = rail->refused, .avoid_ns = rail->avoid_ns, .last_error_ns = rail->last_error_ns, .avoid_until_ns = rail->avoid_until_ns,
+    struct rail left = {.index = rail->index, .refused = rail->refused, .avoid_ns = rail->avoid_ns, .last_error_ns = rail->last_error_ns, .avoid_until_ns = rail->avoid_until_ns,
                         .reopen_ns = rail->reopen_ns, .reopen_wait_ns = rail->reopen_wait_ns};
     memcpy(left.name, rail->name, sizeof left.name);
     *rail = left;
@@ -163,6 +164,7 @@ td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_rdma_config *co
     struct td_err why = {.msg = ""};
     if (!r) return td_fail(err, TD_ERR_NOMEM, "rdma: out of memory");
     x->rdma = r;
+    r->dmabuf_fd = -1;
     r->vb = config->verbs;
     r->config = *config;
     if (!r->config.port) r->config.port = 1;
@@ -197,6 +199,7 @@ td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_rdma_config *co
     for (uint32_t i = 0; i < n_wanted; i++) {
         struct rail *rail = &r->rail[r->n_rails++];
         snprintf(rail->name, sizeof rail->name, "%s", wanted[i]);
+        rail->index = i;
         td_status status = rail_open(r, rail, &why);
         if (!status && (status = rail_watch(x, rail, &why))) rail_close(r, rail);
         if (!status) n_open++;
@@ -227,6 +230,11 @@ static td_status rail_register(const struct td_xfer *x, struct rail *rail, struc
     if (!rail->mr) return td_fail(err, TD_ERR_NOMEM, "rdma: out of memory");
     for (uint64_t k = 0; k < r->n_regions; k++) {
         uint64_t at = k * r->region_bytes, n = total - at < r->region_bytes ? total - at : r->region_bytes;
+        if (x->device) {
+            td_status status = xfer_flush_reg(x, rail->device, rail->name, at, n, access, &rail->mr[k], err);
+            if (status) return status;
+            continue;
+        }
         int e = r->vb->reg(rail->device, x->base + at, n, access, &rail->mr[k]);
         if (!e) continue;
         struct rlimit lock = {0};
@@ -238,7 +246,7 @@ static td_status rail_register(const struct td_xfer *x, struct rail *rail, struc
                        n >> 20, strerror(e), limit,
                        lock.rlim_cur != RLIM_INFINITY ? "; raise it: ulimit -l unlimited, LimitMEMLOCK=infinity, or the capability IPC_LOCK in a pod" : "");
     }
-    return TD_OK;
+    return x->device ? xfer_flush_rail_open(x, rail, err) : TD_OK;
 }
 
 /* How the pool is split into registrations, the same on every rail. */
@@ -259,7 +267,7 @@ static td_status choose_regions(struct td_xfer *x, struct td_err *err)
     return TD_OK;
 }
 
-td_status xfer_rdma_mem_add(struct td_xfer *x, struct td_err *err)
+td_status xfer_rdma_mem_add(struct td_xfer *x, size_t arena_bytes, struct td_err *err)
 {
     struct xfer_rdma *r = x->rdma;
     struct td_err why = {.msg = ""};
@@ -267,6 +275,7 @@ td_status xfer_rdma_mem_add(struct td_xfer *x, struct td_err *err)
     if (layout && x->path == TD_XFER_PATH_RDMA) return td_fail(err, layout, "%s", why.msg);
     r->has_pool = !layout;
     if (layout) xfer_path_tell(x, TD_XFER_PATH_RDMA, layout, why.msg);
+    if (!layout && x->device) xfer_flush_mem_add(x, arena_bytes);
     for (uint32_t i = 0; i < r->n_rails; i++) {
         struct rail *rail = &r->rail[i];
         if (layout) rail->refused = true;
@@ -288,6 +297,7 @@ static void *revive(void *ctx)
     const struct xfer_rdma *r = v->x->rdma;
     rail_close(r, &v->old);
     memcpy(v->fresh.name, v->old.name, sizeof v->fresh.name);
+    v->fresh.index = v->at;
     v->status = rail_open(r, &v->fresh, &v->err);
     if (!v->status && (v->status = rail_register(v->x, &v->fresh, &v->err))) rail_close(r, &v->fresh);
     atomic_store(&v->done, true);
@@ -334,6 +344,9 @@ void xfer_rdma_revive(struct td_xfer *x, uint64_t now)
         rail->probe_mr = NULL;
         rail->device = NULL;
         rail->cq = NULL;
+        rail->flush_cq = NULL;
+        rail->flush_qp = NULL;
+        rail->flush_from = rail->flush_to = NULL;
         rail->srq = NULL;
         rail->dead = false;
         rail->cq_used = 0;

@@ -1087,6 +1087,7 @@ static void on_completion(struct td_xfer *x, uint32_t rail_at, const struct td_v
     }
     if (!l) return;
     struct link_qp *lq = &l->qp[q];
+    if (wc->status == TD_VB_WC_SUCCESS && (is_recv || wc->op == TD_VB_READ)) rail->received = true;
     if (is_recv) {
         if (lq->recv_left) lq->recv_left--;
         if (wc->status == TD_VB_WC_SUCCESS) on_word(x, l, q, wc->imm);
@@ -1230,6 +1231,8 @@ void xfer_rdma_close(struct td_xfer *x)
     free(r->op_keys);
     free(r->grant);
     free(r->cells);
+    free(r->flush_cells);
+    if (r->dmabuf_fd >= 0) close(r->dmabuf_fd);
     free(r);
     x->rdma = NULL;
 }
@@ -1240,6 +1243,7 @@ void xfer_rdma_close(struct td_xfer *x)
 bool xfer_rdma_sleep(struct td_xfer *x)
 {
     struct xfer_rdma *r = x->rdma;
+    if (r->flushing) return false;
     if (!r->n_links) return true;
     uint64_t until = td_now_ns() + r->spin_ns;
     while (r->spin_ns && td_now_ns() < until)
@@ -1263,6 +1267,7 @@ void xfer_rdma_stats(const struct td_xfer *x, struct td_xfer_stats *stats)
 {
     stats->n_work_requests = x->rdma->n_wr;
     stats->n_doorbells = x->rdma->n_doorbells;
+    stats->n_gpu_flushes = x->rdma->n_flushes;
     stats->n_rail_errors = x->rdma->n_rail_errors;
     stats->n_async_events = x->rdma->n_async;
     stats->n_windows = x->rdma->n_windows;

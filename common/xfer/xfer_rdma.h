@@ -15,6 +15,7 @@
 
 struct rail {
     char name[TD_VB_NAME_MAX];
+    uint32_t index;            /* in rdma->rail */
     struct td_vb_device *device;
     struct td_vb_limits limits;
     struct td_vb_port port;
@@ -26,6 +27,11 @@ struct rail {
     struct td_vb_mr *probe_mr;
     struct td_rdma_plan plan;
     uint32_t cq_used;          /* a flush of every queue pair fits plan.cq_depth */
+    /* pool in device memory, where it is to be flushed: a queue pair from this rail to itself, its queue, 64 bytes of the device's and 64 of ours */
+    struct td_vb_cq *flush_cq;
+    struct td_vb_qp *flush_qp;
+    struct td_vb_mr *flush_from, *flush_to;
+    bool received, flushing;   /* received: completions of data came since the last flush */
     bool dead;                 /* the device is gone, or tells nothing any more */
     bool refused;              /* it can not serve: never tried again */
     uint64_t avoid_until_ns, avoid_ns, last_error_ns;
@@ -52,6 +58,12 @@ struct xfer_rdma {
     struct rail rail[TD_XFER_RAILS_MAX];
     struct revival revival;
     bool has_pool;             /* mem_add was called */
+    int dmabuf_fd;             /* pool in device memory: of it, from byte dmabuf_offset on; -1: there is none, for dmabuf_why */
+    uint64_t dmabuf_offset, flush_at;  /* flush_at: a byte of the device's allocation that the flush READs */
+    char dmabuf_why[TD_XFER_REASON_MAX];
+    bool flushing, flush_failed;
+    uint64_t n_flushes;
+    uint8_t *flush_cells;      /* [TD_XFER_RAILS_MAX][CELL] */
     uint64_t region_bytes;
     uint32_t n_regions;
     uint8_t *cells;            /* [2][MAX_LINKS][TD_XFER_QPS_MAX][CELL]: that peers probe, that we send */
@@ -127,6 +139,13 @@ struct xfer_rdma_link {
     uint32_t peer_rails;       /* initiator: bits of those that the acceptor has at all */
     uint64_t n_ups, more_ns, more_wait_ns; /* initiator: when a rail that this link lacks is tried next */
 };
+
+/* xfer_flush.c. Registering: the memory by dma-buf, else by the NIC driver's own means (nvidia_peermem), else TD_ERR_UNSUPPORTED with both reasons. */
+void xfer_flush_mem_add(struct td_xfer *x, size_t arena_bytes);                    /* before rails are registered: exports the pool, decides */
+td_status xfer_flush_reg(const struct td_xfer *x, struct td_vb_device *device, const char *name, uint64_t at, uint64_t n_bytes, unsigned access,
+                         struct td_vb_mr **ret_mr, struct td_err *err);            /* [at, at + n_bytes) of the arena. Any thread */
+td_status xfer_flush_rail_open(const struct td_xfer *x, struct rail *rail, struct td_err *err); /* TD_OK where nothing is to be flushed. Any thread */
+void xfer_flush_rail_close(const struct xfer_rdma *r, struct rail *rail);
 
 static inline uint8_t *xfer_rdma_cell(const struct xfer_rdma *r, int out, uint32_t link, uint32_t qp)
 {

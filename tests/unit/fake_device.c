@@ -245,6 +245,29 @@ static td_status ipc_export(void *ctx, const void *memory, uint8_t ret_handle[TD
     return TD_ERR_INVALID;
 }
 
+/* The allocation itself passes for one: the fake NIC maps it. */
+static td_status dmabuf(void *ctx, const void *memory, size_t bytes, int *ret_fd, uint64_t *ret_offset, struct td_err *err)
+{
+    struct fake_device *d = ctx;
+    for (int i = 0; i < AREAS; i++) {
+        const struct area *a = &d->area[i];
+        size_t offset = (size_t)((uintptr_t)memory - (uintptr_t)a->address);
+        if (!a->address || a->fd < 0 || (uintptr_t)memory < (uintptr_t)a->address || offset > a->n_bytes || bytes > a->n_bytes - offset) continue;
+        int fd = fcntl(a->fd, F_DUPFD_CLOEXEC, 0);
+        TD_ASSERT(fd >= 0);
+        *ret_fd = fd;
+        *ret_offset = offset;
+        return TD_OK;
+    }
+    return td_fail(err, TD_ERR_UNSUPPORTED, "not an allocation");
+}
+
+static td_status no_dmabuf(void *ctx, const void *memory, size_t bytes, int *ret_fd, uint64_t *ret_offset, struct td_err *err)
+{
+    (void)ctx, (void)memory, (void)bytes, (void)ret_fd, (void)ret_offset;
+    return td_fail(err, TD_ERR_UNSUPPORTED, "the driver exports no dma-buf");
+}
+
 static td_status no_export(void *ctx, const void *memory, uint8_t ret_handle[TD_DEVICE_HANDLE_BYTES], uint64_t *ret_offset, struct td_err *err)
 {
     (void)ctx, (void)memory, (void)ret_handle, (void)ret_offset;
@@ -312,7 +335,9 @@ struct fake_device *fake_device_open(const char *words)
     pthread_mutex_unlock(&all_lock);
     d->table = (struct td_device_memory){.ctx = d, .name = "Fake Device", .uuid = "GPU-00000000-fake", .rdma_order = TD_RDMA_ORDER_NONE, .alloc_pinned = alloc_pinned,
                                          .release_pinned = release_pinned, .copy = copy, .done = done, .wait = wait_for,
-                                         .ipc_export = strstr(words, "no-ipc") ? no_export : ipc_export, .ipc_open = ipc_open, .ipc_close = ipc_close};
+                                         .ipc_export = strstr(words, "no-ipc") ? no_export : ipc_export, .ipc_open = ipc_open, .ipc_close = ipc_close,
+                                         .dmabuf = strstr(words, "no-dmabuf") ? no_dmabuf : dmabuf};
+    if (strstr(words, "owner")) d->table.rdma_order = TD_RDMA_ORDER_OWNER;
     return d;
 }
 

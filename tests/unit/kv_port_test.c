@@ -33,7 +33,7 @@ static void every_option_arrives(void **state)
     const struct td_kv_port_files files = {"cert", "key", "ca"};
     struct td_kv_port_config o = OPTIONS("--transfer-port=1234", "--transfer-lanes=3", "--transfer-zerocopy=off", "--rdma-devices=b,a", "--rdma-port=2",
                                          "--rdma-gid-index=5", "--rdma-qps-per-rail=4", "--rdma-timeout=18", "--rdma-traffic-class=98",
-                                         "--rdma-service-level=3", "--rdma-pull", "--rdma-windows", "--rdma-srq-peers=9", "--kv-tls=on",
+                                         "--rdma-service-level=3", "--rdma-pull", "--rdma-windows", "--rdma-gpu-flush=on", "--rdma-srq-peers=9", "--kv-tls=on",
                                          "--kv-tls-peer-name=*.kv.tandem");
     assert_int_equal(td_kv_port_fill(&o, "rdma", &files, &vb, &port, &c, NULL), TD_OK);
     assert_string_equal(c.instance, "stays");
@@ -52,7 +52,7 @@ static void every_option_arrives(void **state)
     assert_int_equal(c.rdma->traffic_class, 98);
     assert_int_equal(c.rdma->service_level, 3);
     assert_int_equal(c.rdma->srq_peers, 9);
-    assert_true(c.rdma->pull && c.rdma->windows);
+    assert_true(c.rdma->pull && c.rdma->windows && c.rdma->gpu_flush == TD_XFER_GPU_FLUSH_ON);
     assert_ptr_equal(c.tls, &port.tls);
     assert_string_equal(c.tls->cert_file, "cert");
     assert_string_equal(c.tls->key_file, "key");
@@ -64,7 +64,7 @@ static void every_option_arrives(void **state)
     assert_int_equal(port.rdma.gid_index, -1);
     assert_int_equal(port.rdma.traffic_class, -1);
     assert_int_equal(c.tcp_zerocopy, TD_XFER_ZEROCOPY_AUTO);
-    assert_false(port.rdma.pull || port.rdma.windows);
+    assert_false(port.rdma.pull || port.rdma.windows || port.rdma.gpu_flush != TD_XFER_GPU_FLUSH_AUTO);
 }
 
 static void who_speaks_tls(void **state)

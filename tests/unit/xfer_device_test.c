@@ -13,6 +13,7 @@
 
 #include <signal.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include "common/base/clock.h"
 #include "common/base/hash.h"
@@ -38,7 +39,21 @@ struct end {                   /* how one side is opened */
     const char *device;        /* "": the host's memory */
     bool child;
     uint32_t lanes, n_blocks, block_bytes, timeout_ms;
+    const char *fabric;        /* NULL: no RDMA; else more options of the fake */
+    enum td_xfer_gpu_flush flush;
 };
+
+static char fabric_path[64];
+
+static void set_rdma(struct node_command *c, const struct end *e)
+{
+    if (!e->fabric) return;
+    snprintf(c->fabric, sizeof c->fabric, "path=%s,retry_ms=20,device_late=1%s", fabric_path, e->fabric);
+    c->ib_timeout = 12;
+    c->ib_retry = 3;
+    c->rnr_never_waits = true;
+    c->gpu_flush = e->flush;
+}
 
 static struct node *open_end(const struct end *e)
 {
@@ -47,6 +62,7 @@ static struct node *open_end(const struct end *e)
                              .block_bytes = e->block_bytes ? e->block_bytes : BLOCK_BYTES, .layout_hash = 0x1a70, .n_blocks = e->n_blocks ? (int32_t)e->n_blocks : N_BLOCKS,
                              .lanes = e->lanes ? e->lanes : 1};
     snprintf(c.device, sizeof c.device, "%s", e->device);
+    set_rdma(&c, e);
     struct node_reply r = ask(n, &c);
     if (r.status) fail_msg("open: %s", r.msg);
     return n;
@@ -351,6 +367,7 @@ static td_status open_status(const struct end *e, char msg[256])
     struct node *n = node_local();
     struct node_command c = {.verb = NODE_OPEN, .path = e->path, .shareable = true, .max_slots = 4, .max_ops = 4, .block_bytes = BLOCK_BYTES, .n_blocks = 4};
     snprintf(c.device, sizeof c.device, "%s", e->device);
+    set_rdma(&c, e);
     struct node_reply r = ask(n, &c);
     memcpy(msg, r.msg, 256);
     node_free(n);
@@ -562,10 +579,100 @@ static void a_killed_process_leaves_nothing(void **state)
     }
 }
 
+static bool content_is_right(const struct transfer *t)
+{
+    struct node_command c = {.verb = NODE_CHECK, .seed = t->seed, .n = t->n};
+    memcpy(c.ids, t->dst, sizeof c.ids);
+    return ask(t->d, &c).ok;
+}
+
+/* What a NIC wrote to a GPU is seen when the same NIC has READ behind it. The fake's writes stay on their way until then: without a flush READY is a lie,
+ * which is what the driver's word decides. */
+static void writes_of_nics_are_flushed(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *device, *fabric;
+        enum td_xfer_gpu_flush flush;
+        int n_flushes;             /* for one small transfer, of one rail; -1: any but 0 */
+        bool is_right;
+    } rows[] = {
+        {"slow", "", TD_XFER_GPU_FLUSH_AUTO, 1, true},
+        {"slow", "", TD_XFER_GPU_FLUSH_ON, 1, true},
+        {"slow", "", TD_XFER_GPU_FLUSH_OFF, 0, false},
+        {"slow,owner", "", TD_XFER_GPU_FLUSH_AUTO, 0, false}, /* it said that writes are visible; here they are not */
+        {"slow,owner", "", TD_XFER_GPU_FLUSH_ON, 1, true},
+        {"slow,owner", ",devices=2", TD_XFER_GPU_FLUSH_AUTO, -1, true}, /* two rails are two ways */
+        {"slow,owner", ",devices=2,unordered=1", TD_XFER_GPU_FLUSH_AUTO, -1, true},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct end e = {.path = TD_XFER_PATH_RDMA, .device = rows[i].device, .fabric = rows[i].fabric, .flush = rows[i].flush, .block_bytes = 64 << 10};
+        struct node *d = open_end(&e);
+        e.child = true;
+        struct node *p = open_end(&e);
+        struct transfer t;
+        struct node_command stats = {.verb = NODE_STATS};
+        for (int big = 0; big < 2; big++) { /* one queue pair; all */
+            grant(&t, p, d, 0, big ? 64 : 20);
+            assert_int_equal(start(&t).status, TD_OK);
+            uint64_t before = ask(d, &stats).stats.n_gpu_flushes;
+            submit(&t, 0, t.n, true);
+            struct td_xfer_event ready = event(d);
+            if (ready.kind != TD_XFER_SLOT_READY) fail_msg("row %zu: %s", i, ready.reason);
+            assert_int_equal(ready.path, TD_XFER_PATH_RDMA);
+            if (content_is_right(&t) != rows[i].is_right) fail_msg("row %zu, big %d: content is %s", i, big, rows[i].is_right ? "wrong" : "right");
+            int n = (int)(ask(d, &stats).stats.n_gpu_flushes - before);
+            if (rows[i].n_flushes < 0 ? n < 1 + (big && rows[i].fabric[0]) : n != rows[i].n_flushes) fail_msg("row %zu, big %d: %d flushes", i, big, n);
+            expect(p, TD_XFER_OP_DONE, TD_OK);
+            give_back(&t);
+            expect(d, TD_XFER_SLOT_FREE, TD_OK);
+        }
+        node_free(p);
+        node_free(d);
+        unlink(fabric_path);
+    }
+}
+
+/* No dma-buf and no peermem: rdma by name is refused, with both reasons; auto says so and goes on. */
+static void memory_that_no_nic_reaches_is_refused(void **state)
+{
+    (void)state;
+    char msg[256];
+    struct end e = {.path = TD_XFER_PATH_RDMA, .device = "no-dmabuf", .fabric = ""};
+    assert_int_equal(open_status(&e, msg), TD_ERR_UNSUPPORTED);
+    static const char *const words[] = {"exports no dma-buf", "nvidia_peermem: Bad address", "open GPU kernel modules"};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (!strstr(msg, words[i])) fail_msg("\"%s\" is not in: %s", words[i], msg);
+    e.path = TD_XFER_PATH_AUTO;
+    struct node *d = open_end(&e);
+    e.child = true;
+    struct node *p = open_end(&e);
+    struct node_command stats = {.verb = NODE_STATS};
+    struct transfer t;
+    whole(p, d, TD_XFER_PATH_CUDA_IPC);
+    node_free(p);
+    e.child = false;
+    e.device = "no-dmabuf,no-ipc";
+    p = open_end(&e);
+    bool any, told = false;
+    event_within(p, 0, &any);
+    struct td_xfer_event last = ask(p, &stats).event; /* the last that was told of paths */
+    told = last.status == TD_ERR_UNSUPPORTED && strstr(last.reason, "cannot reach the memory of");
+    if (!told) fail_msg("told: %s", last.reason);
+    grant(&t, p, d, 0, 30);
+    assert_int_equal(start(&t).status, TD_OK);
+    submit(&t, 0, 30, true);
+    finish(&t, TD_XFER_PATH_TCP);
+    node_free(p);
+    node_free(d);
+    unlink(fabric_path);
+}
+
 int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "--node") == 0) return node_child_main((int)strtol(argv[2], NULL, 10));
     program = argv[0];
+    snprintf(fabric_path, sizeof fabric_path, "/dev/shm/tandem-xfer-device-%d", (int)getpid());
     if (argc == 2) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_revoked_slot_waits_for_its_copies),
@@ -579,6 +686,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(stopped_peers_do_not_hold_the_ring),
         cmocka_unit_test(a_full_ring_makes_the_receiver_wait),
         cmocka_unit_test(a_killed_process_leaves_nothing),
+        cmocka_unit_test(writes_of_nics_are_flushed),
+        cmocka_unit_test(memory_that_no_nic_reaches_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -90,7 +90,7 @@ static td_status open_verbs(struct node *n, const char *text, struct td_xfer_rdm
 static void open_node(struct node *n, const struct node_command *c, struct node_reply *r, struct td_err *err)
 {
     struct td_xfer_rdma_config rdma = {.gid_index = -1, .timeout = c->ib_timeout, .retry = c->ib_retry, .rnr_retry = c->rnr_never_waits ? 1 : 0,
-                                       .qps_per_rail = c->qps_per_rail, .srq_peers = c->srq_peers, .pull = c->pull, .windows = c->windows};
+                                       .qps_per_rail = c->qps_per_rail, .srq_peers = c->srq_peers, .pull = c->pull, .windows = c->windows, .gpu_flush = c->gpu_flush};
     char cert[160], key[160];
     struct td_xfer_tls_config tls = {.cert_file = cert, .key_file = key, .ca_file = c->tls_ca};
     snprintf(cert, sizeof cert, "%s.crt", c->tls);

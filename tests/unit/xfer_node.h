@@ -28,6 +28,7 @@ struct node_command {
     char fabric[160];
     uint8_t ib_timeout, ib_retry;  /* codes; 0: the defaults */
     bool rnr_never_waits, windows;
+    enum td_xfer_gpu_flush gpu_flush;
     uint8_t qps_per_rail;
     uint32_t srq_peers;
     char tls[128], tls_ca[128];    /* "": none; else PREFIX of PREFIX.crt and PREFIX.key; the CA's file, "": anybody */

@@ -2097,6 +2097,8 @@ static struct variant variants[] = {
     {TD_XFER_PATH_TCP, RECEIVER_CHILD, ", zero copy, 2 lanes", 2, 0, "", false, false, NULL}, {TD_XFER_PATH_TCP, SENDER_CHILD, ", zero copy", 1, 1, "", false, false, NULL},
     {TD_XFER_PATH_TCP, BOTH_HERE, ", device", 4, 0, "", false, false, "slow"}, {TD_XFER_PATH_TCP, SENDER_CHILD, ", device", 1, 1, "", false, false, "slow"},
     {TD_XFER_PATH_TCP, RECEIVER_CHILD, ", device", 4, 3, "", false, false, "device"}, {TD_XFER_PATH_TCP, RECEIVER_CHILD, ", device, tls, 2 lanes", 2, 1, "", true, false, "slow"},
+    {TD_XFER_PATH_RDMA, RECEIVER_CHILD, ", device", 0, 3, ",device_late=1", false, false, "slow"},
+    {TD_XFER_PATH_RDMA, SENDER_CHILD, ", device, 2 rails, unordered, pulled", 0, 0, ",devices=2,unordered=1,device_late=1", false, true, "device"},
     {TD_XFER_PATH_CUDA_IPC, BOTH_HERE, "", 0, 1, "", false, false, "slow"}, {TD_XFER_PATH_CUDA_IPC, SENDER_CHILD, "", 0, 0, "", false, false, "slow"},
     {TD_XFER_PATH_CUDA_IPC, RECEIVER_CHILD, "", 0, 4, "", false, false, "device"},
 };
