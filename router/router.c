@@ -16,6 +16,7 @@
 
 #define OFF(f) offsetof(struct router_config, f)
 #define TICK_MS 50
+#define LATE_MS 200 /* a tick that comes later than this is worth a word to the core */
 
 const struct td_option router_options[] = {
     {"model", TD_OPT_STR, NULL, 0, 0, NULL, OFF(model), "Hugging Face model directory (tokenizer, config and chat template; no weights are read)"},
@@ -142,11 +143,15 @@ static void follow_core(struct router *r, const struct td_core_stats *now)
     }
 }
 
-/* How busy this thread was since the last tick. */
-static uint64_t busy_permille(struct router *r)
+/* How busy this thread was since the last tick, and by how much that one was late: less than LATE_MS is nothing. */
+static uint64_t busy_permille(struct router *r, uint64_t *ret_late_ms)
 {
-    uint64_t now = td_now_ns(), cpu = td_thread_cpu_ns(), busy = 0;
-    if (r->tick_ns && now > r->tick_ns) busy = (cpu - r->tick_cpu_ns) * 1000 / (now - r->tick_ns);
+    uint64_t now = td_now_ns(), cpu = td_thread_cpu_ns(), busy = 0, gap_ms = 0;
+    if (r->tick_ns && now > r->tick_ns) {
+        busy = (cpu - r->tick_cpu_ns) * 1000 / (now - r->tick_ns);
+        gap_ms = (now - r->tick_ns) / TD_NS_PER_MS;
+    }
+    *ret_late_ms = gap_ms >= TICK_MS + LATE_MS ? gap_ms - TICK_MS : 0;
     r->tick_ns = now;
     r->tick_cpu_ns = cpu;
     return busy < 1000 ? busy : 1000;
@@ -155,7 +160,10 @@ static uint64_t busy_permille(struct router *r)
 static void on_tick(void *arg)
 {
     struct router *r = arg;
-    router_event(r, (struct td_core_event){.kind = TD_EV_TICK, .a = busy_permille(r)});
+    uint64_t late_ms, busy = busy_permille(r, &late_ms);
+    if (late_ms >= r->cfg.worker_timeout_ms / 2)
+        td_warn("router_was_away", "ms=%llu action=forgive_silence hint=\"the process was stopped or had no CPU\"", (unsigned long long)late_ms);
+    router_event(r, (struct td_core_event){.kind = TD_EV_TICK, .a = busy, .b = late_ms});
     if (r->log && (fflush(r->log) || ferror(r->log))) {
         td_error("decision_log_failed", "file=%s error=\"%s\" action=close", r->cfg.decision_log, strerror(errno));
         fclose(r->log);

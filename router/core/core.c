@@ -27,6 +27,7 @@
 #define MAX_RETRY_MS 60000
 #define FINISH_WAIT_MS 500                  /* see finish() */
 #define MAX_OBJECTIVE_MS 1e9
+#define MAX_SEQ_JUMP (1u << 20)             /* hours of snapshots; a worker that silent has been lost long ago */
 #define MAX_PREDICTED_S 1e9                 /* what an action may say */
 
 /* gRPC codes, so that the core needs no gRPC header */
@@ -436,9 +437,9 @@ static enum outcome place(struct td_core *c, struct request *r, const struct td_
         struct td_core_worker *p = &c->workers[choice.prefill];
         td_ledger_prefill_open(p, &r->prefill, choice.prefill, uncomputed, choice.prefill_s, c->now_s);
         p->link_free_at_s = fmax(p->link_free_at_s, c->now_s + choice.ttft_s - choice.prefill_s) +
-                            td_latency_transfer(c->latency, p->node_class, 0, (double)(r->n_tokens * p->kv_bytes_per_token));
+                            td_latency_transfer(c->latency, p->node_class, 0, (double)(choice.send_tokens * p->kv_bytes_per_token));
         td_ledger_changed(p);
-    } else if (c->cfg.mode == TD_MODE_HYBRID) {
+    } else if (!a.force_local) { /* by choice: in hybrid mode, with prefill workers there */
         c->stats.deflected++;
     }
     if (r->failovers == 0 && r->attempt == 0) td_order_charge(c->order, r->tenant, (double)r->n_prompt, c->now_ns);
@@ -614,7 +615,8 @@ static void on_join(struct td_core *c, const struct td_core_event *e)
 static void on_snapshot(struct td_core *c, const struct td_core_event *e)
 {
     struct td_core_worker *w = known_worker(c, e->worker);
-    if (!w || e->a <= w->snapshot_seq) return; /* an old one */
+    if (!w || e->a <= w->snapshot_seq) return;              /* an old one */
+    if (e->a - w->snapshot_seq > MAX_SEQ_JUMP) return;      /* of no future of ours: taken, it would shut out all that follow */
     td_ledger_snapshot(w, e, c->now_s);
     w->snapshot_ns = c->now_ns;
     if (w->shunned || w->state == TD_WORKER_SUSPECT) c->room_changed = true;
@@ -827,6 +829,7 @@ static void on_prefill_end(struct td_core *c, const struct td_core_event *e)
     struct request *r = current(c, e, false);
     if (!r || !prefill_told(r)) return;
     uint32_t worker = r->prefill.worker;
+    if (e->a == G_UNAVAILABLE) td_ledger_call_failed(&c->workers[worker], &r->prefill);
     if (e->a == G_OK && e->b > 0 && e->c > 0 && e->b < 1ull << 50 && e->c < 600000000)
         td_latency_observe_transfer(c->latency, c->workers[worker].node_class, e->b, e->c);
     leg_close(c, &r->prefill);
@@ -843,6 +846,7 @@ static void on_decode_end(struct td_core *c, const struct td_core_event *e)
     struct request *r = current(c, e, false);
     if (!r || r->decode.worker == TD_NO_WORKER) return;
     uint32_t worker = r->decode.worker;
+    if (e->a == G_UNAVAILABLE) td_ledger_call_failed(&c->workers[worker], &r->decode);
     if (r->prefill.planned) leg_close(c, &r->prefill); /* no ticket was seen: the prefill worker was never told */
     leg_close(c, &r->decode);
     if (e->a == G_OK) finish(c, r);
@@ -889,8 +893,21 @@ static void update_advice(struct td_core *c, uint64_t busy_permille)
     c->bound = td_advice_update(&c->advice, c->now_s, &f, c->latency);
 }
 
-static void on_tick(struct td_core *c, uint64_t busy_permille)
+/* late_ms: the router itself did not run for so long (stopped, starved of CPU, the machine asleep). Whatever workers said then still lies in its sockets: their
+ * silence, and that of a request's legs, does not count. A client's wait does. */
+static void forgive(struct td_core *c, uint64_t late_ms)
 {
+    uint64_t late_ns = late_ms < 86400000 ? late_ms * NS_PER_MS : c->now_ns;
+    for (uint32_t i = 0; i < c->n_workers; i++) c->workers[i].snapshot_ns += c->now_ns - c->workers[i].snapshot_ns < late_ns ? c->now_ns - c->workers[i].snapshot_ns : late_ns;
+    for (uint32_t i = 0; i < c->cfg.max_requests; i++) {
+        struct request *r = &c->requests[i];
+        if (r->phase != FREE) r->moved_ns += c->now_ns - r->moved_ns < late_ns ? c->now_ns - r->moved_ns : late_ns;
+    }
+}
+
+static void on_tick(struct td_core *c, uint64_t busy_permille, uint64_t late_ms)
+{
+    if (late_ms) forgive(c, late_ms);
     update_utilisation(c);
     update_advice(c, busy_permille);
     for (uint32_t i = 0; i < c->n_workers; i++) {
@@ -928,7 +945,7 @@ size_t td_core_step(struct td_core *c, const struct td_core_event *event, struct
     struct request *r;
     struct td_core_worker *w;
     switch (e->kind) {
-    case TD_EV_TICK: on_tick(c, e->a); break;
+    case TD_EV_TICK: on_tick(c, e->a, e->b); break;
     case TD_EV_WORKER_JOIN: on_join(c, e); break;
     case TD_EV_WORKER_SNAPSHOT: on_snapshot(c, e); break;
     case TD_EV_WORKER_DRAIN:

@@ -73,7 +73,8 @@ struct td_core_config {
 };
 
 enum td_core_event_kind {
-    TD_EV_TICK = 1,         /* a = how busy the router's own thread was since the last, in 1/1000 */
+    TD_EV_TICK = 1,         /* a = how busy the router's own thread was since the last, in 1/1000; b = by how many ms it comes too late: the router did not
+                             * run */
     TD_EV_WORKER_JOIN,      /* worker, role, a = kv tokens it can hold, b = max_seqs, c = node class, d = rows of one step (0 = unknown), e = KV bytes
                              * per token */
     TD_EV_WORKER_SNAPSHOT,  /* worker, a = seq, b = kv tokens held, c = tokens queued, d = running + waiting, e = calls it has taken from us */

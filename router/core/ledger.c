@@ -156,6 +156,11 @@ void td_ledger_close(struct td_core_worker *w, struct td_leg *leg, double now_s)
     td_ledger_changed(w);
 }
 
+void td_ledger_call_failed(struct td_core_worker *w, const struct td_leg *leg)
+{
+    if (leg->worker != TD_NO_WORKER && leg->pending && !leg->planned && w->calls_sent > w->calls_seen) w->calls_sent--;
+}
+
 void td_ledger_snapshot(struct td_core_worker *w, const struct td_core_event *e, double now_s)
 {
     w->snapshot_seq = e->a;
@@ -163,6 +168,7 @@ void td_ledger_snapshot(struct td_core_worker *w, const struct td_core_event *e,
     w->held_tokens = e->b;
     w->queued_tokens = e->c;
     w->calls_seen = e->e;
+    if (w->assigned == 0) w->calls_sent = w->calls_seen; /* at rest nothing is on its way: what was lost, or thought to be, is settled */
     uint64_t told = w->pending_tokens - w->planned_tokens;
     if (w->role == TD_ROLE_PREFILL && w->calls_seen >= w->calls_sent && told > 0) {
         double left = (double)w->queued_tokens / (double)told;

@@ -38,6 +38,8 @@ void td_ledger_decode_active(struct td_core_worker *w, struct td_leg *leg);     
 void td_ledger_decode_grow(struct td_core_worker *w, struct td_leg *leg, uint64_t n_more);
 /* Ends either kind of leg; leg->worker is TD_NO_WORKER after it. */
 void td_ledger_close(struct td_core_worker *w, struct td_leg *leg, double now_s);
+/* The leg's call failed to reach its worker, as far as can be told (UNAVAILABLE before any answer): no snapshot will count it. Before its close. */
+void td_ledger_call_failed(struct td_core_worker *w, const struct td_leg *leg);
 void td_ledger_snapshot(struct td_core_worker *w, const struct td_core_event *snapshot, double now_s);
 
 #endif

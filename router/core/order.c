@@ -1,4 +1,7 @@
-/* order.c - see order.h. One list for each (class, tenant) that has something waiting; the lists of a class stand in a small array. */
+/* order.c - see order.h. One list for each (class, tenant) that has something waiting; the lists of a class stand in a small array.
+ *
+ * A list is walked by its links, and found into by a treap over the same items (heap by a hash of the slot): a worker that dies sends thousands of requests
+ * back at once, each of which belongs before most that wait. Accounts of tenants are found by a hash table with linear probing. */
 #include "router/core/order.h"
 
 #include <math.h>
@@ -7,17 +10,19 @@
 #define N_TENANTS (TD_ORDER_MAX_TENANTS + 1)    /* the last is shared by the surplus */
 #define HALF_LIFE_S 60.0
 #define NO TD_ORDER_NONE
+#define N_ACCOUNTS 4096 /* a power of two, four times the tenants: probes are short */
 
 struct item {
     struct td_order_key key;
     uint32_t prev, next;
+    uint32_t left, right;       /* of the treap */
     uint16_t tenant;
     bool in;
     double work_s;
     uint64_t since_ns;
 };
 
-struct list { uint32_t head, tail, cursor; };
+struct list { uint32_t head, tail, cursor, root; };
 
 struct tenant {
     uint64_t hash;
@@ -36,6 +41,7 @@ struct td_order {
     uint32_t n_busy[TD_ORDER_MAX_CLASSES];
     struct tenant tenants[N_TENANTS];
     uint32_t n_tenants;
+    uint16_t account[N_ACCOUNTS];           /* tenant by hash; 0 = none */
     /* the walk */
     double service[N_TENANTS];  /* now, of those with a list in its class: worked out once, since next would cost an exp2 for each of them each
                                  * time */
@@ -63,7 +69,7 @@ td_status td_order_create(uint32_t max_slots, uint32_t n_classes, const uint32_t
     for (uint32_t c = 0; c < n_classes; c++) {
         o->rank_of[c] = ranks[c];
         o->class_at[ranks[c]] = c;
-        for (uint32_t t = 0; t < N_TENANTS; t++) o->lists[c][t] = (struct list){NO, NO, NO};
+        for (uint32_t t = 0; t < N_TENANTS; t++) o->lists[c][t] = (struct list){NO, NO, NO, NO};
     }
     o->n_tenants = 1; /* 0 = no tenant */
     o->walk_rank = n_classes;
@@ -88,23 +94,54 @@ static double service_at(const struct tenant *t, uint64_t now_ns)
     return t->service * exp2(-dt / HALF_LIFE_S);
 }
 
-/* An account for the hash: its own, a new one, that of somebody with nothing waiting and least service, or the shared one. */
+static uint32_t account_home(uint64_t hash) { return (uint32_t)(hash * 0x9e3779b97f4a7c15ull >> 32) & (N_ACCOUNTS - 1); }
+
+/* Where the hash's account is entered, or would be. */
+static uint32_t account_at(const struct td_order *o, uint64_t hash)
+{
+    uint32_t at = account_home(hash);
+    while (o->account[at] && o->tenants[o->account[at]].hash != hash) at = (at + 1) & (N_ACCOUNTS - 1);
+    return at;
+}
+
+/* Out of the table; those that had probed past it move up. */
+static void account_forget(struct td_order *o, uint64_t hash)
+{
+    uint32_t hole = account_at(o, hash);
+    o->account[hole] = 0;
+    for (uint32_t at = (hole + 1) & (N_ACCOUNTS - 1); o->account[at]; at = (at + 1) & (N_ACCOUNTS - 1)) {
+        uint32_t home = account_home(o->tenants[o->account[at]].hash);
+        if (((at - home) & (N_ACCOUNTS - 1)) < ((at - hole) & (N_ACCOUNTS - 1))) continue; /* it does not reach back to the hole */
+        o->account[hole] = o->account[at];
+        o->account[at] = 0;
+        hole = at;
+    }
+}
+
+/* An account for the hash: its own, a new one, that of somebody with nothing waiting and least service, or the shared one. All are looked at only for a
+ * tenant that is new when there are as many as can be. */
 static uint16_t tenant_of(struct td_order *o, uint64_t hash, uint64_t now_ns)
 {
     if (hash == 0) return 0;
-    uint32_t idle = NO;
-    double least = INFINITY;
-    for (uint32_t i = 1; i < o->n_tenants; i++) {
-        if (o->tenants[i].hash == hash) return (uint16_t)i;
-        double s = o->n_tenants == TD_ORDER_MAX_TENANTS && o->tenants[i].n_waiting == 0 ? service_at(&o->tenants[i], now_ns) : INFINITY;
-        if (s < least) {
-            least = s;
-            idle = i;
+    uint32_t at = account_at(o, hash), idle = NO;
+    if (o->account[at]) return o->account[at];
+    if (o->n_tenants < TD_ORDER_MAX_TENANTS) {
+        idle = o->n_tenants++;
+    } else {
+        double least = INFINITY;
+        for (uint32_t i = 1; i < o->n_tenants; i++) {
+            double s = o->tenants[i].n_waiting == 0 ? service_at(&o->tenants[i], now_ns) : INFINITY;
+            if (s < least) {
+                least = s;
+                idle = i;
+            }
         }
+        if (idle == NO || least > 1) return N_TENANTS - 1; /* nobody may be forgotten yet */
+        account_forget(o, o->tenants[idle].hash);
+        at = account_at(o, hash);
     }
-    if (o->n_tenants < TD_ORDER_MAX_TENANTS) idle = o->n_tenants++;
-    else if (idle == NO || least > 1) return N_TENANTS - 1; /* nobody may be forgotten yet */
     o->tenants[idle] = (struct tenant){.hash = hash, .service_ns = now_ns};
+    o->account[at] = (uint16_t)idle;
     return (uint16_t)idle;
 }
 
@@ -125,14 +162,66 @@ static bool goes_before(const struct td_order_key *a, const struct td_order_key 
     return a->id < b->id;
 }
 
-/* Into its place in its list; the back is searched first. */
+/* A total order of the items of a list: ids differ, but nothing here depends on it. */
+static bool stands_before(const struct td_order *o, uint32_t a, uint32_t b)
+{
+    const struct td_order_key *x = &o->items[a].key, *y = &o->items[b].key;
+    return goes_before(x, y) || (a < b && !goes_before(y, x));
+}
+
+static uint32_t heap_key(uint32_t slot) { return slot * 2654435761u; } /* odd: no two are equal */
+
+/* Into the treap; the one before it, or NO. */
+static uint32_t treap_insert(struct td_order *o, struct list *l, uint32_t slot)
+{
+    uint32_t *at = &l->root, before = NO, *less = &o->items[slot].left, *more = &o->items[slot].right;
+    while (*at != NO && heap_key(*at) > heap_key(slot)) {
+        bool right = stands_before(o, *at, slot);
+        if (right) before = *at;
+        at = right ? &o->items[*at].right : &o->items[*at].left;
+    }
+    uint32_t rest = *at; /* to be split by the new item, which takes its place */
+    *at = slot;
+    while (rest != NO) {
+        if (stands_before(o, rest, slot)) {
+            before = *less = rest;
+            less = &o->items[rest].right;
+            rest = *less;
+        } else {
+            *more = rest;
+            more = &o->items[rest].left;
+            rest = *more;
+        }
+    }
+    *less = *more = NO;
+    return before;
+}
+
+static void treap_remove(struct td_order *o, struct list *l, uint32_t slot)
+{
+    uint32_t *at = &l->root, less = o->items[slot].left, more = o->items[slot].right;
+    while (*at != slot) at = stands_before(o, *at, slot) ? &o->items[*at].right : &o->items[*at].left;
+    while (less != NO && more != NO) { /* its two subtrees become one */
+        if (heap_key(less) > heap_key(more)) {
+            *at = less;
+            at = &o->items[less].right;
+            less = *at;
+        } else {
+            *at = more;
+            at = &o->items[more].left;
+            more = *at;
+        }
+    }
+    *at = less != NO ? less : more;
+}
+
+/* Into its place in its list. Its key must not change while it is in. */
 static void link_item(struct td_order *o, uint32_t slot)
 {
     struct item *it = &o->items[slot];
     uint32_t c = it->key.slo_class;
     struct list *l = &o->lists[c][it->tenant];
-    uint32_t after = l->tail;
-    while (after != NO && goes_before(&it->key, &o->items[after].key)) after = o->items[after].prev;
+    uint32_t after = treap_insert(o, l, slot);
     it->prev = after;
     it->next = after == NO ? l->head : o->items[after].next;
     if (l->head == NO) o->busy[c][o->n_busy[c]++] = it->tenant;
@@ -147,6 +236,7 @@ static void unlink_item(struct td_order *o, uint32_t slot)
     struct item *it = &o->items[slot];
     uint32_t c = it->key.slo_class;
     struct list *l = &o->lists[c][it->tenant];
+    treap_remove(o, l, slot);
     if (l->cursor == slot) l->cursor = it->next;
     if (it->prev == NO) l->head = it->next;
     else o->items[it->prev].next = it->next;
@@ -190,9 +280,12 @@ static void demote_late(struct td_order *o, struct list *l)
         uint32_t slot = l->cursor, next = o->items[slot].next;
         struct td_order_key *k = &o->items[slot].key;
         if (!k->bound || k->hopeless || o->now_ns <= k->deadline_ns) return;
-        k->hopeless = true;
-        if (o->items[slot].prev == NO && next == NO) return;
+        if (o->items[slot].prev == NO && next == NO) {
+            k->hopeless = true;
+            return;
+        }
         unlink_item(o, slot);
+        k->hopeless = true;
         link_item(o, slot);
         l->cursor = o->items[slot].next == next ? slot : next; /* those before `next` had their turn, unless it stands there now itself */
     }

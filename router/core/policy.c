@@ -227,6 +227,7 @@ void td_policy_predict_pair(const struct td_policy_view *v, const struct td_poli
                             struct td_choice *c)
 {
     double all = p->all_s, tail = p->tail_s;
+    c->send_tokens = a->n_tokens - d->hit_tokens;
     if (d->hit_tokens) { /* it has a part: only the rest is sent */
         const struct td_core_worker *w = &v->workers[p->worker];
         uint64_t send = a->n_tokens - d->hit_tokens;

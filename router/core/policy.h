@@ -83,6 +83,7 @@ struct td_choice {
     bool no_room;               /* HOLD: no pair of workers has the room, whatever the objectives */
     bool decode_bound;          /* not placed, and the TTFT objective was not the reason */
     uint64_t hit_tokens;        /* expected in the prefix cache of the worker that prefills */
+    uint64_t send_tokens;       /* whose KV goes over the link: those that the decode worker is not expected to have */
     double prefill_s, ttft_s, gap_s, tpot_s;  /* predicted from now on; gap: prefill's first token -> decode's first step */
     uint32_t prefill_bucket, decode_bucket;   /* load buckets, for the margins */
     double wait_s;              /* REJECT: when to come back */

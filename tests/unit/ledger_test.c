@@ -208,10 +208,39 @@ static void test_decode_promises(void **state)
     assert_int_equal(w.assigned + w.promised_tokens + w.reserved_tokens + w.active_tokens + w.assigned_tokens + w.n_min_tpot, 0);
 }
 
+/* A call that never reached its worker is in no snapshot's count. Before: after it no snapshot was ever again taken to have seen all calls, and the
+ * ledger was corrected by none. */
+static void test_a_call_that_never_arrived(void **state)
+{
+    (void)state;
+    struct td_core_worker w = {0};
+    struct td_core_event e = {.role = TD_ROLE_PREFILL, .a = 100000, .b = 8};
+    struct td_leg lost, told;
+    td_ledger_join(&w, &e);
+    td_ledger_prefill_open(&w, &lost, 0, 1000, 1.0, 10);
+    td_ledger_call_failed(&w, &lost); /* only planned: no call was made */
+    assert_int_equal(w.calls_sent, 0);
+    td_ledger_prefill_tell(&w, &lost);
+    td_ledger_prefill_open(&w, &told, 0, 1000, 1.0, 10);
+    td_ledger_prefill_tell(&w, &told);
+    assert_int_equal(w.calls_sent, 2);
+    td_ledger_call_failed(&w, &lost);
+    td_ledger_close(&w, &lost, 10);
+    snapshot(&w, 1, 100, 1, 10.5); /* it has taken the other one, and computed nine tenths of it */
+    assert_true(fabs(w.free_at_s - 10.6) < 1e-9);
+    td_ledger_prefill_done(&w, &told, 11);
+    td_ledger_call_failed(&w, &told); /* it was answered: it did arrive */
+    assert_int_equal(w.calls_sent, 1);
+    td_ledger_close(&w, &told, 11);
+    w.calls_sent += 3; /* whatever else was counted wrongly: at rest nothing is on its way */
+    snapshot(&w, 2, 0, 2, 11);
+    assert_int_equal(w.calls_sent, 2);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_free_at),
+        cmocka_unit_test(test_a_call_that_never_arrived), cmocka_unit_test(test_free_at),
         cmocka_unit_test(test_decode_promises),
         cmocka_unit_test(test_random_play),
     };

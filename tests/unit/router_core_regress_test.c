@@ -4,10 +4,12 @@
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include <cmocka.h>
 
 #include "router/core/core.h"
+#include "router/core/order.h"
 
 #define MS 1000000ull
 #define N_SLOTS 1024
@@ -263,6 +265,109 @@ static void test_lone_prefills_disturb_nobody(void **state)
     }
 }
 
+/* One snapshot with an absurd number shut out all later ones, so that a living worker was lost. */
+static void test_a_snapshot_from_the_future(void **state)
+{
+    (void)state;
+    struct td_core *c = core_of(TD_MODE_PD, "goodput", 0);
+    join(c, 1, 0, TD_ROLE_PREFILL, 8);
+    struct td_core_worker_view v;
+    static const uint64_t seqs[] = {5, UINT64_MAX, 1ull << 40, 6, 1000000};
+    static const bool taken[] = {true, false, false, true, true};
+    uint64_t last = 0;
+    for (size_t i = 0; i < sizeof seqs / sizeof *seqs; i++) {
+        uint64_t now = (10 + i) * MS;
+        step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = now, .worker = 0, .a = seqs[i]});
+        if (taken[i]) last = now;
+        td_core_worker_view(c, 0, &v);
+        assert_int_equal(v.snapshot_ns, last);
+    }
+    td_core_destroy(c);
+}
+
+/* Deflections are those by choice: what hybrid mode has no prefill worker for was counted, too. */
+static void test_deflected_by_choice(void **state)
+{
+    (void)state;
+    struct td_core_stats st;
+    struct td_core *c = core_of(TD_MODE_HYBRID, "goodput", 0);
+    join(c, 1, 0, TD_ROLE_DECODE, 8);
+    assert_int_equal(arrive(c, 2, 0, 100), 1);
+    assert_true(actions[0].local);
+    td_core_stats(c, &st);
+    assert_int_equal(st.deflected, 0);
+    join(c, 3, 1, TD_ROLE_PREFILL, 8);
+    for (uint32_t slot = 1; slot < 9; slot++) arrive(c, 3 + slot, slot, 100); /* the prefill worker has a row of them: some are deflected */
+    td_core_stats(c, &st);
+    assert_true(st.deflected > 0 && st.deflected < 8);
+    td_core_destroy(c);
+}
+
+/* A prompt of which the decode worker has nine tenths was charged to the link as a whole: the next one seemed to wait for it. */
+static void test_the_link_is_charged_for_what_is_sent(void **state)
+{
+    (void)state;
+    uint64_t hashes[10], tpot_us[2];
+    for (uint64_t i = 0; i < 10; i++) hashes[i] = 77 + i;
+    for (int held = 0; held < 2; held++) {
+        struct td_core_config g = {.mode = TD_MODE_PD, .policy = "goodput", .max_requests = 8, .max_queued = 8, .worker_timeout_ms = 100000, .queue_timeout_ms = 5000,
+                                   .stall_ms = 20000, .max_failovers = 1, .max_prefix_entries = 1000, .n_thetas = 1};
+        g.thetas[0] = (struct td_lat_theta){.prefill = {0, 1e-6, 0}, .decode = {1e-3, 0, 0, 0, 0}, .link_bytes_per_s = 1e6, .known = true};
+        struct td_core *c = NULL;
+        struct td_err err;
+        assert_int_equal(td_core_create(&g, &c, &err), TD_OK);
+        for (uint32_t w = 0; w < 2; w++)
+            step(c, (struct td_core_event){.kind = TD_EV_WORKER_JOIN, .now_ns = 1, .worker = w, .role = w ? TD_ROLE_DECODE : TD_ROLE_PREFILL, .a = 100000, .b = 8, .e = 1000});
+        for (int i = 0; held && i < 9; i++) step(c, (struct td_core_event){.kind = TD_EV_BLOCK_ADD, .now_ns = 2, .worker = 1, .a = hashes[i]});
+        struct td_core_event r = {.kind = TD_EV_REQUEST, .now_ns = 3, .slot = 0, .id = 1, .a = 161, .b = 16, .hashes = hashes, .n_hashes = 10, .hash_tokens = 16};
+        assert_int_equal(step(c, r), 1); /* 1 ms of link time a token: 161 or 17 ms */
+        assert_int_equal(arrive(c, 4, 1, 10), 1); /* another, behind it on the same link */
+        tpot_us[held] = actions[0].tpot_us;
+        td_core_destroy(c);
+    }
+    if (!(tpot_us[0] > tpot_us[1] + 5000)) fail_msg("predicted TPOT behind a whole prompt %llu us, behind a tenth of it %llu us", (unsigned long long)tpot_us[0], (unsigned long long)tpot_us[1]);
+}
+
+/* All requests of a dead worker come back at once, in any order, and belong before those that wait: a search for the place of each took time squared. The
+ * bound is on the growth: four times as many may take 12 times as long at most, where squared is 16 and the queue's own is 5. */
+static double time_of_failovers(uint32_t n, bool in_order, uint64_t seed)
+{
+    static struct td_order_key keys[16384];
+    static const uint32_t rank = 0;
+    struct td_order *o = NULL;
+    struct td_err err;
+    struct timespec a, b;
+    assert_int_equal(td_order_create(16384, 1, &rank, &o, &err), TD_OK);
+    for (uint32_t i = 0; i < n; i++) {
+        seed = seed * 6364136223846793005ull + 1442695040888963407ull;
+        keys[i] = (struct td_order_key){.id = i, .deadline_ns = in_order ? n - i : seed >> 20};
+    }
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &a);
+    for (uint32_t i = 0; i < n; i++) td_order_insert(o, i, &keys[i], 1, 1);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &b);
+    td_order_walk(o, 0, 2);
+    uint64_t last = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t slot = td_order_next(o);
+        assert_true(keys[slot].deadline_ns >= last);
+        last = keys[slot].deadline_ns;
+        if (i % 2) td_order_remove(o, slot);
+    }
+    assert_int_equal(td_order_next(o), TD_ORDER_NONE);
+    td_order_destroy(o);
+    return (double)(b.tv_sec - a.tv_sec) + (double)(b.tv_nsec - a.tv_nsec) * 1e-9;
+}
+
+static void test_many_come_back_at_once(void **state)
+{
+    (void)state;
+    for (int in_order = 0; in_order < 2; in_order++) { /* each before all others, or anywhere */
+        double least = INFINITY;
+        for (uint64_t i = 0; i < 5; i++) least = fmin(least, time_of_failovers(16384, in_order, i) / fmax(1e-5, time_of_failovers(4096, in_order, i)));
+        if (!(least < 12)) fail_msg("16,384 insertions take %.1f times as long as 4,096 (in order: %d)", least, in_order);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -273,6 +378,10 @@ int main(void)
         cmocka_unit_test(test_tokens_are_counted_once),
         cmocka_unit_test(test_colocated_needs_no_prefill_workers),
         cmocka_unit_test(test_lone_prefills_disturb_nobody),
+        cmocka_unit_test(test_a_snapshot_from_the_future),
+        cmocka_unit_test(test_deflected_by_choice),
+        cmocka_unit_test(test_the_link_is_charged_for_what_is_sent),
+        cmocka_unit_test(test_many_come_back_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

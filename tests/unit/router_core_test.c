@@ -178,6 +178,35 @@ static void test_silence_and_time(void **state)
     td_core_destroy(c);
 }
 
+/* The router itself did not run: nobody's silence of that time counts, but a client's wait does; and who stays silent after it is lost as ever. */
+static void test_a_pause_of_the_router_blames_nobody(void **state)
+{
+    (void)state;
+    for (int paused = 0; paused < 2; paused++) {
+        struct td_core *c = core_of(TD_MODE_PD, "least_token");
+        join(c, 1, 0, TD_ROLE_PREFILL);
+        join(c, 2, 1, TD_ROLE_DECODE);
+        arrive(c, 3, 0, 1, 10);
+        leg(c, TD_EV_TICKET, 4, 0, 1, 0, 0);
+        uint64_t back = 60000 * MS;
+        size_t n = step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = back, .b = paused ? 60000 : 0});
+        if (paused) assert_int_equal(n, 0);
+        else assert_true(n > 0); /* the same without a word on it: everybody is lost */
+        struct td_core_worker_view v;
+        for (uint32_t w = 0; w < 2; w++) {
+            td_core_worker_view(c, w, &v);
+            assert_int_equal(v.state, paused ? TD_WORKER_READY : TD_WORKER_SUSPECT);
+        }
+        step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = back + 999 * MS, .b = UINT64_MAX}); /* more than there is time: as much as there is */
+        td_core_worker_view(c, 0, &v);
+        assert_int_equal(v.state, paused ? TD_WORKER_READY : TD_WORKER_SUSPECT);
+        step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = back + 2000 * MS});
+        td_core_worker_view(c, 0, &v);
+        assert_int_equal(v.state, TD_WORKER_SUSPECT);
+        td_core_destroy(c);
+    }
+}
+
 static void test_modes(void **state)
 {
     (void)state;
@@ -601,6 +630,7 @@ int main(void)
         cmocka_unit_test(test_no_queue_still_serves),
         cmocka_unit_test(test_statuses),
         cmocka_unit_test(test_silence_and_time),
+        cmocka_unit_test(test_a_pause_of_the_router_blames_nobody),
         cmocka_unit_test(test_modes),
         cmocka_unit_test(test_random_play),
         cmocka_unit_test(test_log_refuses_nonsense),
