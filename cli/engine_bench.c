@@ -8,9 +8,9 @@
 #include "common/worker/engine.h"
 
 struct bench_config {
-    const char *model, *random_weights, *dtype, *ops, *cpus, *kv_memory;
-    int64_t threads, batch, prompt_len, output_len, repeat, chunk, block_size;
-    bool json;
+    const char *model, *random_weights, *dtype, *ops, *cpus, *kv_memory, *device;
+    int64_t threads, batch, prompt_len, output_len, repeat, chunk, block_size, device_index;
+    bool json, deterministic;
 };
 
 #define OFF(f) offsetof(struct bench_config, f)
@@ -19,6 +19,9 @@ static const struct td_option options[] = {
     {"random_weights", TD_OPT_STR, "", 0, 0, NULL, OFF(random_weights), "config.json: measure this shape with random weights"},
     {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", OFF(dtype), "compute and KV type"},
     {"ops", TD_OPT_STR, "", 0, 0, NULL, OFF(ops), "kernel table: ref, avx2, avx512; default the fastest"},
+    {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", OFF(device), "where model and KV live; cuda: a GPU, by libtandem_cuda.so"},
+    {"device_index", TD_OPT_I64, "0", 0, 1023, NULL, OFF(device_index), "which of the GPUs that CUDA shows"},
+    {"deterministic", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(deterministic), "GPU: the same tokens whatever the batch; false may be faster"},
     {"threads", TD_OPT_I64, "0", 0, 1024, NULL, OFF(threads), "0 = all CPUs"},
     {"cpus", TD_OPT_STR, "", 0, 0, NULL, OFF(cpus), "pin the threads to these CPUs"},
     {"batch", TD_OPT_I64, "1", 1, 4096, NULL, OFF(batch), "sequences decoded together"},
@@ -99,7 +102,8 @@ int cli_engine_bench(int argc, char **argv)
         struct td_engine_config ec = {.model_dir = c.model[0] ? c.model : NULL, .random_config = c.random_weights[0] ? c.random_weights : NULL,
                                       .dtype = c.dtype, .ops = c.ops, .cpus = c.cpus, .n_threads = (int32_t)c.threads, .kv_memory = c.kv_memory,
                                       .block_size = (int32_t)c.block_size, .max_seqs = (int32_t)c.batch, .max_batch = (int32_t)c.batch,
-                                      .max_step_tokens = (int32_t)c.chunk, .prefix_cache = false, .quiet = c.json};
+                                      .max_step_tokens = (int32_t)c.chunk, .prefix_cache = false, .quiet = c.json, .device = c.device,
+                                      .device_index = (int32_t)c.device_index, .deterministic = c.deterministic};
         s = td_engine_open(&ec, &e, &err);
     }
     double prefill[1000], decode[1000], ignored;

@@ -8,11 +8,12 @@
 #include "cli/cli.h"
 #include "common/base/mem.h"
 #include "common/model/model.h"
-#include "kernels/ops.h"
+#include "kernels/device.h"
 
 struct logits_config {
-    const char *model, *tokens, *dtype, *out, *ops;
-    int64_t chunk, threads;
+    const char *model, *tokens, *dtype, *out, *ops, *device;
+    int64_t chunk, threads, device_index;
+    bool deterministic;
 };
 
 #define OFF(f) offsetof(struct logits_config, f)
@@ -24,6 +25,9 @@ static const struct td_option options[] = {
     {"chunk", TD_OPT_I64, "0", 0, 1 << 20, NULL, OFF(chunk), "tokens per forward pass; 0 = all at once (the bits are the same)"},
     {"threads", TD_OPT_I64, "0", 0, 1024, NULL, OFF(threads), "0 = all CPUs"},
     {"ops", TD_OPT_STR, "", 0, 0, NULL, OFF(ops), "kernel table: ref, avx2, avx512; default the fastest"},
+    {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", OFF(device), "where model and KV live; cuda: a GPU, by libtandem_cuda.so"},
+    {"device_index", TD_OPT_I64, "0", 0, 1023, NULL, OFF(device_index), "which of the GPUs that CUDA shows"},
+    {"deterministic", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(deterministic), "GPU: the same tokens whatever the batch; false may be faster"},
     {0},
 };
 
@@ -56,13 +60,16 @@ static td_status run(struct td_model *m, const int32_t *tokens, int32_t n, int32
     enum { BLOCK = 16 };
     struct td_kv_layout kv;
     struct td_arena arena = {.memfd = -1};
+    const struct td_device *dev = td_model_device(m);
+    void *cache = NULL;
     struct td_workspace *ws = NULL;
     int32_t n_blocks = (n + BLOCK - 1) / BLOCK, vocab = td_model_config(m)->vocab;
     if (chunk == 0 || chunk > n) chunk = n;
     int32_t *table = calloc((size_t)n_blocks, sizeof *table), *rows = calloc((size_t)chunk, sizeof *rows), *zeros = calloc((size_t)chunk, sizeof *zeros),
             *positions = calloc((size_t)chunk, sizeof *positions);
     td_status s = td_model_kv_layout(m, BLOCK, &kv, err);
-    if (!s) s = td_arena_create((size_t)n_blocks * kv.block_bytes, 0, "kv", &arena, err);
+    if (!s) s = dev ? dev->alloc((size_t)n_blocks * kv.block_bytes, "kv", &cache, err) : td_arena_create((size_t)n_blocks * kv.block_bytes, 0, "kv", &arena, err);
+    if (!dev) cache = arena.base;
     if (!s) s = td_workspace_create(m, chunk, chunk, &ws, err);
     if (!s && (!table || !rows || !zeros || !positions)) s = td_fail(err, TD_ERR_NOMEM, "out of memory");
     for (int32_t i = 0; !s && i < n_blocks; i++) table[i] = i;
@@ -74,14 +81,16 @@ static td_status run(struct td_model *m, const int32_t *tokens, int32_t n, int32
         }
         const int32_t *tables[1] = {table};
         struct td_forward_args a = {.tokens = tokens + at, .positions = positions, .row_seq = zeros, .block_tables = tables, .n_rows = k,
-                                    .kv_base = arena.base, .kv = &kv, .logit_rows = rows, .n_logit_rows = k};
+                                    .kv_base = cache, .kv = &kv, .logit_rows = rows, .n_logit_rows = k, .err = err};
         float *logits;
         s = td_model_forward(m, ws, &a, &logits);
-        if (s) td_fail(err, s, "forward failed: %s", td_status_name(s));
+        if (s == TD_ERR_DEVICE) td_err_prefix(err, "forward");
+        else if (s) td_fail(err, s, "forward failed: %s", td_status_name(s));
         else if (fwrite(logits, sizeof(float), (size_t)k * (size_t)vocab, out) != (size_t)k * (size_t)vocab)
             s = td_fail(err, TD_ERR_IO, "write: %s", strerror(errno));
     }
     td_workspace_destroy(ws);
+    if (dev && cache) dev->release(cache);
     td_arena_destroy(&arena);
     free(table);
     free(rows);
@@ -96,11 +105,17 @@ int cli_logits(int argc, char **argv)
     struct td_err err = {0};
     struct td_thread_pool *pool = NULL;
     struct td_model *m = NULL;
-    const struct td_ops *ops = NULL;
+    const struct td_ops *ops = NULL, *device = NULL;
     int32_t *tokens = NULL, n = 0;
     FILE *out = NULL;
     td_status s = td_options_load(options, &c, "tandem logits", "Writes the logits of every position of a token sequence.", argc, argv, NULL, 0, NULL, &err);
     if (!s && c.ops[0] && !(ops = td_ops_by_name(c.ops))) s = td_fail(&err, TD_ERR_INVALID, "ops \"%s\" is unknown or this CPU lacks it", c.ops);
+    if (!s && !strcmp(c.device, "cuda")) {
+        struct td_device_config d = {.index = (int32_t)c.device_index, .deterministic = c.deterministic};
+        if (ops) s = td_fail(&err, TD_ERR_INVALID, "ops is \"%s\": it names kernels of the CPU, device is cuda", c.ops);
+        else if ((s = td_device_open(&d, &device, &err))) td_err_prefix(&err, "device cuda");
+        else ops = device;
+    }
     if (!s) s = td_thread_pool_create(c.threads ? (int)c.threads : (int)sysconf(_SC_NPROCESSORS_ONLN), NULL, 50, &pool, &err);
     if (!s) {
         struct td_model_params p = {.dir = c.model, .dtype = c.dtype, .ops = ops, .threads = pool};
@@ -113,6 +128,7 @@ int cli_logits(int argc, char **argv)
     if (out && fclose(out) && !s) s = td_fail(&err, TD_ERR_IO, "out \"%s\": %s", c.out, strerror(errno));
     free(tokens);
     td_model_close(m);
+    td_device_close(device);
     td_thread_pool_destroy(pool);
     return s ? td_die("tandem logits", &err) : 0;
 }

@@ -24,10 +24,10 @@
 #define MAX_ARGS 64
 
 struct up_config {
-    const char *model, *random_weights, *listen, *mode, *policy, *dtype, *kv_memory, *transfer, *log_level, *log_dir, *decision_log, *ops, *cpus;
-    int64_t prefill, decode, threads, block_size, max_step_tokens, max_batch, max_seqs, max_model_len;
+    const char *model, *random_weights, *listen, *mode, *policy, *dtype, *kv_memory, *transfer, *log_level, *log_dir, *decision_log, *ops, *cpus, *device;
+    int64_t prefill, decode, device_index, threads, block_size, max_step_tokens, max_batch, max_seqs, max_model_len;
     uint64_t start_timeout_ms, drain_timeout_ms, hybrid_local_tokens;
-    bool prefix_cache;
+    bool prefix_cache, deterministic;
 };
 
 #define OFF(f) offsetof(struct up_config, f)
@@ -42,6 +42,9 @@ static const struct td_option options[] = {
     {"hybrid_local_tokens", TD_OPT_U64, "64", 0, 1 << 30, NULL, OFF(hybrid_local_tokens), "hybrid: shorter prompts stay on the decode worker"},
     {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", OFF(dtype), "compute and KV type"},
     {"ops", TD_OPT_STR, "", 0, 0, NULL, OFF(ops), "kernel table: ref, avx2, avx512"},
+    {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", OFF(device), "where the workers' models and KV live: all of them on the one GPU"},
+    {"device_index", TD_OPT_I64, "0", 0, 1023, NULL, OFF(device_index), "which of the GPUs that CUDA shows"},
+    {"deterministic", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(deterministic), "GPU: the same tokens whatever the batch; false may be faster"},
     {"threads", TD_OPT_I64, "1", 0, 1024, NULL, OFF(threads), "compute threads of each worker; 0 = all CPUs"},
     {"cpus", TD_OPT_STR, "", 0, 0, NULL, OFF(cpus), "pin compute threads: these CPUs, such as 0-3, are dealt out to the workers, --threads each"},
     {"kv_memory", TD_OPT_STR, "256MiB", 0, 0, NULL, OFF(kv_memory), "KV pool of each worker"},
@@ -171,6 +174,11 @@ static td_status spawn_worker(struct cluster *c, const char *role, int i, struct
     arg_str(&a, "--router", g->listen);
     arg_str(&a, "--dtype", g->dtype);
     arg_str(&a, "--ops", g->ops);
+    if (strcmp(g->device, "cpu") != 0) {
+        arg_str(&a, "--device", g->device);
+        arg_int(&a, "--device-index", g->device_index);
+        a.argv[a.n++] = (char *)(uintptr_t)(g->deterministic ? "--deterministic=true" : "--deterministic=false");
+    }
     arg_str(&a, "--cpus", cpus);
     arg_str(&a, "--kv-memory", g->kv_memory);
     arg_str(&a, "--transfer", g->transfer);

@@ -22,8 +22,8 @@ int main(int argc, char **argv)
         td_worker_close(&d.worker);
         return td_die("tandem-decode", &e);
     }
-    td_worker_run(&d.worker);   /* until SIGTERM */
+    int status = td_worker_run(&d.worker); /* until SIGTERM, or the device is lost */
     td_worker_drain(&d.worker); /* unready, stop intake, finish or hand over */
     td_worker_close(&d.worker); /* in reverse */
-    return 0;                   /* a second signal exits at once */
+    return status;              /* a second signal exits at once */
 }

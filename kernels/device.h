@@ -31,6 +31,7 @@ struct td_device_info {
     char name[128];                   /* "NVIDIA H200" */
     char uuid[48];                    /* "GPU-..." */
     char pci[24];                     /* "0000:1b:00.0" */
+    char driver[48];                  /* the newest CUDA that the driver serves, and the library's: "13.0 runtime=13.0"; "" = not asked */
     int32_t index, cc_major, cc_minor, n_sms;
     uint64_t memory_bytes;
     bool is_emulated;
@@ -78,7 +79,7 @@ td_status td_device_open(const struct td_device_config *config, const struct td_
 void td_device_close(const struct td_ops *ops); /* NULL is fine */
 
 /* What the library exports, and the number that both sides were built with. */
-#define TD_CUDA_ABI 2
+#define TD_CUDA_ABI 3
 #define TD_CUDA_OPEN_SYMBOL "td_cuda_open"
 typedef td_status td_cuda_open_fn(uint32_t abi, const struct td_device_config *config, const struct td_ops **ret_ops, struct td_err *err);
 

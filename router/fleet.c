@@ -111,7 +111,7 @@ static td_status hello_check(const struct router *r, const Tandem__V1__Hello *h,
     if ((uint64_t)h->kv_blocks * h->block_size > TD_CORE_MAX_TOKENS || h->max_seqs > TD_CORE_MAX_SEQS)
         return td_fail(err, TD_ERR_LIMIT, "kv_blocks %u of block_size %u, limit %llu tokens; max_seqs %u, limit %u", h->kv_blocks, h->block_size,
                        (unsigned long long)TD_CORE_MAX_TOKENS, h->max_seqs, TD_CORE_MAX_SEQS);
-    if (strlen(h->transfer) > 7 || strlen(h->kv_tls) > 7) return td_fail(err, TD_ERR_INVALID, "transfer and kv_tls must have at most 7 bytes");
+    if (strlen(h->transfer) > 15 || strlen(h->kv_tls) > 7) return td_fail(err, TD_ERR_INVALID, "transfer must have at most 15 bytes, kv_tls at most 7 bytes");
     uint64_t now = td_now_ns();
     bool sends_kv = strcmp(r->cfg.mode, "colocated") != 0;
     for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {

@@ -108,7 +108,7 @@ struct worker_conn {
     struct td_rpc_call *call;              /* its registry stream */
     struct td_rpc_channel *channel;
     char name[128], role_name[16], address[256], version[64];
-    char transfer[8], kv_tls[8];           /* of its hello: what of its KV port must agree */
+    char transfer[16], kv_tls[8];          /* of its hello: what of its KV port must agree */
     enum td_core_role role;
     uint64_t incarnation, layout_hash;
     uint32_t block_size, kv_blocks, max_model_len, pid, tp;

@@ -471,7 +471,7 @@ td_status td_kv_pool_create(const struct td_kv_pool_config *config, struct td_kv
     }
     td_status status = TD_OK;
     p->is_borrowed = config->borrowed != NULL;
-    if (p->is_borrowed) p->arena = (struct td_arena){.base = config->borrowed, .bytes = n * p->layout.block_bytes, .memfd = -1};
+    if (p->is_borrowed) p->arena = (struct td_arena){.base = config->borrowed, .bytes = config->borrowed_bytes ? config->borrowed_bytes : n * p->layout.block_bytes, .memfd = -1};
     else status = td_arena_create(n * p->layout.block_bytes, config->shareable, "tandem-kv", &p->arena, err);
     if (status) {
         p->arena = (struct td_arena){.memfd = -1};

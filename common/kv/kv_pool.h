@@ -23,6 +23,7 @@ struct td_kv_pool_config {
     bool shareable;            /* back the arena by a memfd, for the shm transfer */
     bool prefix_cache;         /* keep published blocks after release */
     void *borrowed;            /* NULL: an arena of its own; else memory for n_blocks blocks, which may be a device's: the pool never touches bytes */
+    size_t borrowed_bytes;     /* of it, when there is more behind the blocks; 0 = no more */
 };
 
 td_status td_kv_pool_create(const struct td_kv_pool_config *config, struct td_kv_pool **ret_pool, struct td_err *err);

@@ -104,7 +104,7 @@ static td_status engine_open_kv(struct td_engine *e, const struct td_engine_conf
     if (n > 1 << 24) n = 1 << 24;
     struct td_kv_pool_config kc = {
         .layout = e->layout, .n_blocks = (int32_t)n, .shareable = c->shareable_kv, .prefix_cache = c->prefix_cache};
-    if (e->device && (s = td_engine_device_kv_alloc(e->device, n * e->layout.block_bytes, &kc.borrowed, err))) return s;
+    if (e->device && (s = td_engine_device_kv_alloc(e->device, n * e->layout.block_bytes, &kc.borrowed, &kc.borrowed_bytes, err))) return s;
     if (e->comm) { /* all of it, for all ranks, whose other processes map it */
         if ((s = td_arena_create(td_rank_kv_bytes(&e->ranks, kc.n_blocks), 1, "tandem-kv", &e->ranks_arena, err))) return s;
         kc.borrowed = e->ranks_arena.base;
@@ -272,6 +272,7 @@ const struct td_device_info *td_engine_device_info(const struct td_engine *e) { 
 const struct td_arena *td_engine_kv_arena(const struct td_engine *e) { return e->ranks.n_ranks > 1 ? &e->ranks_arena : td_kv_pool_arena(e->kv); }
 int32_t td_engine_n_ranks(const struct td_engine *e) { return e->ranks.n_ranks; }
 int32_t td_engine_kv_parts(const struct td_engine *e) { return e->ranks.n_parts; }
+const struct td_device_memory *td_engine_device_memory(const struct td_engine *e) { return e->device ? td_engine_device_ops(e->device)->device->memory : NULL; }
 uint64_t td_engine_layout_hash(const struct td_engine *e) { return e->layout_hash; }
 int32_t td_engine_max_len(const struct td_engine *e) { return e->max_len; }
 int32_t td_engine_max_batch(const struct td_engine *e) { return e->max_batch; }

@@ -24,6 +24,7 @@
 
 struct td_engine;
 struct td_device_info;
+struct td_device_memory;
 
 struct td_engine_config {
     const char *model_dir;            /* or NULL with random_config */
@@ -93,6 +94,7 @@ int32_t td_engine_n_ranks(const struct td_engine *engine);
 
 struct td_model *td_engine_model(struct td_engine *engine);
 const struct td_device_info *td_engine_device_info(const struct td_engine *engine); /* NULL: no device */
+const struct td_device_memory *td_engine_device_memory(const struct td_engine *engine); /* what KV transfer copies with; NULL: the pool is the host's */
 struct td_kv_pool *td_engine_kv(struct td_engine *engine);
 const struct td_arena *td_engine_kv_arena(const struct td_engine *engine);      /* what a transfer registers: its first n_blocks x block_bytes */
 int32_t td_engine_kv_parts(const struct td_engine *engine);     /* ranks' parts in a block, in order; 1 = the canonical layout */

@@ -13,6 +13,7 @@
 
 #define PAYLOAD_BYTES ((size_t)32 << 20)
 #define KV_SHARE_MAX 95
+#define KV_TAIL_BYTES 4096 /* behind the blocks: where a transfer tries its paths */
 
 struct td_engine_device {
     const struct td_ops *ops;
@@ -83,10 +84,11 @@ td_status td_engine_device_kv_bytes(const struct td_engine_device *d, const char
     return TD_OK;
 }
 
-td_status td_engine_device_kv_alloc(struct td_engine_device *d, uint64_t bytes, void **ret_memory, struct td_err *err)
+td_status td_engine_device_kv_alloc(struct td_engine_device *d, uint64_t bytes, void **ret_memory, size_t *ret_bytes, struct td_err *err)
 {
-    td_status s = d->dev->alloc((size_t)bytes, "KV blocks (kv_memory)", &d->kv, err);
-    if (!s) *ret_memory = d->kv;
+    td_status s = d->dev->alloc((size_t)bytes + KV_TAIL_BYTES, "KV blocks (kv_memory)", &d->kv, err);
+    *ret_memory = d->kv;
+    *ret_bytes = (size_t)bytes + KV_TAIL_BYTES;
     return s;
 }
 

@@ -15,7 +15,8 @@ const struct td_ops *td_engine_device_ops(const struct td_engine_device *d); /* 
 
 /* What kv_memory means on the device, and a size of it; as td_engine_kv_bytes for the host. Names what was asked, what is free, and what to lower. */
 td_status td_engine_device_kv_bytes(const struct td_engine_device *d, const char *text, uint64_t *ret_bytes, struct td_err *err);
-td_status td_engine_device_kv_alloc(struct td_engine_device *d, uint64_t bytes, void **ret_memory, struct td_err *err); /* once; freed by close */
+/* Once; freed by close. *ret_bytes: with room behind the blocks where a transfer tries its paths. */
+td_status td_engine_device_kv_alloc(struct td_engine_device *d, uint64_t bytes, void **ret_memory, size_t *ret_bytes, struct td_err *err);
 
 /* Buffers for max_rows rows of logits. Without it, or when the table has no sampler, fill answers UNSUPPORTED and the host samples: same tokens. */
 td_status td_engine_device_sampler_open(struct td_engine_device *d, int32_t max_rows, int32_t vocab, struct td_err *err);

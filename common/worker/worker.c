@@ -28,6 +28,7 @@
 #include "common/rpc/rpc_status.h"
 #include "common/worker/metrics_http.h"
 #include "common/worker/registry.h"
+#include "kernels/device.h"
 
 #define ADMIT_AGAIN_MS 50
 #define STOP_BOUND_MS 5000 /* after drain: calls get their status and end within this, or are cancelled */
@@ -379,6 +380,18 @@ static _Noreturn void ranks_lost(const struct td_err *err)
     _exit(1);
 }
 
+/* Without its device a worker has no KV and will have none: it takes no more requests, tells the router with the registry's next tick, ends what it
+ * holds so that the router moves it, and the main thread ends the process. */
+static void device_lost(struct td_worker *w, const char *msg)
+{
+    char q[TD_ERR_MSG_MAX + 8];
+    if (atomic_exchange(&w->device_lost, true)) return;
+    td_error("device_lost", "live=%u msg=%s action=leave", atomic_load(&w->n_live), td_log_quote(q, sizeof q, msg));
+    atomic_store(&w->draining, true);
+    atomic_store(&w->hand_over, true); /* the loop's next turn, and every one after it */
+    kill(getpid(), SIGTERM);
+}
+
 static bool step(struct td_worker *w)
 {
     int32_t n_preempted = 0;
@@ -401,6 +414,10 @@ static bool step(struct td_worker *w)
     w->steps++;
     tell_step(w, &report, start, end);
     if (s == TD_ERR_PEER) ranks_lost(&err);
+    if (s == TD_ERR_DEVICE) {
+        device_lost(w, err.msg);
+        return true;
+    }
     if (s) {
         td_error("step_failed", "items=%d status=%s msg=\"%s\" action=fail_batch", n, td_status_name(s), err.msg);
         for (int32_t i = 0; i < n; i++) td_worker_end(w, w->items[i].seq->owner, TD_ERR_INTERNAL, err.msg);
@@ -588,7 +605,8 @@ static struct td_engine_config engine_config(const struct td_worker_config *c, s
                                      .dtype = c->dtype, .ops = c->ops, .cpus = c->cpus, .n_threads = (int32_t)c->threads, .kv_memory = c->kv_memory,
                                      .block_size = (int32_t)c->block_size, .max_seqs = (int32_t)c->max_seqs, .max_batch = (int32_t)c->max_batch,
                                      .max_model_len = (int32_t)c->max_model_len, .max_step_tokens = (int32_t)c->max_step_tokens,
-                                     .prefix_cache = c->prefix_cache, .shareable_kv = true, .comm = comm};
+                                     .prefix_cache = c->prefix_cache, .shareable_kv = true, .comm = comm, .device = c->device,
+                                     .device_index = (int32_t)c->device_index + td_comm_rank(comm), .deterministic = c->deterministic};
 }
 
 /* What cannot be is refused before any process is started for it. */
@@ -603,6 +621,15 @@ static td_status open_ranks(struct td_worker *w, struct td_err *err)
     return s;
 }
 
+static void log_device(const struct td_device_info *i)
+{
+    char q[160];
+    if (!i) return;
+    td_info("device", "kind=cuda index=%d name=%s uuid=%s pci=%s sm=%d%d n_sms=%d memory_mib=%llu driver=%s deterministic=%s emulated=%s", (int)i->index,
+            td_log_quote(q, sizeof q, i->name), i->uuid, i->pci, (int)i->cc_major, (int)i->cc_minor, (int)i->n_sms, (unsigned long long)(i->memory_bytes >> 20),
+            i->driver[0] ? i->driver : "unknown", i->is_deterministic ? "true" : "false", i->is_emulated ? "true" : "false");
+}
+
 static td_status open_engine(struct td_worker *w, struct td_err *err)
 {
     const struct td_worker_config *c = &w->cfg;
@@ -612,6 +639,7 @@ static td_status open_engine(struct td_worker *w, struct td_err *err)
     struct td_engine_config e = engine_config(c, w->ranks.comm);
     s = td_engine_open(&e, &w->engine, err);
     if (s) return s;
+    log_device(td_engine_device_info(w->engine));
     w->reqs = calloc((size_t)c->max_seqs, sizeof *w->reqs);
     w->running = calloc((size_t)c->max_seqs, sizeof(struct td_seq *));
     w->preempted = calloc((size_t)c->max_seqs, sizeof(struct td_seq *));
@@ -688,7 +716,7 @@ static td_status open_xfer(struct td_worker *w, struct td_err *err)
     const struct td_verbs *verbs = NULL;
     const struct td_kv_port_files files = {o->tls_cert, o->tls_key, o->tls_ca};
     struct td_xfer_config c = {.instance = w->name, .incarnation = w->incarnation, .layout_hash = td_engine_layout_hash(w->engine),
-                               .listen_host = o->transfer_host, .max_slots = (uint32_t)o->max_seqs, .max_ops = (uint32_t)o->max_seqs,
+                               .memory = td_engine_device_memory(w->engine), .listen_host = o->transfer_host, .max_slots = (uint32_t)o->max_seqs, .max_ops = (uint32_t)o->max_seqs,
                                .peer_timeout_ms = (uint32_t)o->peer_timeout_ms, .hooks = {.wake = xfer_wake, .ctx = w}};
     td_status v = parse_digest(o->kv_digest, &digest_every, err);
     c.digest_every = digest_every;
@@ -789,16 +817,17 @@ td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
     if ((s = td_registry_create(w, &w->registry, err))) return s;
     td_rpc_server_set_serving(w->server, true);
     td_info("ready", "name=%s address=%s router=%s tp=%d kv_blocks=%d kv_pages=%s block_size=%lld max_len=%d pid=%d", w->name, w->address, w->cfg.router, td_engine_n_ranks(w->engine), w->kv_blocks,
-            td_engine_kv_arena(w->engine)->reserved ? "reserved_2MiB" : "small", (long long)w->cfg.block_size, td_engine_max_len(w->engine), (int)getpid());
+            td_engine_device_info(w->engine) ? "device" : td_engine_kv_arena(w->engine)->reserved ? "reserved_2MiB" : "small", (long long)w->cfg.block_size, td_engine_max_len(w->engine), (int)getpid());
     return TD_OK;
 }
 
-void td_worker_run(struct td_worker *w)
+int td_worker_run(struct td_worker *w)
 {
-    (void)w;
     int sig;
     while (!(sig = td_stop_signal_wait(-1))) {}
-    td_info("signal", "sig=%d action=drain", sig);
+    bool lost = atomic_load(&w->device_lost);
+    if (!lost) td_info("signal", "sig=%d action=drain", sig);
+    return lost;
 }
 
 /* True once no request is live; a second signal exits the process at once. */

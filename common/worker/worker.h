@@ -34,9 +34,10 @@ struct td_worker;
 struct td_worker_config {
     const char *name, *model, *dtype, *ops, *cpus, *kv_memory, *listen, *advertise, *router, *transfer, *transfer_host, *log_level;
     const char *tls_cert, *tls_key, *tls_ca, *metrics_listen, *random_weights, *kv_digest, *tls_server_name, *node_class;
-    int64_t tp, threads, block_size, max_seqs, max_batch, max_model_len, max_step_tokens;
+    const char *device;
+    int64_t device_index, tp, threads, block_size, max_seqs, max_batch, max_model_len, max_step_tokens;
     uint64_t drain_timeout_ms, peer_timeout_ms;
-    bool prefix_cache, tls_client_auth;
+    bool prefix_cache, tls_client_auth, deterministic;
     struct td_kv_port_config kv_port;
 };
 
@@ -47,10 +48,13 @@ struct td_worker_config {
     {"random_weights", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.random_weights), "config.json to run with random weights (benchmarks)"},    \
     {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", offsetof(S, M.dtype), "compute and KV type; auto = the checkpoint's"},             \
     {"ops", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.ops), "kernel table: ref, avx2, avx512; default the fastest"},                         \
+    {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", offsetof(S, M.device), "where model and KV live; cuda: a GPU, by libtandem_cuda.so"},         \
+    {"device_index", TD_OPT_I64, "0", 0, 1023, NULL, offsetof(S, M.device_index), "which of the GPUs that CUDA shows"},                       \
+    {"deterministic", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.deterministic), "GPU: the same tokens whatever the batch; false may be faster"}, \
     {"tp", TD_OPT_I64, "1", 1, 16, NULL, offsetof(S, M.tp), "processes that share the model: 1, 2, 4, 8 or 16; threads, cpus and kv_memory are of all together"},   \
     {"threads", TD_OPT_I64, "0", 0, 1024, NULL, offsetof(S, M.threads), "compute threads; 0 = all CPUs"},                                    \
     {"cpus", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.cpus), "pin the compute threads to these CPUs, e.g. 0-3,8"},                          \
-    {"kv_memory", TD_OPT_STR, "25%", 0, 0, NULL, offsetof(S, M.kv_memory), "KV pool: a size (2GiB) or a share of available memory (40%)"},   \
+    {"kv_memory", TD_OPT_STR, "25%", 0, 0, NULL, offsetof(S, M.kv_memory), "KV pool: a size (2GiB) or a share of what is available (40%), on the device if any"},   \
     {"block_size", TD_OPT_I64, "16", 8, 256, NULL, offsetof(S, M.block_size), "tokens per KV block, a power of two"},                        \
     {"max_seqs", TD_OPT_I64, "256", 1, 65536, NULL, offsetof(S, M.max_seqs), "requests held at once, waiting ones included"},                \
     {"max_batch", TD_OPT_I64, "64", 1, 4096, NULL, offsetof(S, M.max_batch), "sequences in one step"},                                       \
@@ -163,7 +167,7 @@ struct td_worker {
     struct td_seq **preempted;
     uint64_t prefill_tokens, decode_tokens, steps, preemptions;
 
-    atomic_bool draining, stopping, hand_over;
+    atomic_bool draining, stopping, hand_over, device_lost;
     atomic_uint n_live;                /* reqs not freed */
     _Atomic uint64_t progress_ns;      /* last turn of the engine loop: health means progress */
 
@@ -193,7 +197,7 @@ int td_worker_follow(const struct td_ranks_place *place, const struct td_worker_
 
 /* Blocks signals, loads the model, opens pools, transfer, server; starts the threads and the registration. */
 td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role, const struct td_worker_config *config, struct td_err *err);
-void td_worker_run(struct td_worker *w);       /* until SIGTERM or SIGINT */
+int td_worker_run(struct td_worker *w);        /* until SIGTERM or SIGINT (0), or the device is lost (1): the process's exit status after drain and close */
 /* Loop thread, from the registry's timer: certificates that changed serve the KV port's next connections. */
 void td_worker_look_at_files(struct td_worker *w, uint64_t now_ns);
 void td_worker_drain(struct td_worker *w);     /* unready, stop intake, finish or hand over */

@@ -1,7 +1,7 @@
 /* one_process - the oracle of the invariance test: the engine alone, no daemons. Reads a JSON array of requests on stdin, runs them with the given
  * batching, chunking and order, prints a JSON array of {"tokens": [...], "logprobs": [...]} in the order of the input.
  *
- * one_process MODEL DTYPE CONCURRENCY CHUNK ORDER_SEED PREFIX_CACHE(0|1) KV_MEMORY [TP]
+ * one_process MODEL DTYPE CONCURRENCY CHUNK ORDER_SEED PREFIX_CACHE(0|1) KV_MEMORY [TP [cpu|cuda]]
  *
  * MODEL that is a file is a config: random weights. TP: ranks, which are processes of this program. */
 #include <stdio.h>
@@ -76,19 +76,19 @@ int main(int argc, char **argv)
     struct td_err err = {0};
     struct td_ranks_place place;
     if (td_ranks_take(&argc, argv, &place, &err)) die("rank", &err);
-    if (argc != 8 && argc != 9) {
-        fprintf(stderr, "usage: one_process MODEL DTYPE CONCURRENCY CHUNK ORDER_SEED PREFIX_CACHE KV_MEMORY [TP]\n");
+    if (argc != 8 && argc != 9 && argc != 10) {
+        fprintf(stderr, "usage: one_process MODEL DTYPE CONCURRENCY CHUNK ORDER_SEED PREFIX_CACHE KV_MEMORY [TP [DEVICE]]\n");
         return 2;
     }
     int concurrency = (int)strtol(argv[3], NULL, 10), chunk = (int)strtol(argv[4], NULL, 10);
     unsigned long order_seed = strtoul(argv[5], NULL, 10);
-    int32_t tp = argc == 9 ? (int32_t)strtol(argv[8], NULL, 10) : 1;
+    int32_t tp = argc >= 9 ? (int32_t)strtol(argv[8], NULL, 10) : 1;
     struct stat st;
     bool is_config = stat(argv[1], &st) == 0 && S_ISREG(st.st_mode);
     struct td_engine_config c = {.model_dir = is_config ? NULL : argv[1], .random_config = is_config ? argv[1] : NULL, .dtype = argv[2],
                                  .n_threads = tp * (1 + (int)(order_seed % 2)), .kv_memory = argv[7], .block_size = 16,
                                  .max_seqs = concurrency, .max_batch = concurrency, .max_step_tokens = chunk,
-                                 .prefix_cache = argv[6][0] == '1', .quiet = true};
+                                 .prefix_cache = argv[6][0] == '1', .quiet = true, .device = argc == 10 ? argv[9] : "cpu", .deterministic = true};
     static struct td_ranks ranks;
     if (place.rank > 0 || tp > 1) {
         if (place.rank > 0 ? td_ranks_join(&place, &ranks, &err) : td_ranks_start(tp, c.n_threads, &ranks, &err)) die("ranks", &err);

@@ -605,7 +605,7 @@ def test_workers_that_cannot_exchange_kv_are_never_paired(certs, what, first):
 HELLOS = {"says nothing, as older ones": ({}, None), "the same": ({"kv_tls": "off", "transfer": "tcp"}, None), "auto": ({"kv_tls": "off", "transfer": "auto"}, None),
           "TLS": ({"kv_tls": "on", "transfer": "tcp"}, "kv_tls is on here and off on decode-0"), "TLS alone": ({"kv_tls": "on"}, "kv_tls is on here"),
           "shm": ({"transfer": "shm"}, "transfer is shm here and tcp on decode-0"), "rdma": ({"kv_tls": "off", "transfer": "rdma"}, "transfer is rdma here"),
-          "too long": ({"kv_tls": "o" * 8}, "at most 7 bytes"), "too long a path": ({"transfer": "t" * 8}, "at most 7 bytes")}
+          "too long": ({"kv_tls": "o" * 8}, "at most 7 bytes"), "too long a path": ({"transfer": "t" * 16}, "at most 15 bytes")}
 
 
 def test_hellos_and_kv_ports():
