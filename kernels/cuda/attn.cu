@@ -34,11 +34,11 @@ size_t td_cuda_attn_plan_bytes(int32_t max_rows, int32_t n_kv_heads)
     return sizeof(struct attn_plan) + ATTN_PIECES * (size_t)n_kv_heads * 4 + ((size_t)max_rows + ATTN_PIECES) * sizeof(struct attn_item);
 }
 
-/* The next item of the step from row *r on, not yet cut into pieces. A run of rows fills items of ATTN_ROWS_MANY; what is left and fits goes to ATTN_ROWS_FEW. */
-static bool next_item(const struct td_attn_plan_args *a, int32_t *r, struct attn_item *ret_item, bool *ret_is_many)
+/* The next item of the step from row *r on, not yet cut into pieces. A run of rows fills items of `rows_many` packed rows; what is left and fits goes to attn_few. */
+static bool next_item(const struct td_attn_plan_args *a, int32_t rows_many, int32_t *r, struct attn_item *ret_item, bool *ret_is_many)
 {
     if (*r >= a->n_rows) return false;
-    int32_t group = a->n_heads / a->n_kv_heads, few = ATTN_ROWS_FEW / group, many = group < ATTN_ROWS_MANY ? ATTN_ROWS_MANY / group : 1, p = a->positions[*r], n = 1;
+    int32_t group = a->n_heads / a->n_kv_heads, few = ATTN_ROWS_FEW / group, many = group < rows_many ? rows_many / group : 1, p = a->positions[*r], n = 1;
     while (n < many && *r + n < a->n_rows &&
            (p < 0 ? a->positions[*r + n] < 0 : a->row_seq[*r + n] == a->row_seq[*r] && a->positions[*r + n] == p + n))
         n++;
@@ -75,16 +75,28 @@ static int32_t round_grid(int32_t n, uint64_t *ret_code)
 
 static int32_t min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
 
+/* Packed rows of an item for attn_many: as many as it takes, unless the chunk is so small that multiprocessors would stay idle. */
+static int32_t choose_rows_many(const struct td_attn_plan_args *a)
+{
+    for (int32_t rows_many = ATTN_ROWS_MANY;; rows_many /= 2) {
+        struct attn_item item;
+        bool is_many;
+        int32_t n_items = 0;
+        for (int32_t r = 0; next_item(a, rows_many, &r, &item, &is_many);) n_items += is_many;
+        if (n_items * a->n_kv_heads >= td_cuda.n_sms || rows_many == 2 * ATTN_ROWS_FEW) return rows_many;
+    }
+}
+
 /* Decode rows are cut into pieces of `length` splits, a power of two: the shortest for which the card gets no more than a dozen blocks per multiprocessor (its
  * few resident ones several times over, so that the last of them do not leave it half empty), and for which there is scratch. */
-static int32_t piece_length(const struct td_attn_plan_args *a)
+static int32_t piece_length(const struct td_attn_plan_args *a, int32_t rows_many)
 {
     int32_t target = 12 * td_cuda.n_sms / a->n_kv_heads;
     for (int32_t length = 1;; length *= 2) {
         struct attn_item item;
         bool is_many, is_cut = false;
         int64_t n_items = 0, n_more = 0, n_slots = 0;
-        for (int32_t r = 0; next_item(a, &r, &item, &is_many);) {
+        for (int32_t r = 0; next_item(a, rows_many, &r, &item, &is_many);) {
             if (is_many) continue;
             n_items += item.split_end > length ? (item.split_end + length - 1) / length : 1;
             if (item.split_end <= length) continue;
@@ -104,9 +116,9 @@ void td_cuda_attn_plan(const struct td_attn_plan_args *a, void *ret_plan, uint64
     plan->counters_at = (int32_t)sizeof *plan;
     plan->few_at = plan->counters_at + (int32_t)counters;
     struct attn_item *few = (struct attn_item *)(void *)((uint8_t *)ret_plan + plan->few_at), item;
-    int32_t length = piece_length(a), n_counters = 0, n_slots = 0;
+    int32_t rows_many = choose_rows_many(a), length = piece_length(a, rows_many), n_counters = 0, n_slots = 0;
     bool is_many;
-    for (int32_t r = 0; next_item(a, &r, &item, &is_many);) {
+    for (int32_t r = 0; next_item(a, rows_many, &r, &item, &is_many);) {
         int32_t n_splits = item.split_end;
         if (is_many) continue;
         if (n_splits > length) {
@@ -120,7 +132,7 @@ void td_cuda_attn_plan(const struct td_attn_plan_args *a, void *ret_plan, uint64
         }
     }
     plan->many_at = plan->few_at + plan->n_few * (int32_t)sizeof item;
-    for (int32_t r = 0; next_item(a, &r, &item, &is_many);)
+    for (int32_t r = 0; next_item(a, rows_many, &r, &item, &is_many);)
         if (is_many) few[plan->n_few + plan->n_many++] = item;
     sort_items(few, plan->n_few), sort_items(few + plan->n_few, plan->n_many);
     uint64_t few_code, many_code;

@@ -2,7 +2,7 @@
  *
  * Rows are packed: the query heads that share a kv head, times adjacent tokens, are rows of one matrix, so K and V cross the memory once per item. Both kernels do
  * the same arithmetic on a row, from the same functions, in the order of attn_tile.h; only who does it differs:
- *   attn_many   64 packed rows, a warp computes 16 of them alone (prefill chunks)
+ *   attn_many   128 packed rows, a warp computes 16 of them alone (prefill chunks); 64 would be faster to deal with, but L2 could not bring K and V fast enough
  *   attn_few    16 packed rows for four warps: each scores a quarter of a tile's keys, the scores are exchanged, all warps do the softmax (it is cheap, and so
  *               nothing else need be exchanged), each sums a quarter of V's columns (decode, where memory is the limit and a warp alone would wait for it)
  * A score is one chain of mma over head_dim, a column of out one chain over keys, the maximum is exact, and the sum of a row is added up per lane by the keys that
@@ -17,7 +17,7 @@
 #include "kernels/cuda/attn_tile.h"
 #include "kernels/cuda/ptx.h"
 
-enum { WARPS = 4, LANES = 32, THREADS = WARPS * LANES, N8 = ATTN_TILE / 8, K16 = ATTN_TILE / 16, SCORE_STRIDE = ATTN_TILE + 8 };
+enum { LANES = 32, WARPS_FEW = 4, WARPS_MANY = ATTN_ROWS_MANY / 16, N8 = ATTN_TILE / 8, K16 = ATTN_TILE / 16, SCORE_STRIDE = ATTN_TILE + 8 };
 
 /* ---- shared memory */
 
@@ -28,7 +28,7 @@ template <int D> struct layout {
         STRIDE = IS_SWIZZLED ? CHUNKS : CHUNKS | 1, /* chunks from row to row */
         TILE_BYTES = ATTN_TILE * STRIDE * 16,
         PAIRS = D / 16,                             /* column pairs of n8 in out */
-        FEW_PAIRS = (PAIRS + WARPS - 1) / WARPS,    /* that one warp of attn_few has */
+        FEW_PAIRS = (PAIRS + WARPS_FEW - 1) / WARPS_FEW,   /* that one warp of attn_few has */
         MANY_BYTES = ATTN_ROWS_MANY * STRIDE * 16 + 4 * TILE_BYTES,
         FEW_BYTES = ATTN_ROWS_FEW * (STRIDE * 16 + SCORE_STRIDE * 4) + 4 * TILE_BYTES
     };
@@ -43,7 +43,7 @@ template <int D> __device__ static inline int32_t at(int32_t row, int32_t chunk)
 template <int D> __device__ static inline void load_q(uint8_t *shared, const struct attn_params *a, const struct attn_item *item, int32_t kv_head, int32_t n)
 {
     int32_t n_packed = item->n_tokens * a->group;
-    for (int32_t i = (int32_t)threadIdx.x; i < n * (D / 2); i += THREADS) {
+    for (int32_t i = (int32_t)threadIdx.x; i < n * (D / 2); i += (int32_t)blockDim.x) {
         int32_t row = i / (D / 2), pair = i % (D / 2);
         uint32_t u = 0;
         if (row < n_packed) {
@@ -54,7 +54,8 @@ template <int D> __device__ static inline void load_q(uint8_t *shared, const str
     }
 }
 
-/* The warp's 16 keys of a tile: lane l looks up key l % 16. */
+/* The warp's share of a tile's keys, lane by lane over and over. */
+template <int WARPS>
 __device__ static inline int64_t look_up(const struct attn_params *a, const int32_t *table, int32_t kv_head, int32_t tile, int32_t lo, int32_t hi)
 {
     int32_t key = tile + (int32_t)threadIdx.x / LANES * (ATTN_TILE / WARPS) + (int32_t)threadIdx.x % (ATTN_TILE / WARPS);
@@ -62,7 +63,7 @@ __device__ static inline int64_t look_up(const struct attn_params *a, const int3
 }
 
 /* Starts copying K and V of a tile; keys outside lo..hi, which may hold anything, become zeros unread. */
-template <int D>
+template <int D, int WARPS>
 __device__ static inline void load_tile(uint8_t *k, uint8_t *v, const struct attn_params *a, int64_t offset, int32_t tile, int32_t lo, int32_t hi)
 {
     enum { KEYS = ATTN_TILE / WARPS, CHUNKS = layout<D>::CHUNKS };
@@ -120,7 +121,7 @@ template <int D> __device__ static inline void take_infinite(uint8_t *v, uint64_
     if (threadIdx.x == 0) keys = 0;
     __syncthreads();
     ATTN_UNROLL_BY_4
-    for (int32_t i = (int32_t)threadIdx.x; i < ATTN_TILE * (D / 2); i += THREADS) {
+    for (int32_t i = (int32_t)threadIdx.x; i < ATTN_TILE * (D / 2); i += (int32_t)blockDim.x) {
         uint32_t u, finite;
         uint8_t *pair = v + at<D>(i / (D / 2), i % (D / 2) / 4) + i % 4 * 4;
         memcpy(&u, pair, 4);
@@ -274,7 +275,7 @@ template <int D> __device__ static void combine(const struct attn_params *a, con
 {
     int32_t n_splits = a->positions[item->row0 + item->n_tokens - 1] / ATTN_SPLIT + 1, begin = attn_first(a, a->positions[item->row0]) / ATTN_SPLIT;
     if (begin < item->n_first) begin = item->n_first;
-    for (int32_t i = (int32_t)threadIdx.x; i < item->n_tokens * a->group * D; i += THREADS) {
+    for (int32_t i = (int32_t)threadIdx.x; i < item->n_tokens * a->group * D; i += (int32_t)blockDim.x) {
         int32_t row = i / D, d = i % D, token = row / a->group, head = kv_head * a->group + row % a->group;
         int64_t state = (int64_t)(item->slot0 + token) * a->n_heads + head, step = (int64_t)item->n_tokens * a->n_heads;
         float max = scratch.max_sum[2 * state], sum = scratch.max_sum[2 * state + 1], o = scratch.out[state * D + d];
@@ -295,7 +296,7 @@ template <int D> __device__ static void combine(const struct attn_params *a, con
 template <int D, bool IS_MANY>
 __device__ static inline void attend(uint8_t *shared, const struct attn_params *a, uint8_t *plan, struct attn_scratch scratch)
 {
-    enum { ROWS = IS_MANY ? ATTN_ROWS_MANY : ATTN_ROWS_FEW, PAIRS = IS_MANY ? layout<D>::PAIRS : layout<D>::FEW_PAIRS };
+    enum { WARPS = IS_MANY ? WARPS_MANY : WARPS_FEW, ROWS = IS_MANY ? ATTN_ROWS_MANY : ATTN_ROWS_FEW, PAIRS = IS_MANY ? layout<D>::PAIRS : layout<D>::FEW_PAIRS };
     const struct attn_plan *head = (const struct attn_plan *)(const void *)plan;
     int32_t index = (int32_t)blockIdx.x / a->n_kv_heads, kv_head = (int32_t)blockIdx.x % a->n_kv_heads;
     int32_t warp = (int32_t)threadIdx.x / LANES, lane = (int32_t)threadIdx.x % LANES;
@@ -334,8 +335,8 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
     int64_t offset = 0;
     load_q<D>(q, a, item, kv_head, ROWS);
     if (tile < end) {
-        load_tile<D>(tiles, tiles + layout<D>::TILE_BYTES, a, look_up(a, table, kv_head, tile, lo, hi), tile, lo, hi);
-        offset = look_up(a, table, kv_head, tile + ATTN_TILE, lo, hi);
+        load_tile<D, WARPS>(tiles, tiles + layout<D>::TILE_BYTES, a, look_up<WARPS>(a, table, kv_head, tile, lo, hi), tile, lo, hi);
+        offset = look_up<WARPS>(a, table, kv_head, tile + ATTN_TILE, lo, hi);
     }
     for (int32_t stage = 0; tile < end; tile += ATTN_TILE, stage ^= 1) {
         uint8_t *k = tiles + stage * 2 * layout<D>::TILE_BYTES, *v = k + layout<D>::TILE_BYTES;
@@ -344,8 +345,8 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
         __syncthreads(); /* the tile is here for all, and all are done with the other stage */
         if (tile + ATTN_TILE < end) {
             uint8_t *next = tiles + (stage ^ 1) * 2 * layout<D>::TILE_BYTES;
-            load_tile<D>(next, next + layout<D>::TILE_BYTES, a, offset, tile + ATTN_TILE, lo, hi);
-            offset = look_up(a, table, kv_head, tile + 2 * ATTN_TILE, lo, hi);
+            load_tile<D, WARPS>(next, next + layout<D>::TILE_BYTES, a, offset, tile + ATTN_TILE, lo, hi);
+            offset = look_up<WARPS>(a, table, kv_head, tile + 2 * ATTN_TILE, lo, hi);
         }
         if (tile + ATTN_TILE - 1 > first_hi || tile < last_lo) take_infinite<D>(v, &bad);
         if (!IS_MANY || (tile <= warp_hi && tile + ATTN_TILE > warp_lo)) {
@@ -391,13 +392,13 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
         combine<D>(a, item, kv_head, scratch);
 }
 
-template <int D> __global__ void __launch_bounds__(THREADS, 2) attn_many(struct attn_params a, uint8_t *plan, struct attn_scratch scratch)
+template <int D> __global__ void __launch_bounds__(WARPS_MANY * LANES, 1) attn_many(struct attn_params a, uint8_t *plan, struct attn_scratch scratch)
 {
     TD_SHARED_BYTES(uint8_t, shared);
     attend<D, true>(shared, &a, plan, scratch);
 }
 
-template <int D> __global__ void __launch_bounds__(THREADS, 3) attn_few(struct attn_params a, uint8_t *plan, struct attn_scratch scratch)
+template <int D> __global__ void __launch_bounds__(WARPS_FEW * LANES, 3) attn_few(struct attn_params a, uint8_t *plan, struct attn_scratch scratch)
 {
     TD_SHARED_BYTES(uint8_t, shared);
     attend<D, false>(shared, &a, plan, scratch);
@@ -414,12 +415,12 @@ template <int D> static void launch(const struct attn_params *a, const struct at
     }
     if (plan->n_many_grid > 0) {
         dim3 grid((unsigned)(plan->n_many_grid * a->n_kv_heads));
-        TD_LAUNCH(attn_many<D>, grid, dim3(THREADS), layout<D>::MANY_BYTES, td_cuda.compute, *a, device_plan, scratch);
+        TD_LAUNCH(attn_many<D>, grid, dim3(WARPS_MANY * LANES), layout<D>::MANY_BYTES, td_cuda.compute, *a, device_plan, scratch);
         TD_LAUNCHED("attn_many");
     }
     if (plan->n_few_grid > 0) {
         dim3 grid((unsigned)(plan->n_few_grid * a->n_kv_heads));
-        TD_LAUNCH(attn_few<D>, grid, dim3(THREADS), layout<D>::FEW_BYTES, td_cuda.compute, *a, device_plan, scratch);
+        TD_LAUNCH(attn_few<D>, grid, dim3(WARPS_FEW * LANES), layout<D>::FEW_BYTES, td_cuda.compute, *a, device_plan, scratch);
         TD_LAUNCHED("attn_few");
     }
 }

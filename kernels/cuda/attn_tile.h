@@ -59,7 +59,7 @@ struct attn_item {
 
 enum {
     ATTN_ROWS_FEW = 16,            /* packed rows of an item of attn_few: one m16 tile that four warps share */
-    ATTN_ROWS_MANY = 64,           /* of attn_many: a tile per warp */
+    ATTN_ROWS_MANY = 128,          /* of attn_many: a tile per warp */
     ATTN_SLOTS = 4096,             /* states in scratch, of all heads each */
     ATTN_PIECES = 1024             /* of a plan, beyond one per item */
 };
