@@ -1,13 +1,13 @@
 /* sample.cu - rows of logits to tokens and logprobs on the device, with the CPU's bits (kernels/sample.h, common/model/sampler.c).
  *
  * Why the same bits. A logit's adjusted value x, y = (x - max x) / temperature, e^y and ln are the same IEEE double operations in the same order
- * on both sides (sample_math.h; nvcc -fmad=false, denormals kept, no fast math; a float compare of K1 is exact anyway). Everything added up is an
- * integer: in any order the same sum. And what is asked - which element of the order (x descending, id ascending) brings the running count or
- * weight to a target - has one answer however it is found. So the buckets here need not be the CPU's; they only have to fall as x falls, and to
- * be the same in K2 and K3.
+ * on both sides (sample_math.h; nvcc -fmad=false: no fma.f64 in the PTX, 121 without it; denormals kept, no fast math; K1 only compares floats).
+ * Everything added up is an integer: in any order the same sum. And what is asked - which element of the order (x descending, id ascending)
+ * brings the running count or weight to a target - has one answer however it is found. So the buckets here need not be the CPU's; they only have
+ * to fall as x falls, and to be the same in K2 and K3.
  *
  * Four kernels, in this order; a row that needs nothing of one returns from it at once, and `features` says which are launched at all.
- *   K0 count   [8, rows]        (ADJUST)  the row's tokens, read from pinned memory, into `seen`: one word a token - occurs, is biased, times in
+ *   K0 count   [16, rows]       (ADJUST)  the row's tokens, read from pinned memory, into `seen`: one word a token - occurs, is biased, times in
  *                                         the output.
  *   K1 best    [chunks, rows]             of each chunk of at most 8192 logits, 16 a thread, in registers: the n best raw logits (n = 1 without
  *                                         logprobs) by n rounds of a maximum over (logit, id); the best and the lowest adjusted x.
@@ -38,7 +38,7 @@ extern "C" {
 #define WEIGH_THREADS 256           /* K2 */
 #define PICK_THREADS 512            /* K3: at most */
 #define COUNT_THREADS 256           /* K0 */
-#define COUNT_BLOCKS 8
+#define COUNT_BLOCKS 16
 #define N_BUCKETS 2048              /* a power of two, like the next */
 #define N_DIGITS 1024
 #define LIST 1024                   /* so many elements of a bucket are ranked against each other */
@@ -64,24 +64,19 @@ struct row_sums {                   /* K2 -> K3; zeroed by K1 */
     uint64_t sum_hi, sum_lo;        /* of e^y at temperature 1 over the raw logits (sample_math.h) */
 };
 
-struct scratch {
-    struct chunk_best *best;        /* [max_rows, MAX_CHUNKS] */
-    struct row_sums *sums;          /* [max_rows] */
-    struct td_sample_bias *bias;    /* [max_rows, TD_SAMPLE_MAX_BIAS] a copy in device memory */
-    uint32_t *seen;                 /* [max_rows, vocab]; zero between steps, as is: */
-    uint32_t *bad;                  /* [max_rows] a token of the row is no token */
-};
-
 static size_t round_up(size_t n, size_t to)
 {
     return (n + to - 1) / to * to;
 }
 
-/* n_rows in place of the scratch's max_rows would move the parts, and `seen` must stay where it was cleared: so everything of a row lies together. */
+/* A row's part of the scratch, rows one behind the other: chunk_best [MAX_CHUNKS], row_sums, its bias [TD_SAMPLE_MAX_BIAS] copied to device
+ * memory, `seen` [vocab] and `bad` (a token of the row is no token). The last two are zero between steps. */
+#define SEEN_AT (MAX_CHUNKS * sizeof(struct chunk_best) + sizeof(struct row_sums) + TD_SAMPLE_MAX_BIAS * sizeof(struct td_sample_bias))
+_Static_assert(SEEN_AT % 16 == 0, "`seen` and `bad` are cleared by 16 bytes");
+
 static size_t row_bytes(int32_t vocab)
 {
-    return round_up(MAX_CHUNKS * sizeof(struct chunk_best) + sizeof(struct row_sums) + TD_SAMPLE_MAX_BIAS * sizeof(struct td_sample_bias) +
-                    ((size_t)vocab + 1) * sizeof(uint32_t), 256);
+    return round_up(SEEN_AT + ((size_t)vocab + 1) * sizeof(uint32_t), 256);
 }
 
 struct work {                       /* what every kernel is launched with */
@@ -122,8 +117,8 @@ __device__ static inline bool job_open(const struct work *w, int32_t row, struct
     s += sizeof(struct row_sums);
     j->bias = (struct td_sample_bias *)s;
     s += TD_SAMPLE_MAX_BIAS * sizeof(struct td_sample_bias);
-    j->bad = (uint32_t *)s;
-    j->seen = j->bad + 1;
+    j->seen = (uint32_t *)s; /* aligned to 16 */
+    j->bad = j->seen + w->vocab;
     j->vocab = w->vocab;
     j->has_penalties = j->r.repetition_penalty != 1 || j->r.presence_penalty != 0 || j->r.frequency_penalty != 0;
     j->is_adjusted = j->has_penalties || j->r.n_bias > 0;
@@ -328,14 +323,22 @@ __global__ void sample_count(struct work w)
         j.bias[i] = b;
         atomicOr(&j.seen[b.token], BIASED);
     }
-    for (int32_t i = thread; j.has_penalties && i < j.r.n_tokens; i += n_threads) {
-        int32_t t = j.r.tokens[i];
-        if (t < 0 || t >= j.vocab) {
-            atomicOr(j.bad, 1u);
-            continue;
+    enum { AHEAD = 4 }; /* so many reads of a bus in flight at a thread */
+    for (int32_t base = thread; j.has_penalties && base < j.r.n_tokens; base += AHEAD * n_threads) {
+        int32_t tokens[AHEAD];
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) tokens[k] = base + k * n_threads < j.r.n_tokens ? j.r.tokens[base + k * n_threads] : 0;
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            int32_t i = base + k * n_threads, t = tokens[k];
+            if (i >= j.r.n_tokens) continue;
+            if (t < 0 || t >= j.vocab) {
+                atomicOr(j.bad, 1u);
+                continue;
+            }
+            atomicOr(&j.seen[t], SEEN);
+            if (i >= j.r.n_prompt) atomicAdd(&j.seen[t], 1u);
         }
-        atomicOr(&j.seen[t], SEEN);
-        if (i >= j.r.n_prompt) atomicAdd(&j.seen[t], 1u);
     }
 }
 
@@ -853,14 +856,9 @@ __global__ void __launch_bounds__(PICK_THREADS) sample_pick(struct work w)
             out->logprob = 0;
         }
     }
-    if (j->is_adjusted && (w.features & TD_SAMPLE_ADJUST)) { /* `seen` as it was found; nobody reads it any more, but for: */
-        __syncthreads();                                    /* this block */
-        for (int32_t i = tid; i < j->r.n_bias; i += n_threads) j->seen[j->bias[i].token] = 0;
-        for (int32_t i = tid; j->has_penalties && i < j->r.n_tokens; i += n_threads) {
-            int32_t t = j->r.tokens[i];
-            if (t >= 0 && t < j->vocab) j->seen[t] = 0;
-        }
-        if (tid == 0) *j->bad = 0;
+    if (j->is_adjusted && (w.features & TD_SAMPLE_ADJUST)) { /* `seen` and `bad` as they were found; nobody reads them any more, but for: */
+        __syncthreads();                                    /* this block. All of it, not by the tokens, which lie across the bus */
+        for (int32_t i = 4 * tid; i < j->vocab + 1; i += 4 * n_threads) *(uint4 *)(void *)(j->seen + i) = make_uint4(0, 0, 0, 0);
     }
 }
 
