@@ -39,6 +39,10 @@ struct cli_server { /* the options every client command has */
     {"tls_key", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_key), "own key, for mutual TLS"},                                         \
     {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_server_name), "name that the router's certificate must hold; empty = the host dialled"}
 
+/* main took it out of the arguments: not rank 0 when this program was started by itself as a part of engine-bench (common/worker/ranks.h). */
+struct td_ranks_place;
+extern struct td_ranks_place cli_rank;
+
 struct cli_client {
     struct td_rpc_loop *loop;
     struct td_rpc_channel *channel;

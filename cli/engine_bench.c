@@ -6,10 +6,12 @@
 #include "cli/cli.h"
 #include "common/base/clock.h"
 #include "common/worker/engine.h"
+#include "common/worker/ranks.h"
 
 struct bench_config {
     const char *model, *random_weights, *dtype, *ops, *cpus, *kv_memory, *device;
     int64_t threads, batch, prompt_len, output_len, repeat, chunk, block_size, device_index;
+    int64_t tp;
     bool json, deterministic;
 };
 
@@ -23,6 +25,7 @@ static const struct td_option options[] = {
     {"device_index", TD_OPT_I64, "0", 0, 1023, NULL, OFF(device_index), "which of the GPUs that CUDA shows"},
     {"deterministic", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(deterministic), "GPU: the same tokens whatever the batch; false may be faster"},
     {"threads", TD_OPT_I64, "0", 0, 1024, NULL, OFF(threads), "0 = all CPUs"},
+    {"tp", TD_OPT_I64, "1", 1, 16, NULL, OFF(tp), "processes that share the model; threads and cpus are of all together"},
     {"cpus", TD_OPT_STR, "", 0, 0, NULL, OFF(cpus), "pin the threads to these CPUs"},
     {"batch", TD_OPT_I64, "1", 1, 4096, NULL, OFF(batch), "sequences decoded together"},
     {"prompt_len", TD_OPT_I64, "512", 1, 1 << 24, NULL, OFF(prompt_len), "prompt tokens of each sequence"},
@@ -98,12 +101,17 @@ int cli_engine_bench(int argc, char **argv)
     struct td_engine *e = NULL;
     td_status s = td_options_load(options, &c, "tandem engine-bench", "Prefill and decode tokens/s of one process.", argc, argv, NULL, 0, NULL, &err);
     if (!s && !c.model[0] && !c.random_weights[0]) s = td_fail(&err, TD_ERR_INVALID, "give --model DIR or --random-weights CONFIG.json");
+    static struct td_ranks ranks;
+    if (!s && cli_rank.rank > 0) s = td_ranks_join(&cli_rank, &ranks, &err);
+    else if (!s && c.tp > 1) s = td_ranks_start((int32_t)c.tp, (int32_t)c.threads, &ranks, &err);
     if (!s) {
         struct td_engine_config ec = {.model_dir = c.model[0] ? c.model : NULL, .random_config = c.random_weights[0] ? c.random_weights : NULL,
                                       .dtype = c.dtype, .ops = c.ops, .cpus = c.cpus, .n_threads = (int32_t)c.threads, .kv_memory = c.kv_memory,
                                       .block_size = (int32_t)c.block_size, .max_seqs = (int32_t)c.batch, .max_batch = (int32_t)c.batch,
                                       .max_step_tokens = (int32_t)c.chunk, .prefix_cache = false, .quiet = c.json, .device = c.device,
                                       .device_index = (int32_t)c.device_index, .deterministic = c.deterministic};
+        ec.comm = ranks.comm;
+        if (cli_rank.rank > 0) return td_engine_follow(&ec, &err) != TD_OK; /* rank 0 says why */
         s = td_engine_open(&ec, &e, &err);
     }
     double prefill[1000], decode[1000], ignored;
@@ -111,7 +119,7 @@ int cli_engine_bench(int argc, char **argv)
     for (int64_t i = 0; !s && i < c.repeat; i++) s = one_run(e, &c, (uint32_t)i + 2, &prefill[i], &decode[i], &err);
     if (!s) {
         const struct td_model_config *m = td_model_config(td_engine_model(e));
-        double weights = (double)td_model_weight_bytes(td_engine_model(e)), params = (double)td_model_config_n_params(m);
+        double weights = (double)td_model_weight_bytes(td_engine_model(e)) * (double)c.tp, params = (double)td_model_config_n_params(m);
         /* A prefill token multiplies every weight but the embedding table once; the output layer only runs for the last token. */
         double flops = 2.0 * (params - (double)m->vocab * m->hidden * (m->tied_embeddings ? 1 : 2));
         qsort(prefill, (size_t)c.repeat, sizeof *prefill, by_value);
@@ -119,19 +127,20 @@ int cli_engine_bench(int argc, char **argv)
         double p = prefill[c.repeat / 2], d = decode[c.repeat / 2], steps = d / (double)c.batch;
         const char *dtype = td_dtype_name(td_model_dtype(td_engine_model(e)));
         if (c.json)
-            printf("{\"dtype\":\"%s\",\"threads\":%lld,\"batch\":%lld,\"prompt_len\":%lld,\"output_len\":%lld,\"repeat\":%lld,\"parameters\":%.0f,"
+            printf("{\"dtype\":\"%s\",\"threads\":%lld,\"tp\":%lld,\"batch\":%lld,\"prompt_len\":%lld,\"output_len\":%lld,\"repeat\":%lld,\"parameters\":%.0f,"
                    "\"prefill_tok_s\":{\"median\":%.2f,\"min\":%.2f,\"max\":%.2f},\"decode_tok_s\":{\"median\":%.2f,\"min\":%.2f,\"max\":%.2f},"
                    "\"prefill_weight_gflops\":%.2f,\"decode_weight_gb_s\":%.3f}\n",
-                   dtype, (long long)c.threads, (long long)c.batch, (long long)c.prompt_len, (long long)c.output_len, (long long)c.repeat, params, p,
+                   dtype, (long long)c.threads, (long long)c.tp, (long long)c.batch, (long long)c.prompt_len, (long long)c.output_len, (long long)c.repeat, params, p,
                    prefill[0], prefill[c.repeat - 1], d, decode[0], decode[c.repeat - 1], p * flops / 1e9, steps * weights / 1e9);
         else
-            printf("%.0f M parameters, %s, threads %lld, batch %lld, prompt %lld, output %lld, median of %lld (least .. greatest)\n"
+            printf("%.0f M parameters, %s, threads %lld, tp %lld, batch %lld, prompt %lld, output %lld, median of %lld (least .. greatest)\n"
                    "prefill %10.2f tok/s  (%.2f .. %.2f)   %.1f GFLOP/s in weights\n"
                    "decode  %10.2f tok/s  (%.2f .. %.2f)   %.2f GB/s of weights\n",
-                   params / 1e6, dtype, (long long)c.threads, (long long)c.batch, (long long)c.prompt_len, (long long)c.output_len,
+                   params / 1e6, dtype, (long long)c.threads, (long long)c.tp, (long long)c.batch, (long long)c.prompt_len, (long long)c.output_len,
                    (long long)c.repeat, p, prefill[0], prefill[c.repeat - 1], p * flops / 1e9, d, decode[0], decode[c.repeat - 1],
                    steps * weights / 1e9);
     }
     td_engine_close(e);
+    td_ranks_stop(&ranks);
     return s ? td_die("tandem engine-bench", &err) : 0;
 }

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "common/worker/ranks.h"
 #include "common/base/log.h"
 
 static const struct {
@@ -32,9 +33,13 @@ static int usage(FILE *out)
     return out == stdout ? 0 : 2;
 }
 
+struct td_ranks_place cli_rank;
+
 int main(int argc, char **argv)
 {
+    struct td_err err = {0};
     td_log_start("cli", TD_LOG_WARN);
+    if (td_ranks_take(&argc, argv, &cli_rank, &err)) return td_die("tandem", &err);
     if (argc < 2) return usage(stderr);
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) return usage(stdout);
     if (!strcmp(argv[1], "--version")) return printf("tandem %s\n", TD_VERSION) < 0;

@@ -26,6 +26,7 @@
 struct up_config {
     const char *model, *random_weights, *listen, *mode, *policy, *dtype, *kv_memory, *transfer, *log_level, *log_dir, *decision_log, *ops, *cpus, *device;
     int64_t prefill, decode, device_index, threads, block_size, max_step_tokens, max_batch, max_seqs, max_model_len;
+    int64_t prefill_tp, decode_tp;
     uint64_t start_timeout_ms, drain_timeout_ms, hybrid_local_tokens;
     bool prefix_cache, deterministic;
 };
@@ -36,6 +37,8 @@ static const struct td_option options[] = {
     {"random_weights", TD_OPT_STR, "", 0, 0, NULL, OFF(random_weights), "config.json: workers run with random weights (benchmarks)"},
     {"prefill", TD_OPT_I64, "1", 0, 64, NULL, OFF(prefill), "prefill workers"},
     {"decode", TD_OPT_I64, "1", 1, 64, NULL, OFF(decode), "decode workers"},
+    {"prefill_tp", TD_OPT_I64, "1", 1, 16, NULL, OFF(prefill_tp), "processes of each prefill worker that share the model"},
+    {"decode_tp", TD_OPT_I64, "1", 1, 16, NULL, OFF(decode_tp), "processes of each decode worker that share the model"},
     {"listen", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, OFF(listen), "router's address"},
     {"mode", TD_OPT_ENUM, "pd", 0, 0, "pd|colocated|hybrid", OFF(mode), "who prefills"},
     {"policy", TD_OPT_ENUM, "goodput", 0, 0, TD_CORE_POLICIES, OFF(policy), "router's policy"},
@@ -169,6 +172,7 @@ static td_status spawn_worker(struct cluster *c, const char *role, int i, struct
     snprintf(name, sizeof name, "%s-%d", role, i);
     struct args a = {.n = 1};
     arg_str(&a, "--name", name);
+    arg_int(&a, "--tp", !strcmp(role, "prefill") ? g->prefill_tp : g->decode_tp);
     if (g->random_weights[0]) arg_str(&a, "--random-weights", g->random_weights);
     else arg_str(&a, "--model", g->model);
     arg_str(&a, "--router", g->listen);
