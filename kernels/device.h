@@ -44,6 +44,20 @@ struct td_device_config {
     const char *library;              /* NULL or "": TANDEM_CUDA_LIBRARY, else libtandem_cuda.so beside the program or where the loader looks */
 };
 
+#define TD_DEVICE_RANK_ID_BYTES 128
+
+/* One model over several devices, a process each. join: collective, blocks; max_floats: of one call below. leave: before close. Emulated: TD_ERR_UNSUPPORTED. */
+struct td_device_ranks {
+    td_status (*new_id)(uint8_t *ret_id, struct td_err *err); /* rank 0: [TD_DEVICE_RANK_ID_BYTES], for all ranks */
+    td_status (*join)(const uint8_t *id, int32_t rank, int32_t n_ranks, size_t max_floats, struct td_err *err);
+    /* Entries; all ranks issue the same ones. As in common/base/comm.h; with a deterministic device the sum is taken in the order of ranks (the same bits whatever n).
+     * gather_columns on rank 0: its own columns are in out already. */
+    void (*all_reduce_sum)(float *x, size_t n);
+    void (*gather_columns)(const float *mine, int32_t n_rows, const int32_t *first, float *out);
+    void (*abort)(void); /* any thread, when another rank is known to be dead: what waits for it ends, the device is lost */
+    void (*leave)(void);
+};
+
 struct td_device {
     struct td_device_info info;
 
@@ -69,6 +83,8 @@ struct td_device {
     size_t (*sample_scratch_bytes)(int32_t max_rows, int32_t vocab);
     td_status (*sample_clear)(void *scratch, int32_t max_rows, int32_t vocab, struct td_err *err);
     void (*sample)(const struct td_sample_args *a);
+
+    const struct td_device_ranks *ranks;
 
     void (*close)(void); /* frees what the table holds itself; memory handed out must have come back */
 };

@@ -431,6 +431,8 @@ static void fill_tables(void)
     d->step_begin = step_begin, d->put = put, d->get = get, d->step_end = step_end, d->wait = wait_done, d->close = close_device;
     d->sample_scratch_bytes = td_cuda_sample_scratch_bytes, d->sample_clear = td_cuda_sample_clear, d->sample = td_cuda_sample;
 
+    d->ranks = td_cuda_ranks();
+
     struct td_ops *o = &self.ops;
     o->name = "cuda", o->device = d;
     o->packed_bytes = td_cuda_packed_bytes, o->pack = td_cuda_pack;

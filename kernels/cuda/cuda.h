@@ -51,6 +51,9 @@ size_t td_cuda_attn_plan_bytes(int32_t max_rows, int32_t n_kv_heads);
 void td_cuda_attn_plan(const struct td_attn_plan_args *a, void *ret_plan, uint64_t *ret_shape);
 void td_cuda_attn(const struct td_attn_args *a, int part, int n_parts);
 
+/* comm.cu */
+const struct td_device_ranks *td_cuda_ranks(void);
+
 /* sample.cu */
 size_t td_cuda_sample_scratch_bytes(int32_t max_rows, int32_t vocab);
 td_status td_cuda_sample_clear(void *scratch, int32_t max_rows, int32_t vocab, struct td_err *err);
