@@ -458,6 +458,8 @@ static td_status open_device(const struct td_device_config *config, struct td_er
     if (s) return s;
     const struct td_device_info *info = &self.device.info;
     td_cuda.n_sms = info->n_sms, td_cuda.cc = info->cc_major * 10 + info->cc_minor, td_cuda.is_deterministic = config->deterministic;
+    const char *overlap = getenv("TANDEM_CUDA_OVERLAP");
+    td_cuda.overlaps = overlap && strcmp(overlap, "1") == 0 && td_cuda.cc >= 90;
     if (td_cuda.cc < CC_MIN)
         return td_fail(err, TD_ERR_UNSUPPORTED, "CUDA device %d (%s) is sm_%d: sm_%d or later is needed (bf16 tensor cores)", (int)config->index,
                        info->name, td_cuda.cc, CC_MIN);

@@ -9,6 +9,7 @@
 struct td_cuda {
     int index, n_sms, cc;             /* cc: 80, 89, 90 */
     bool is_deterministic;
+    bool overlaps;                    /* kernels that can begin while the one before them ends (port.h); TANDEM_CUDA_OVERLAP=1, sm_90 */
     cudaStream_t compute;             /* entries go here, in order */
     cudaError_t first_error;          /* sticky: the device is lost for this process */
     const char *first_error_at;

@@ -102,6 +102,7 @@ static __global__ void __launch_bounds__(EXACT_THREADS) gemm_exact_kernel(struct
     __shared__ float w[EXACT_K][EXACT_TILE + 1], x[EXACT_K][EXACT_TILE + 1];
     int32_t n0 = (int32_t)blockIdx.x * EXACT_TILE, m0 = (int32_t)blockIdx.y * EXACT_TILE;
     int tn = (int)threadIdx.x % 16, tm = (int)threadIdx.x / 16;
+    td_wait_for_previous();
     float acc[EXACT_EACH][EXACT_EACH] = {};
     for (int32_t k0 = 0; k0 < p.n_in; k0 += EXACT_K) {
         for (int i = (int)threadIdx.x; i < EXACT_TILE * EXACT_K; i += EXACT_THREADS) {
@@ -124,7 +125,7 @@ static __global__ void __launch_bounds__(EXACT_THREADS) gemm_exact_kernel(struct
 static void exact_launch(const struct td_gemm_params *p)
 {
     dim3 grid((unsigned)((p->n_out + EXACT_TILE - 1) / EXACT_TILE), (unsigned)((p->n_rows + EXACT_TILE - 1) / EXACT_TILE));
-    TD_LAUNCH(gemm_exact_kernel, grid, dim3(EXACT_THREADS), 0, td_cuda.compute, *p);
+    TD_LAUNCH_EARLY(td_cuda.overlaps, gemm_exact_kernel, grid, dim3(EXACT_THREADS), 0, td_cuda.compute, *p);
     TD_LAUNCHED("gemm (exact)");
 }
 

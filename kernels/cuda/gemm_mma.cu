@@ -11,14 +11,15 @@
  * needed, and in shared memory rows of 64 bytes are free of bank conflicts as they lie (a quarter of a warp reads 128 contiguous bytes).
  *
  * skinny: few rows. Bound by reading the weight once: each warp takes one slice of 16 or 32 outputs, straight from memory into registers, two groups
- * of loads in
- *   flight; the block's 8 warps meet once, at the end. Estimate at 8B shapes: 4096 outputs are 256 blocks = 2048 warps, 4 KiB in flight each, about
- *   60 KiB per SM of an H100, twice what latency times bandwidth asks for. Rows are read through L1 and L2 once per block: 1/16 of the weight's
- *   bytes per row with MT = 1.
+ *   of loads in flight; the block's 8 warps meet once, at the end. Estimate at 8B shapes: 4096 outputs are 256 blocks = 2048 warps with 4 KiB in
+ *   flight each, about 60 KiB per SM of an H100, twice what latency times bandwidth asks for. Rows are read through L1 and L2 once per block: per row
+ *   1/16 of the weight's bytes for blocks of 16 outputs.
  * tile: many rows. 128 x 128 outputs per block of 8 warps, six stages of cp.async; a second set of accumulators takes the finished slices, 128
- * registers in all.
- *   The small tile (64 x 32) keeps more SMs busy between 17 and 64 rows. mma.sync reaches perhaps two thirds of what wgmma does on sm_90, so
- *   cuBLASLt serves many rows unless deterministic.
+ *   registers in all. The small tile (64 x 32) keeps more SMs busy between 17 and 64 rows. mma.sync reaches perhaps two thirds of what wgmma does on
+ *   sm_90, so cuBLASLt serves many rows unless deterministic.
+ *
+ * Both ask for the weight before they wait for the kernel that makes their rows (port.h, TD_LAUNCH_EARLY), so that with TANDEM_CUDA_OVERLAP=1 the gap
+ * between two kernels is spent reading weights: off until a card has shown that it is right and pays.
  *
  * To be measured on a card before the default is settled (cuda_bench, rows gemm with way=own and way=cublas): skinny against cuBLASLt at M = 1, 4,
  * 8, 16 (OWN_ROWS_MAX); tile against cuBLASLt at M = 64, 512, 8192 (the price of --deterministic). */
@@ -57,24 +58,25 @@ template <int MT, int NT> struct skinny_loads {
     uint4 lo[MT], hi[MT], x[NT];
 };
 
-/* The lane's 16 bytes of one chunk: zeros outside of the matrices. */
+/* The lane's 16 bytes of a chunk, k elements further on: zeros outside of the matrices. */
 template <int MT, int NT>
-__device__ static inline void skinny_load(const struct td_gemm_params *p, int32_t n0, int32_t m0, int64_t k, skinny_loads<MT, NT> *ret)
+__device__ static inline void load_weight(const struct td_gemm_params *p, const uint16_t *w, int32_t n, int64_t k, bool is_k,
+                                          skinny_loads<MT, NT> *ret)
 {
-    bool is_k = k < p->k_stride;
     uint4 zero = make_uint4(0, 0, 0, 0);
 #pragma unroll
     for (int i = 0; i < MT; i++) {
-        int32_t n = n0 + 16 * i;
-        const uint16_t *w = (const uint16_t *)p->w + n * p->k_stride + k;
-        ret->lo[i] = is_k && n < p->n_out ? __ldcs((const uint4 *)w) : zero;
-        ret->hi[i] = is_k && n + 8 < p->n_out ? __ldcs((const uint4 *)(w + 8 * p->k_stride)) : zero;
+        ret->lo[i] = is_k && n + 16 * i < p->n_out ? __ldcs((const uint4 *)(w + 16 * i * p->k_stride + k)) : zero;
+        ret->hi[i] = is_k && n + 16 * i + 8 < p->n_out ? __ldcs((const uint4 *)(w + (16 * i + 8) * p->k_stride + k)) : zero;
     }
+}
+
+template <int MT, int NT>
+__device__ static inline void load_rows(const struct td_gemm_params *p, const uint16_t *x, int32_t m, int64_t k, bool is_k, skinny_loads<MT, NT> *ret)
+{
+    uint4 zero = make_uint4(0, 0, 0, 0);
 #pragma unroll
-    for (int j = 0; j < NT; j++) {
-        int32_t m = m0 + 8 * j;
-        ret->x[j] = is_k && m < p->n_rows ? __ldg((const uint4 *)((const uint16_t *)p->x + m * p->k_stride + k)) : zero;
-    }
+    for (int j = 0; j < NT; j++) ret->x[j] = is_k && m + 8 * j < p->n_rows ? *(const uint4 *)(x + 8 * j * p->k_stride + k) : zero;
 }
 
 /* GROUP chunks at a time, the next group on its way. */
@@ -86,16 +88,21 @@ template <int MT, int NT, int GROUP> static __global__ void __launch_bounds__(TH
     int32_t n0 = (int32_t)blockIdx.x * 16 * MT, m0 = (int32_t)blockIdx.y * 8 * NT;
     int32_t per_slice = slice_chunks(p.k_stride), n_chunks = chunks_of(p.k_stride), first = slice * per_slice, end = first + per_slice;
     end = end < n_chunks ? end : n_chunks;
+    const uint16_t *w = (const uint16_t *)p.w + (n0 + g) * p.k_stride + 8 * t, *x = (const uint16_t *)p.x + (m0 + g) * p.k_stride + 8 * t;
+    auto is_k = [&](int32_t chunk) { return chunk < end && (int64_t)chunk * CHUNK + 8 * t < p.k_stride; };
     float acc[MT][NT][4] = {};
     skinny_loads<MT, NT> now[GROUP], next[GROUP];
 #pragma unroll
-    for (int u = 0; u < GROUP; u++)
-        skinny_load<MT, NT>(&p, n0 + g, m0 + g, first + u < end ? (int64_t)(first + u) * CHUNK + 8 * t : p.k_stride, &now[u]);
+    for (int u = 0; u < GROUP; u++) load_weight(&p, w, n0 + g, (int64_t)(first + u) * CHUNK, is_k(first + u), &now[u]);
+    td_wait_for_previous(); /* the weight is on its way; rows come from the kernel before */
+#pragma unroll
+    for (int u = 0; u < GROUP; u++) load_rows(&p, x, m0 + g, (int64_t)(first + u) * CHUNK, is_k(first + u), &now[u]);
     for (int32_t c = first; c < end; c += GROUP) {
 #pragma unroll
         for (int u = 0; u < GROUP; u++) {
             int32_t chunk = c + GROUP + u;
-            skinny_load<MT, NT>(&p, n0 + g, m0 + g, chunk < end ? (int64_t)chunk * CHUNK + 8 * t : p.k_stride, &next[u]);
+            load_weight(&p, w, n0 + g, (int64_t)chunk * CHUNK, is_k(chunk), &next[u]);
+            load_rows(&p, x, m0 + g, (int64_t)chunk * CHUNK, is_k(chunk), &next[u]);
         }
 #pragma unroll
         for (int u = 0; u < GROUP; u++) {
@@ -149,15 +156,20 @@ template <int BN, int BM, int WN, int WM> static __global__ void __launch_bounds
     const int AT_ONCE = THREADS / 4;
     int row0 = tid / 4, k0 = tid % 4 * 8;
     const uint16_t *w_from = (const uint16_t *)p.w + (n0 + row0) * p.k_stride + k0, *x_from = (const uint16_t *)p.x + (m0 + row0) * p.k_stride + k0;
-    auto fetch = [&](int32_t chunk) {
+    auto fetch_weight = [&](int32_t chunk) {
+        if (chunk >= n_chunks) return;
+        uint16_t *stage = shared + chunk % STAGES * ROWS * CHUNK + tid * 8;
+        bool is_k = chunk * CHUNK + k0 < p.k_stride;
+#pragma unroll
+        for (int r = 0; r < BN; r += AT_ONCE) {
+            bool is_there = is_k && n0 + row0 + r < p.n_out;
+            td_cp_async_16(stage + r * CHUNK, is_there ? w_from + r * p.k_stride + chunk * CHUNK : (const uint16_t *)p.w, is_there);
+        }
+    };
+    auto fetch_rows = [&](int32_t chunk) {
         if (chunk < n_chunks) {
             uint16_t *stage = shared + chunk % STAGES * ROWS * CHUNK + tid * 8;
             bool is_k = chunk * CHUNK + k0 < p.k_stride;
-#pragma unroll
-            for (int r = 0; r < BN; r += AT_ONCE) {
-                bool is_there = is_k && n0 + row0 + r < p.n_out;
-                td_cp_async_16(stage + r * CHUNK, is_there ? w_from + r * p.k_stride + chunk * CHUNK : (const uint16_t *)p.w, is_there);
-            }
 #pragma unroll
             for (int r = 0; r < BM; r += AT_ONCE) {
                 bool is_there = is_k && m0 + row0 + r < p.n_rows;
@@ -168,7 +180,9 @@ template <int BN, int BM, int WN, int WM> static __global__ void __launch_bounds
         td_cp_async_commit(); /* an empty group too: the count of groups is the clock */
     };
 
-    for (int32_t c = 0; c < STAGES - 1; c++) fetch(c);
+    for (int32_t c = 0; c < STAGES - 1; c++) fetch_weight(c); /* in the first group, all of them */
+    td_wait_for_previous();                                   /* rows come from the kernel before */
+    for (int32_t c = 0; c < STAGES - 1; c++) fetch_rows(c);
 #pragma unroll 1
     for (int32_t c = 0; c < n_chunks; c++) {
         if (c > 0 && c % per_slice == 0) {
@@ -184,7 +198,7 @@ template <int BN, int BM, int WN, int WM> static __global__ void __launch_bounds
         }
         td_cp_async_wait<STAGES - 2>();
         __syncthreads(); /* chunk c has come for all; all are done with chunk c - 1, whose stage the next fetch fills */
-        fetch(c + STAGES - 1);
+        fetch_weight(c + STAGES - 1), fetch_rows(c + STAGES - 1);
         const uint16_t *w = shared + c % STAGES * ROWS * CHUNK + (warp % WN * 16 * MT + g) * CHUNK + 8 * t;
         const uint16_t *x = shared + c % STAGES * ROWS * CHUNK + (BN + warp / WN * 8 * NT + g) * CHUNK + 8 * t;
         uint4 rows[NT];
@@ -218,7 +232,7 @@ template <int BN, int BM, int WN, int WM> static __global__ void __launch_bounds
 template <int MT, int NT, int GROUP> static void skinny_launch(const struct td_gemm_params *p)
 {
     dim3 grid((unsigned)((p->n_out + 16 * MT - 1) / (16 * MT)), (unsigned)((p->n_rows + 8 * NT - 1) / (8 * NT)));
-    TD_LAUNCH((gemm_skinny_kernel<MT, NT, GROUP>), grid, dim3(THREADS), 0, td_cuda.compute, *p);
+    TD_LAUNCH_EARLY(td_cuda.overlaps, (gemm_skinny_kernel<MT, NT, GROUP>), grid, dim3(THREADS), 0, td_cuda.compute, *p);
     TD_LAUNCHED("gemm (skinny)");
 }
 
@@ -230,7 +244,7 @@ template <int BN, int BM, int WN, int WM> static void tile_launch(const struct t
         is_set = td_cuda_ok(cudaFuncSetAttribute(gemm_tile_kernel<BN, BM, WN, WM>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes),
                             "gemm (tile): shared memory");
     unsigned n_tiles = (unsigned)((p->n_out + BN - 1) / BN) * (unsigned)((p->n_rows + BM - 1) / BM);
-    TD_LAUNCH((gemm_tile_kernel<BN, BM, WN, WM>), dim3(n_tiles), dim3(THREADS), shared_bytes, td_cuda.compute, *p);
+    TD_LAUNCH_EARLY(td_cuda.overlaps, (gemm_tile_kernel<BN, BM, WN, WM>), dim3(n_tiles), dim3(THREADS), shared_bytes, td_cuda.compute, *p);
     TD_LAUNCHED("gemm (tile)");
 }
 

@@ -18,10 +18,38 @@
 #ifdef TD_CUDA_EMULATE
 #include "kernels/cuda/emu/emu.h"     /* __global__, threadIdx .., __syncthreads, __shfl_*_sync, atomics, TD_LAUNCH, TD_SHARED_BYTES */
 #include "kernels/cuda/emu/runtime.h" /* cudaMalloc, streams, events, graphs, IPC: the calls we use, on the host */
+
+#define TD_LAUNCH_EARLY(is_early, kernel, grid, block, shared_bytes, stream, ...) TD_LAUNCH(kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
+static inline void td_wait_for_previous(void) {}
 #else
 #include <cuda_runtime.h>
 
 #define TD_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__)
+
+/* A launch that may begin while the kernel before it on the stream ends (is_early; sm_90): every thread of such a kernel calls td_wait_for_previous() before it
+ * touches anything that an earlier kernel writes or reads. Weights are written by none. A kernel launched otherwise waits for all before it as ever. */
+template <class... P, class... A>
+static inline void td_launch_early(bool is_early, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, A... args)
+{
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared_bytes, config.stream = stream;
+    config.attrs = &attribute, config.numAttrs = is_early ? 1 : 0;
+    (void)cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...); /* TD_LAUNCHED asks for its error */
+}
+#define TD_LAUNCH_EARLY(is_early, kernel, grid, block, shared_bytes, stream, ...) \
+    td_launch_early((is_early), (kernel), (grid), (block), (shared_bytes), (stream), __VA_ARGS__)
+
+/* Returns when everything before this kernel is done and seen; the kernel after it may then begin, up to its own call. */
+__device__ static inline void td_wait_for_previous(void)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 /* `name`: this block's dynamic shared memory as an array of `type`, aligned to 128 bytes. */
 #define TD_SHARED_BYTES(type, name)                              \
     extern __shared__ __align__(128) uint8_t td_shared_bytes_[]; \

@@ -117,6 +117,7 @@ struct norm_params {
 
 static __global__ void __launch_bounds__(ROW_THREADS_MAX) norm_kernel(struct norm_params p)
 {
+    td_wait_for_previous();
     __shared__ float warp_sums[ROW_THREADS_MAX / WARP];
     int32_t row = (int32_t)blockIdx.x, n_quads = (p.dim + 3) / 4;
     const float *x = p.x + row * p.x_stride;
@@ -144,7 +145,7 @@ static void norm_launch(const struct td_rmsnorm_args *a, struct norm_params *p, 
     p->x = a->x, p->w = a->w, p->x_stride = a->x_stride, p->dim = a->dim, p->eps = a->eps;
     p->x_vector = aligned_to(a->x, a->x_stride * 4, 16), p->w_vector = aligned_to(a->w, 0, 16);
     int32_t threads = min_i32(round_up((a->dim + 3) / 4, WARP), ROW_THREADS_MAX);
-    TD_LAUNCH(norm_kernel, dim3((unsigned)a->n_rows), dim3((unsigned)threads), 0, td_cuda.compute, *p);
+    TD_LAUNCH_EARLY(td_cuda.overlaps, norm_kernel, dim3((unsigned)a->n_rows), dim3((unsigned)threads), 0, td_cuda.compute, *p);
     TD_LAUNCHED(label);
 }
 
@@ -183,6 +184,7 @@ __device__ static inline float silu(float g)
 
 static __global__ void __launch_bounds__(FLAT_THREADS) flat_kernel(struct flat_params p)
 {
+    td_wait_for_previous();
     int64_t at = (int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x;
     if (at >= p.n_quads) return;
     int32_t row = (int32_t)(at / p.row_quads), q = (int32_t)(at % p.row_quads), n_valid = p.dim - 4 * q;
@@ -203,7 +205,7 @@ static void flat_launch(struct flat_params *p, int32_t n_rows, const char *label
     p->n_quads = (int64_t)n_rows * p->row_quads;
     if (p->n_quads <= 0) return;
     p->x_vector = aligned_to(p->x, p->x_stride * 4, 16), p->up_vector = aligned_to(p->up, p->up_stride * 4, 16);
-    TD_LAUNCH(flat_kernel, dim3(n_blocks(p->n_quads, FLAT_THREADS)), dim3(FLAT_THREADS), 0, td_cuda.compute, *p);
+    TD_LAUNCH_EARLY(td_cuda.overlaps, flat_kernel, dim3(n_blocks(p->n_quads, FLAT_THREADS)), dim3(FLAT_THREADS), 0, td_cuda.compute, *p);
     TD_LAUNCHED(label);
 }
 
@@ -256,6 +258,7 @@ struct embed_params {
 
 static __global__ void __launch_bounds__(FLAT_THREADS) embed_kernel(struct embed_params p)
 {
+    td_wait_for_previous();
     int64_t at = (int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x;
     if (at >= p.n_quads) return;
     int32_t row = (int32_t)(at / p.row_quads), q = (int32_t)(at % p.row_quads), n_valid = p.dim - 4 * q, id = p.ids[row];
@@ -284,7 +287,7 @@ void td_cuda_embed(float *out, const void *table, enum td_dtype dtype, const int
     p.n_quads = (int64_t)n_rows * p.row_quads;
     p.vector = aligned_to(out, (int64_t)dim * 4, 16) && aligned_to(table, (int64_t)dim * (int64_t)td_dtype_bytes(dtype), dtype == TD_F32 ? 16 : 8);
     if (p.n_quads <= 0) return;
-    TD_LAUNCH(embed_kernel, dim3(n_blocks(p.n_quads, FLAT_THREADS)), dim3(FLAT_THREADS), 0, td_cuda.compute, p);
+    TD_LAUNCH_EARLY(td_cuda.overlaps, embed_kernel, dim3(n_blocks(p.n_quads, FLAT_THREADS)), dim3(FLAT_THREADS), 0, td_cuda.compute, p);
     TD_LAUNCHED("embed");
 }
 
@@ -314,6 +317,7 @@ struct rope_params {
 
 static __global__ void __launch_bounds__(FLAT_THREADS) rope_kernel(struct rope_params p)
 {
+    td_wait_for_previous();
     int64_t at = (int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x;
     if (at >= p.n_items) return;
     int32_t q = (int32_t)(at % p.half_quads), half = p.head_dim / 2, n_valid = half - 4 * q;
@@ -339,7 +343,7 @@ void td_cuda_rope(const struct td_rope_args *a, int part, int n_parts)
     p.n_items = (int64_t)a->n_rows * a->n_heads * p.half_quads;
     p.vector = a->head_dim % 8 == 0 && aligned_to(a->x, a->x_stride * 4, 16) && aligned_to(a->cos_sin, 0, 16);
     if (p.n_items <= 0) return;
-    TD_LAUNCH(rope_kernel, dim3(n_blocks(p.n_items, FLAT_THREADS)), dim3(FLAT_THREADS), 0, td_cuda.compute, p);
+    TD_LAUNCH_EARLY(td_cuda.overlaps, rope_kernel, dim3(n_blocks(p.n_items, FLAT_THREADS)), dim3(FLAT_THREADS), 0, td_cuda.compute, p);
     TD_LAUNCHED("rope");
 }
 
@@ -373,6 +377,7 @@ struct store_params {
 
 static __global__ void __launch_bounds__(FLAT_THREADS) kv_store_kernel(struct store_params p)
 {
+    td_wait_for_previous();
     int64_t at = (int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x;
     if (at >= p.n_items) return;
     int32_t q = (int32_t)(at % p.head_quads), n_valid = p.kv.head_dim - 4 * q;
@@ -409,7 +414,7 @@ void td_cuda_kv_store(const struct td_kv_store_args *a, int part, int n_parts)
     (void)part, (void)n_parts;
     struct store_params p = store_params_of(a);
     if (p.n_items <= 0) return;
-    TD_LAUNCH(kv_store_kernel, dim3(n_blocks(p.n_items, FLAT_THREADS)), dim3(FLAT_THREADS), 0, td_cuda.compute, p);
+    TD_LAUNCH_EARLY(td_cuda.overlaps, kv_store_kernel, dim3(n_blocks(p.n_items, FLAT_THREADS)), dim3(FLAT_THREADS), 0, td_cuda.compute, p);
     TD_LAUNCHED("kv_store");
 }
 
@@ -443,6 +448,7 @@ __device__ static inline float head_inverse(const float (*v)[4], int32_t dim, fl
 
 static __global__ void __launch_bounds__(FLAT_THREADS) rope_store_kernel(struct head_params p)
 {
+    td_wait_for_previous();
     __shared__ __align__(16) float heads[FLAT_THREADS / WARP][TD_ATTN_HEAD_DIM_MAX];
     int lane = (int)threadIdx.x % WARP;
     int64_t item = (int64_t)blockIdx.x * (FLAT_THREADS / WARP) + threadIdx.x / WARP;
@@ -509,6 +515,6 @@ void td_cuda_rope_store(const struct td_rmsnorm_args *q_norm, const struct td_rm
     p.turn_vector = rope->head_dim % 8 == 0 && aligned_to(rope->cos_sin, 0, 16);
     p.norm_vector = (!q_norm || aligned_to(q_norm->w, 0, 16)) && (!k_norm || aligned_to(k_norm->w, 0, 16));
     if (p.n_items <= 0) return;
-    TD_LAUNCH(rope_store_kernel, dim3(n_blocks(p.n_items, FLAT_THREADS / WARP)), dim3(FLAT_THREADS), 0, td_cuda.compute, p);
+    TD_LAUNCH_EARLY(td_cuda.overlaps, rope_store_kernel, dim3(n_blocks(p.n_items, FLAT_THREADS / WARP)), dim3(FLAT_THREADS), 0, td_cuda.compute, p);
     TD_LAUNCHED("rope_store");
 }
