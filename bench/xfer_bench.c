@@ -29,6 +29,10 @@ const struct bench_way_info bench_ways[BENCH_N_WAYS] = {
     [BENCH_TCP_DIGESTS] = {"tcp-digest-1", TD_XFER_PATH_TCP, {BENCH_TCP, BENCH_N_WAYS}, NULL, 1},
     [BENCH_SHM_SAMPLED] = {"shm-digest-64", TD_XFER_PATH_SHM, {BENCH_SHM, BENCH_N_WAYS}, NULL, 64},
     [BENCH_SHM_DIGESTS] = {"shm-digest-1", TD_XFER_PATH_SHM, {BENCH_SHM, BENCH_N_WAYS}, NULL, 1},
+    [BENCH_CUDA_IPC] = {"cuda-ipc", TD_XFER_PATH_CUDA_IPC, {BENCH_DEVICE_COPY, BENCH_N_WAYS}, NULL, 0, true},
+    [BENCH_STAGED] = {"tcp-staged", TD_XFER_PATH_TCP, {BENCH_PINNED_COPY, BENCH_N_WAYS}, NULL, 0, true},
+    [BENCH_DEVICE_COPY] = {"device_copy", 0, {BENCH_N_WAYS, BENCH_N_WAYS}, "one batch of device-to-device copies between the same places, by the receiver", 0, true},
+    [BENCH_PINNED_COPY] = {"pinned_copy", 0, {BENCH_N_WAYS, BENCH_N_WAYS}, "copies from page-locked memory to the same places, by the receiver", 0, true},
     [BENCH_MEMCPY] = {"memcpy", 0, {BENCH_N_WAYS, BENCH_N_WAYS}, "memcpy between the same pages, in the receiver, one thread", 0},
     [BENCH_BARE] = {"bare_tcp",
                     0,
@@ -51,7 +55,7 @@ static const struct {
 
 #define OFF(f) offsetof(struct bench_options, f)
 static const struct td_option options[] = {
-    {"path", TD_OPT_STR, "all", 0, 0, NULL, OFF(path), "tcp, shm, rdma, several with commas, or all (rdma: with --device); with CRC32C of one of 64 blocks or of all: tcp-digest-64, tcp-digest-1, shm-..."},
+    {"path", TD_OPT_STR, "all", 0, 0, NULL, OFF(path), "tcp, shm, rdma, several with commas, or all (rdma: with --device; with --device cuda: cuda-ipc, tcp-staged); with CRC32C of one of 64 blocks or of all: tcp-digest-64, tcp-digest-1, shm-..."},
     {"sizes", TD_OPT_STR, "", 0, 0, NULL, OFF(sizes),
      "bytes of a transfer: 4k,64k,1m; default 4k to 1g as memory allows, or none when --shape is given"},
     {"shape", TD_OPT_STR, "", 0, 0, NULL, OFF(shape), "KV of whole prompts in shuffled blocks: llama-8b, llama-70b"},
@@ -71,7 +75,7 @@ static const struct td_option options[] = {
     {"memory", TD_OPT_SIZE, "0", 0, 0, NULL, OFF(memory), "both pools together; 0 = half of what is available"},
     {"floors", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(floors), "measure what the same bytes cost without the engine"},
     {"iperf3", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(iperf3), "with the floors: iperf3, when it is installed"},
-    {"device", TD_OPT_STR, "", 0, 0, NULL, OFF(device), "rdma: the sender's device"},
+    {"device", TD_OPT_STR, "", 0, 0, NULL, OFF(device), "cuda: pools in the GPU's memory, both processes on it; else rdma's: the sender's device"},
     {"peer_device", TD_OPT_STR, "", 0, 0, NULL, OFF(peer_device), "rdma: the receiver's device"},
     {"gid_index", TD_OPT_I64, "-1", -1, 255, NULL, OFF(gid_index), "rdma: ib_write_bw's GID index; -1 = its own choice"},
     {"machine", TD_OPT_STR, "", 0, 0, NULL, OFF(machine), "a name for this machine in the reports"},
@@ -163,7 +167,7 @@ static td_status add_case(struct bench *b, struct bench_case c, struct td_err *e
         for (const char *list = b->o.streams; !seen && next_item(&list, item, sizeof item);) {
             s = parse_amount("--streams", item, BENCH_MAX_STREAMS, &streams, err);
             if (s) return s;
-            if (streams > 1 && (!b->on[BENCH_TCP] || streams > depth)) continue;
+            if (streams > 1 && ((!b->on[BENCH_TCP] && !b->on[BENCH_STAGED]) || streams > depth)) continue;
             if (b->n_cases == MAX_CASES)
                 return td_fail(err, TD_ERR_LIMIT, "more than %d cases: give fewer sizes, depths or streams", MAX_CASES);
             c.depth = (int32_t)depth;
@@ -223,12 +227,15 @@ static td_status add_shapes(struct bench *b, struct td_err *err)
 static td_status choose_ways(struct bench *b, struct td_err *err)
 {
     char item[32];
-    bool is_all = strcmp(b->o.path, "all") == 0;
-    for (int w = 0; w < BENCH_N_PATHS; w++) b->on[w] = is_all && !bench_ways[w].digest_every && (w != BENCH_RDMA || b->o.device[0]);
+    bool is_all = strcmp(b->o.path, "all") == 0, on_gpu = strcmp(b->o.device, BENCH_GPU) == 0;
+    for (int w = 0; w < BENCH_N_PATHS; w++)
+        b->on[w] = is_all && bench_ways[w].on_gpu == on_gpu && !bench_ways[w].digest_every && (w != BENCH_RDMA || b->o.device[0]);
     for (const char *list = is_all ? "" : b->o.path; next_item(&list, item, sizeof item);) {
         int w = 0;
         while (w < BENCH_N_PATHS && strcmp(bench_ways[w].name, item) != 0) w++;
-        if (w == BENCH_N_PATHS) return td_fail(err, TD_ERR_INVALID, "--path: is '%s', must be tcp, shm, rdma, {tcp,shm}-digest-{64,1} or all", item);
+        if (w == BENCH_N_PATHS) return td_fail(err, TD_ERR_INVALID, "--path: is '%s', must be tcp, shm, rdma, {tcp,shm}-digest-{64,1}, cuda-ipc, tcp-staged or all", item);
+        if (bench_ways[w].on_gpu != on_gpu)
+            return td_fail(err, TD_ERR_INVALID, "--path: %s moves pools in %s memory: %s --device cuda", item, bench_ways[w].on_gpu ? "a GPU's" : "the host's", on_gpu ? "leave out" : "add");
         b->on[w] = true;
     }
     for (int w = 0; w < BENCH_N_PATHS; w++)
@@ -265,6 +272,8 @@ static td_status run_once(struct bench *b, enum bench_way w, const struct bench_
             uint64_t serial = b->serial++;
             if (w == BENCH_MEMCPY)
                 status = bench_memcpy_batch(&b->ends, c, serial, s, err);
+            else if (w == BENCH_DEVICE_COPY || w == BENCH_PINNED_COPY)
+                status = bench_gpu_batch(&b->ends, w, c, serial, s, err);
             else if (w == BENCH_BARE)
                 status = bench_bare_batch(&b->ends, c, serial, s, err);
             else

@@ -7,7 +7,8 @@
  *   xfer_bench_report.c  medians, ratios, table, JSON, CSV
  *
  * Both pools are shareable memory of the same size. The receiver is forked after the sender's pool was made and so maps it, too:
- * the memcpy floor copies between the very pages that the engine copies between. */
+ * the memcpy floor copies between the very pages that the engine copies between. With --device cuda both are in the GPU's memory; the receiver opens the
+ * sender's by its handle, and the copy floor copies between the same places. */
 #ifndef XFER_BENCH_H
 #define XFER_BENCH_H
 
@@ -23,6 +24,7 @@
 #define BENCH_MAX_BATCH 64 /* transfers whose grants exist before the clock starts */
 #define BENCH_MAX_STREAMS 8
 #define BENCH_MAX_REPEATS 1000
+#define BENCH_PINNED_BYTES ((size_t)8 << 20)
 #define BENCH_WAIT_MS 60000 /* a transfer that takes longer has failed */
 
 /* `tandem bench xfer` and tandem-bench-xfer: main. The command line declares it, too: nothing includes this folder. */
@@ -30,7 +32,9 @@ int td_bench_xfer(int argc, char **argv);
 
 /* --- what is measured --------------------------------------------------------------------------------------------------------------- */
 
-enum bench_way { BENCH_TCP, BENCH_SHM, BENCH_RDMA, BENCH_TCP_SAMPLED, BENCH_TCP_DIGESTS, BENCH_SHM_SAMPLED, BENCH_SHM_DIGESTS, BENCH_MEMCPY, BENCH_BARE, BENCH_IPERF, BENCH_IB_WRITE, BENCH_N_WAYS };
+enum bench_way { BENCH_TCP, BENCH_SHM, BENCH_RDMA, BENCH_TCP_SAMPLED, BENCH_TCP_DIGESTS, BENCH_SHM_SAMPLED, BENCH_SHM_DIGESTS,
+                 BENCH_CUDA_IPC, BENCH_STAGED, /* pools in a GPU's memory */
+                 BENCH_MEMCPY, BENCH_BARE, BENCH_IPERF, BENCH_IB_WRITE, BENCH_DEVICE_COPY, BENCH_PINNED_COPY, BENCH_N_WAYS };
 #define BENCH_N_PATHS BENCH_MEMCPY /* the ways before it are paths of the engine */
 
 struct bench_way_info {
@@ -39,6 +43,7 @@ struct bench_way_info {
     enum bench_way floors[2]; /* paths: what they are held against; BENCH_N_WAYS: none */
     const char *floor_is;     /* floors: in words, for the report */
     uint32_t digest_every;    /* paths: of blocks; held against the same path without */
+    bool on_gpu;              /* its pools are in a GPU's memory */
 };
 extern const struct bench_way_info bench_ways[BENCH_N_WAYS];
 
@@ -67,6 +72,8 @@ struct bench_sample { /* one run */
     int32_t n_latencies;
 };
 
+#define BENCH_GPU "cuda"      /* as --device */
+
 struct bench_options {
     const char *path, *sizes, *shape, *tokens, *depth, *streams, *json, *csv, *machine, *device, *peer_device;
     uint64_t block_bytes, message, footprint, memory;
@@ -88,6 +95,10 @@ struct bench_ends {
     struct td_doorbell bell;
     struct td_xfer *x[BENCH_N_PATHS];
     const char *device, *peer_device;
+    bool on_gpu;
+    const struct td_ops *ops; /* on_gpu: the device; pool.base and from are addresses of its memory, good for copies alone */
+    uint8_t *pinned;          /* page-locked, BENCH_PINNED_BYTES */
+    void *opened;             /* receiver: the sender's allocation */
     uint64_t n_verified; /* bytes whose content was checked */
 };
 
@@ -104,6 +115,9 @@ td_status bench_memcpy_batch(struct bench_ends *e, const struct bench_case *c, u
                              struct td_err *err);
 td_status bench_bare_batch(struct bench_ends *e, const struct bench_case *c, uint64_t serial, struct bench_sample *s,
                            struct td_err *err);
+
+/* BENCH_DEVICE_COPY: between the pools, by the receiver's device; BENCH_PINNED_COPY: from page-locked memory to the receiver's pool. */
+td_status bench_gpu_batch(struct bench_ends *e, enum bench_way way, const struct bench_case *c, uint64_t serial, struct bench_sample *s, struct td_err *err);
 
 /* --- floors that are other programs ------------------------------------------------------------------------------------------------- */
 

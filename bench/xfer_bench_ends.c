@@ -30,6 +30,7 @@
 #include <unistd.h>
 
 #include "bench/xfer_bench.h"
+#include "kernels/device.h"
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/xfer/verbs.h"
@@ -138,6 +139,51 @@ static int32_t *ids_new(const struct bench_case *c)
     return calloc((size_t)(batch > c->n_pool_blocks ? batch : c->n_pool_blocks), sizeof(int32_t));
 }
 
+/* --- pools wherever they are -------------------------------------------------------------------------------------------------------- */
+
+static td_status pool_read(const struct bench_ends *e, uint64_t at, void *to, size_t n, struct td_err *err)
+{
+    const uint8_t *from = (const uint8_t *)e->pool.base + at;
+    if (e->on_gpu) return e->ops->device->download(to, from, n, err);
+    memcpy(to, from, n);
+    return TD_OK;
+}
+
+static td_status pool_write(const struct bench_ends *e, uint64_t at, const void *from, size_t n, struct td_err *err)
+{
+    uint8_t *to = (uint8_t *)e->pool.base + at;
+    if (e->on_gpu) return e->ops->device->upload(to, from, n, err);
+    memcpy(to, from, n);
+    return TD_OK;
+}
+
+/* This process's device and its pool in it. After the fork: a process that has used CUDA must not. */
+static td_status gpu_open(struct bench_ends *e, struct td_err *err)
+{
+    struct td_device_config config = {0};
+    void *p;
+    td_status s = td_device_open(&config, &e->ops, err);
+    if (s) return s;
+    const struct td_device_memory *m = e->ops->device->memory;
+    s = e->ops->device->alloc(e->pool_bytes + TD_XFER_PROBE_BYTES, "bench", &p, err);
+    if (s) return s;
+    e->pool = (struct td_arena){.base = p, .bytes = e->pool_bytes + TD_XFER_PROBE_BYTES, .memfd = -1};
+    s = m->alloc_pinned(m->ctx, BENCH_PINNED_BYTES, &p, err);
+    if (!s) e->pinned = p;
+    return s;
+}
+
+static void gpu_close(struct bench_ends *e)
+{
+    if (!e->ops) return;
+    const struct td_device_memory *m = e->ops->device->memory;
+    if (e->opened) m->ipc_close(m->ctx, e->opened);
+    if (e->pinned) m->release_pinned(m->ctx, e->pinned);
+    e->ops->device->release(e->pool.base);
+    e->pool.base = NULL;
+    td_device_close(e->ops);
+}
+
 static void ring(void *bell)
 {
     td_doorbell_ring(bell);
@@ -153,6 +199,7 @@ static td_status endpoint_open(struct bench_ends *e, enum bench_way way, const s
         .peer_timeout_ms = BENCH_WAIT_MS, .tcp_lanes = (uint32_t)c->streams, .digest_every = bench_ways[way].digest_every, .hooks = {.wake = ring, .ctx = &e->bell},
     };
     td_status s = TD_OK;
+    if (e->on_gpu) config.memory = e->ops->device->memory;
     if (way == BENCH_RDMA) {
         s = td_verbs_fake_from_env(&rdma.verbs, err); /* TANDEM_VERBS_FAKE: the provider in memory, where there is no device */
         if (s == TD_ERR_NOT_FOUND) s = td_verbs_load(&rdma.verbs, err);
@@ -199,18 +246,21 @@ static td_status take_slots(struct bench_ends *e, const struct command *m, enum 
 static td_status verify(const struct bench_ends *e, const struct bench_case *c, const int32_t *src, const int32_t *dst,
                         struct td_err *err)
 {
-    uint64_t n_words = c->block_bytes / 8;
-    for (int32_t i = 0; i < c->batch * c->n_blocks; i++) {
+    uint64_t n_words = c->block_bytes / 8, *there = e->on_gpu ? malloc(c->block_bytes) : NULL;
+    td_status s = e->on_gpu && !there ? td_fail(err, TD_ERR_NOMEM, "out of memory") : TD_OK;
+    for (int32_t i = 0; !s && i < c->batch * c->n_blocks; i++) {
         const uint64_t *got = (const uint64_t *)((const uint8_t *)e->pool.base + (uint64_t)dst[i] * c->block_bytes);
         uint64_t first = (uint64_t)src[i] * n_words;
-        for (uint64_t k = 0; k < n_words; k++)
+        if (there && !(s = pool_read(e, (uint64_t)dst[i] * c->block_bytes, there, c->block_bytes, err))) got = there;
+        for (uint64_t k = 0; !s && k < n_words; k++)
             if (got[k] != word_at(first + k))
-                return td_fail(err, TD_ERR_CORRUPT,
+                s = td_fail(err, TD_ERR_CORRUPT,
                                "transfer %d, block %d (source %d, destination %d) differs at byte %llu: %016llx, must be %016llx",
                                i / c->n_blocks, i % c->n_blocks, src[i], dst[i], (unsigned long long)(k * 8),
                                (unsigned long long)got[k], (unsigned long long)word_at(first + k));
     }
-    return TD_OK;
+    free(there);
+    return s;
 }
 
 /* The check is first seen to catch a planted mistake. */
@@ -219,15 +269,35 @@ static td_status try_verify(const struct bench_ends *e, const struct bench_case 
 {
     struct td_err ignored;
     int32_t last = c->batch * c->n_blocks - 1;
-    uint8_t *spoilt = (uint8_t *)e->pool.base + (uint64_t)dst[last] * c->block_bytes + c->block_bytes / 2;
-    *spoilt ^= 1;
-    td_status s = verify(e, c, src, dst, &ignored);
-    *spoilt ^= 1;
+    uint64_t at = (uint64_t)dst[last] * c->block_bytes + c->block_bytes / 2;
+    uint8_t right, wrong;
+    td_status s = pool_read(e, at, &right, 1, err);
+    wrong = right ^ 1;
+    if (!s) s = pool_write(e, at, &wrong, 1, err);
+    if (s) return s;
+    s = verify(e, c, src, dst, &ignored);
+    td_status back = pool_write(e, at, &right, 1, err);
+    if (back) return back;
     return s == TD_ERR_CORRUPT ? TD_OK : td_fail(err, TD_ERR_INTERNAL, "a spoilt byte was not noticed: the verification is broken");
 }
 
 static void poison(const struct bench_ends *e, const struct bench_case *c, const int32_t *dst)
 {
+    if (e->on_gpu) {
+        const struct td_device_memory *m = e->ops->device->memory;
+        struct td_device_run runs[512];
+        size_t n = 0;
+        uint64_t ticket;
+        memset(e->pinned, 0x66, 8);
+        for (int32_t i = 0; i < 2 * c->batch * c->n_blocks; i++) {
+            uint64_t at = (uint64_t)dst[i / 2] * c->block_bytes + (i & 1 ? c->block_bytes - 8 : 0);
+            runs[n++] = (struct td_device_run){.to = (uint8_t *)e->pool.base + at, .from = e->pinned, .bytes = 8};
+            if (n < 512 && i + 1 < 2 * c->batch * c->n_blocks) continue;
+            TD_ASSERT(m->copy(m->ctx, TD_COPY_TO_DEVICE, runs, n, &ticket, NULL) == TD_OK && m->wait(m->ctx, ticket, NULL) == TD_OK);
+            n = 0;
+        }
+        return;
+    }
     for (int32_t i = 0; i < c->batch * c->n_blocks; i++) {
         uint64_t *to = (uint64_t *)((uint8_t *)e->pool.base + (uint64_t)dst[i] * c->block_bytes);
         to[0] = to[c->block_bytes / 8 - 1] = 0x6465616462656566ull;
@@ -290,6 +360,36 @@ static td_status receive_copy(struct bench_ends *e, const struct command *m, con
     return verify(e, c, src, dst, err);
 }
 
+/* The floors of pools in a GPU's memory: whole runs of blocks in batches as cuda-ipc makes them, or through page-locked memory that is full already. */
+static td_status receive_gpu(struct bench_ends *e, const struct command *m, const int32_t *src, const int32_t *dst, struct reply *r, struct td_err *err)
+{
+    const struct bench_case *c = &m->c;
+    const struct td_device_memory *mem = e->ops->device->memory;
+    uint64_t step_bytes = c->block_bytes * (uint64_t)run_blocks(c), ticket = 0;
+    int32_t step = run_blocks(c);
+    bool on_device = m->way == BENCH_DEVICE_COPY;
+    static struct td_device_run runs[1024];
+    size_t n = 0;
+    td_status s = TD_OK;
+    poison(e, c, dst);
+    double cpu = cpu_seconds();
+    uint64_t t0 = td_now_ns();
+    for (int32_t i = 0; !s && i < c->batch * c->n_blocks; i += step)
+        for (uint64_t at = 0, k; !s && at < step_bytes; at += k) {
+            k = on_device || step_bytes - at < BENCH_PINNED_BYTES ? step_bytes - at : BENCH_PINNED_BYTES;
+            runs[n++] = (struct td_device_run){.to = (uint8_t *)e->pool.base + (uint64_t)dst[i] * c->block_bytes + at,
+                                               .from = on_device ? e->from + (uint64_t)src[i] * c->block_bytes + at : e->pinned, .bytes = k};
+            bool last = i + step >= c->batch * c->n_blocks && at + k == step_bytes;
+            if (n < sizeof runs / sizeof *runs && !last) continue;
+            s = mem->copy(mem->ctx, on_device ? TD_COPY_ON_DEVICE : TD_COPY_TO_DEVICE, runs, n, &ticket, err);
+            n = 0;
+        }
+    if (!s) s = mem->wait(mem->ctx, ticket, err);
+    r->seconds = (double)(td_now_ns() - t0) / 1e9;
+    r->cpu_s = cpu_seconds() - cpu;
+    return s || !on_device ? s : verify(e, c, src, dst, err);
+}
+
 static td_status receive_bare(struct bench_ends *e, const struct command *m, const int32_t *src, const int32_t *dst,
                               struct reply *r, struct td_err *err)
 {
@@ -338,7 +438,7 @@ static void receiver_main(struct bench_ends *e)
             r.status = receive_engine(e, &m, src, dst, &r, &err);
             break;
         case BENCH_COPY:
-            r.status = receive_copy(e, &m, src, dst, &r, &err);
+            r.status = e->on_gpu ? receive_gpu(e, &m, src, dst, &r, &err) : receive_copy(e, &m, src, dst, &r, &err);
             break;
         case BENCH_RECEIVE:
             r.status = receive_bare(e, &m, src, dst, &r, &err);
@@ -393,15 +493,51 @@ static td_status bare_pair(int ret_fds[2], struct td_err *err)
     return s;
 }
 
+/* Both sides of a fork, when pools are in a GPU's memory: the receiver learns how to open the sender's. */
+struct gpu_place {
+    uint8_t handle[TD_DEVICE_HANDLE_BYTES];
+    uint64_t offset;
+};
+
+static td_status gpu_sender(struct bench_ends *e, struct td_err *err)
+{
+    struct gpu_place place;
+    td_status s = gpu_open(e, err);
+    const struct td_device_memory *m = s ? NULL : e->ops->device->memory;
+    uint64_t *words = malloc(BENCH_PINNED_BYTES);
+    if (!s && !words) s = td_fail(err, TD_ERR_NOMEM, "out of memory");
+    for (uint64_t at = 0, n; !s && at < e->pool_bytes; at += n) {
+        n = e->pool_bytes - at < BENCH_PINNED_BYTES ? e->pool_bytes - at : BENCH_PINNED_BYTES;
+        for (uint64_t i = 0; i < (n + 7) / 8; i++) words[i] = word_at(at / 8 + i);
+        s = pool_write(e, at, words, n, err);
+    }
+    free(words);
+    if (!s) s = m->ipc_export(m->ctx, e->pool.base, place.handle, &place.offset, err);
+    if (!s && !all(e->control, &place, sizeof place, true)) s = td_fail(err, TD_ERR_PEER, "the receiver process has ended");
+    e->from = e->pool.base;
+    return s;
+}
+
+static td_status gpu_receiver(struct bench_ends *e, struct td_err *err)
+{
+    struct gpu_place place;
+    td_status s = gpu_open(e, err);
+    if (!s && !all(e->control, &place, sizeof place, false)) s = TD_ERR_PEER; /* it says why */
+    if (!s) s = e->ops->device->memory->ipc_open(e->ops->device->memory->ctx, place.handle, &e->opened, err);
+    if (!s) e->from = (const uint8_t *)e->opened + place.offset;
+    return s;
+}
+
 td_status bench_ends_open(struct bench_ends *e, size_t pool_bytes, const struct bench_options *o, struct td_err *err)
 {
     int control[2], bare[2];
     *e = (struct bench_ends){
-        .pool_bytes = pool_bytes, .control = -1, .bare_fd = -1, .bell.fd = -1, .device = o->device, .peer_device = o->peer_device};
-    td_status s = td_arena_create(pool_bytes, 1, "bench-from", &e->pool, err);
+        .pool_bytes = pool_bytes, .control = -1, .bare_fd = -1, .bell.fd = -1, .device = o->device, .peer_device = o->peer_device,
+        .on_gpu = strcmp(o->device, BENCH_GPU) == 0};
+    td_status s = e->on_gpu ? TD_OK : td_arena_create(pool_bytes, 1, "bench-from", &e->pool, err);
     if (s) return s;
     e->from = e->pool.base;
-    for (uint64_t i = 0; i < pool_bytes / 8; i++) ((uint64_t *)e->pool.base)[i] = word_at(i);
+    for (uint64_t i = 0; !e->on_gpu && i < pool_bytes / 8; i++) ((uint64_t *)e->pool.base)[i] = word_at(i);
     s = bare_pair(bare, err);
     if (s) return s;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, control))
@@ -420,15 +556,17 @@ td_status bench_ends_open(struct bench_ends *e, size_t pool_bytes, const struct 
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (getppid() != parent) _exit(1);
         prctl(PR_SET_NAME, "bench-receiver");
-        r.status = td_arena_create(pool_bytes, 1, "bench-to", &e->pool, &child_err);
+        r.status = e->on_gpu ? gpu_receiver(e, &child_err) : td_arena_create(pool_bytes, 1, "bench-to", &e->pool, &child_err);
         if (!r.status) r.status = td_doorbell_open(&e->bell, &child_err);
         memcpy(r.msg, child_err.msg, sizeof r.msg);
-        for (size_t at = 0; at < pool_bytes; at += 4096)
+        for (size_t at = 0; !e->on_gpu && at < pool_bytes; at += 4096)
             (void)*(const volatile uint8_t *)(e->from + at); /* no page faults in the floor */
         if (all(e->control, &r, sizeof r, true) && !r.status) receiver_main(e);
+        gpu_close(e);
         _exit(0);
     }
     struct reply r;
+    if (e->on_gpu && (s = gpu_sender(e, err))) return s;
     s = get_reply(e, &r, err);
     return s ? s : td_doorbell_open(&e->bell, err);
 }
@@ -440,7 +578,8 @@ void bench_ends_close(struct bench_ends *e)
     if (e->bare_fd >= 0) close(e->bare_fd);
     if (e->receiver > 0) waitpid(e->receiver, NULL, 0);
     td_doorbell_close(&e->bell);
-    td_arena_destroy(&e->pool);
+    if (e->on_gpu) gpu_close(e);
+    else td_arena_destroy(&e->pool);
 }
 
 td_status bench_link_open(struct bench_ends *e, enum bench_way way, const struct bench_case *c, struct td_err *err)
@@ -526,6 +665,18 @@ td_status bench_memcpy_batch(struct bench_ends *e, const struct bench_case *c, u
 {
     struct reply r;
     td_status status = ask(e, BENCH_COPY, BENCH_MEMCPY, c, serial, &r, err);
+    if (status) return status;
+    s->seconds += r.seconds;
+    s->receiver_cpu_s += r.cpu_s;
+    s->n_bytes += (double)c->bytes * c->batch;
+    s->n_transfers += c->batch;
+    return TD_OK;
+}
+
+td_status bench_gpu_batch(struct bench_ends *e, enum bench_way way, const struct bench_case *c, uint64_t serial, struct bench_sample *s, struct td_err *err)
+{
+    struct reply r;
+    td_status status = ask(e, BENCH_COPY, way, c, serial, &r, err);
     if (status) return status;
     s->seconds += r.seconds;
     s->receiver_cpu_s += r.cpu_s;

@@ -806,10 +806,7 @@ static void *progress(void *ctx)
             if (i < x->n_conns && x->live[i]->tx_ready && x->live[i]->state != XFER_CONN_CONNECTING) conn_write(x, x->live[i]);
         for (uint32_t i = 0; i < x->n_conns && !busy; i++) busy = x->live[i]->tx_ready && x->live[i]->state != XFER_CONN_CONNECTING;
         if (verify_digests(x)) busy = true;
-        if (xfer_device_busy(x)) { /* copies take microseconds, and nothing wakes us when they are complete */
-            if (!busy) sched_yield();
-            busy = true;
-        }
+        if (xfer_device_busy(x)) busy = true; /* copies take microseconds, and nothing wakes us when they are complete */
         /* Timers go by the start of the turn: if we were stopped in the middle of it, nobody is condemned before the next turn has listened. */
         if (now >= x->next_check_ns) {
             check_conns(x, now);

@@ -52,7 +52,7 @@ def check_rows(report, rows, table):
             continue
         assert 0 < row["latency_us"]["p50"] <= row["latency_us"]["p99"], where
         assert row["post_us_per_transfer"]["min"] > 0, where
-        floor = {"tcp": "bare_tcp", "shm": "memcpy"}[row["path"]]
+        floor = {"tcp": "bare_tcp", "shm": "memcpy", "cuda-ipc": "device_copy", "tcp-staged": "pinned_copy"}[row["path"]]
         assert row["streams"] > 1 or row["ratio_to"][floor]["min"] > 0, where
         n_bytes += row["bytes"] * row["transfers_per_repeat"] * REPEATS
     # The batches that were not timed (warm-up, posting) were verified, too.
@@ -62,6 +62,25 @@ def check_rows(report, rows, table):
         assert None not in row and None not in row.values(), row
         assert (row["path"], row["case"], int(row["bytes"])) == (as_json["path"], as_json["case"], as_json["bytes"]), row
         assert abs(float(row["gb_s_median"]) - as_json["gb_per_s"]["median"]) < 1e-4, row
+
+
+def on_a_gpu():
+    """Pools in the memory of a device (the emulated one: two processes on it)."""
+    with tempfile.TemporaryDirectory() as folder:
+        report, rows, table = measured(folder, "--device", "cuda", "--sizes", "4k,96k", "--block-bytes", "32KiB", "--depth", "1,4", "--streams", "1,2",
+                                       "--machine", "the test's")
+        check_rows(report, rows, table)
+        seen = {(r["case"], r["path"], r["depth"], r["streams"]) for r in report["results"]}
+        wanted = {(c, p, d, 1) for c in ("4KiB", "96KiB") for p in ("cuda-ipc", "tcp-staged", "device_copy", "pinned_copy") for d in (1, 4)}
+        wanted |= {(c, "tcp-staged", 4, 2) for c in ("4KiB", "96KiB")}
+        assert seen == wanted, seen ^ wanted
+        report, _, _ = measured(folder, "--device", "cuda", "--path", "cuda-ipc", "--shape", "llama-8b", "--tokens", "24", "--block-tokens", "8", "--memory",
+                                "32MiB", "--depth", "2")
+        assert [r["n_blocks"] for r in report["results"]] == [3, 3], report["results"]
+    for options, words in ((["--path", "cuda-ipc"], "add --device cuda"), (["--device", "cuda", "--path", "shm"], "leave out --device cuda")):
+        p = run(*options)
+        assert p.returncode != 0 and words in p.stderr, (options, p.returncode, p.stderr)
+    print("bench_xfer: fields, ratios and verified bytes of cuda-ipc and staged tcp are as they should be")
 
 
 def main():
@@ -89,4 +108,7 @@ def main():
     print("bench_xfer: fields, ratios and verified bytes of tcp and shm are as they should be")
 
 
-main()
+if sys.argv[2:] == ["cuda"]:
+    on_a_gpu()
+else:
+    main()
