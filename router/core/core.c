@@ -12,81 +12,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "router/core/ledger.h"
-#include "router/core/order.h"
-#include "router/core/policy.h"
-#include "router/core/prefix_index.h"
+#include "router/core/core_state.h"
 
-#define NS_PER_MS 1000000ull
 #define NO_DEADLINE_NS (10000 * NS_PER_MS)  /* what the order assumes for a request without a TTFT objective */
-#define MAX_TRIES 16                        /* requests tried in one dispatch: bounds the time of an event while the queue is long */
-#define MAX_PASSED 512                      /* and passed over */
-#define MAX_REJECTED 256                    /* and refused; the next event goes on with the rest */
 #define STEP_REFRESH_TOKENS 32
-#define PRESSURE_STEP 0.01                  /* of the EWMA over decisions */
 #define MAX_RETRY_MS 60000
 #define FINISH_WAIT_MS 500                  /* see finish() */
 #define MAX_OBJECTIVE_MS 1e9
 #define MAX_SEQ_JUMP (1u << 20)             /* hours of snapshots; a worker that silent has been lost long ago */
-#define MAX_PREDICTED_S 1e9                 /* what an action may say */
-
-/* gRPC codes, so that the core needs no gRPC header */
-enum { G_OK = 0, G_CANCELLED = 1, G_INVALID = 3, G_DEADLINE = 4, G_NOT_FOUND = 5, G_EXHAUSTED = 8, G_PRECONDITION = 9, G_RANGE = 11,
-       G_UNIMPLEMENTED = 12,
-       G_UNAVAILABLE = 14 };
-
-_Static_assert(TD_CORE_MAX_CLASSES <= TD_ORDER_MAX_CLASSES, "the queue has a place for each class");
-
-enum phase { FREE = 0, QUEUED, RESERVING, PREFILLING, DECODING };
-
-struct request {
-    enum phase phase;
-    uint64_t id;
-    uint32_t attempt, failovers, slo_class;
-    uint64_t tenant;
-    int32_t priority;
-    uint64_t n_prompt, n_tokens, max_tokens; /* n_tokens: prompt + output known to the client's stream */
-    double ttft_s, tpot_s;                   /* objectives; INFINITY = none */
-    uint64_t arrived_ns, queued_ns, moved_ns, placed_ns, first_ns, last_ns;
-    struct td_leg prefill, decode;
-    struct td_choice choice;  /* of this attempt: what was predicted */
-    double work_s;            /* predicted prefill, for those behind it in the queue */
-    uint64_t computed_tokens; /* by the open prefill leg, as far as we know: wasted if the attempt is lost */
-    bool refused;             /* a worker called the request invalid */
-    bool decode_flows;        /* a decode token of this attempt was seen: the KV is there */
-    bool output_done;         /* the client has its last token: whatever is lost now, nothing is left to compute */
-    uint64_t finished_ns;     /* all is done but what the prefill worker says of its part, see finish(); 0 = not so far */
-    uint64_t *hashes;         /* [TD_CORE_MAX_HASHES] in the core's store */
-    uint32_t n_hashes, hash_tokens;
-};
-
-struct td_core {
-    struct td_core_config cfg;
-    td_policy_fn policy;
-    struct td_core_worker workers[TD_CORE_MAX_WORKERS];
-    struct td_core_scan scans[TD_CORE_MAX_WORKERS];
-    uint32_t n_workers, by_role[2][TD_CORE_MAX_WORKERS], n_by_role[2];
-    uint64_t cursor[2], random;
-    struct request *requests;
-    uint64_t *hash_store;
-    uint32_t *hit_tokens;     /* [TD_CORE_MAX_WORKERS] */
-    struct td_order *order;
-    struct td_latency *latency;
-    struct td_prefix_index *index;
-    uint32_t n_live;
-    struct td_core_stats stats;
-    uint64_t decisions;
-    double rate_s;            /* of arrival_rate: the last update */
-    double utilisation[2], utilisation_s, decode_pressure, refused_share;
-    struct td_advice advice;
-    enum td_bound bound;
-    bool room_changed;        /* something ended or came: the queue is worth a walk */
-    /* of the event being applied */
-    uint64_t now_ns;
-    double now_s;
-    struct td_core_action *out;
-    size_t n_out;
-};
 
 static td_status check_classes(const struct td_core_config *g, struct td_err *err)
 {
@@ -178,7 +111,7 @@ void td_core_destroy(struct td_core *c)
 
 /* ---- actions --------------------------------------------------------------------------------------------------------------------------- */
 
-static struct td_core_action *emit(struct td_core *c, enum td_core_action_kind kind, const struct request *r)
+struct td_core_action *core_emit(struct td_core *c, enum td_core_action_kind kind, const struct request *r)
 {
     TD_ASSERT(c->n_out < TD_CORE_MAX_ACTIONS_PER_EVENT);
     struct td_core_action *a = &c->out[c->n_out++];
@@ -188,7 +121,7 @@ static struct td_core_action *emit(struct td_core *c, enum td_core_action_kind k
 
 /* ---- queue ----------------------------------------------------------------------------------------------------------------------------- */
 
-static struct td_order_key key_of(const struct td_core *c, const struct request *r)
+struct td_order_key core_key_of(const struct td_core *c, const struct request *r)
 {
     bool bound = r->ttft_s < INFINITY, started = r->first_ns != 0;
     uint64_t deadline = r->arrived_ns + (started ? 0 : bound ? (uint64_t)(r->ttft_s * 1e9) : NO_DEADLINE_NS);
@@ -198,17 +131,17 @@ static struct td_order_key key_of(const struct td_core *c, const struct request 
 
 static void queue_insert(struct td_core *c, struct request *r)
 {
-    struct td_order_key key = key_of(c, r);
+    struct td_order_key key = core_key_of(c, r);
     td_order_insert(c->order, (uint32_t)(r - c->requests), &key, r->work_s, c->now_ns);
     r->phase = QUEUED;
 }
 
-static void queue_remove(struct td_core *c, struct request *r) { td_order_remove(c->order, (uint32_t)(r - c->requests)); }
+void core_queue_remove(struct td_core *c, struct request *r) { td_order_remove(c->order, (uint32_t)(r - c->requests)); }
 
 /* ---- legs and their ledger --------------------------------------------------------------------------------------------------------------- */
 
 /* The decode worker's next step, for the scans of policies. */
-static void refresh_step(struct td_core *c, uint32_t worker)
+void core_refresh_step(struct td_core *c, uint32_t worker)
 {
     struct td_core_worker *w = &c->workers[worker];
     if (w->role != TD_ROLE_DECODE) return;
@@ -225,12 +158,6 @@ static void shun(struct td_core *c, uint32_t worker)
 static void set_state(struct td_core_worker *w, enum td_worker_state state)
 {
     w->state = state;
-    td_ledger_changed(w);
-}
-
-static void set_kept(struct td_core_worker *w, bool kept)
-{
-    w->kept = kept;
     td_ledger_changed(w);
 }
 
@@ -258,30 +185,30 @@ static void leg_close(struct td_core *c, struct td_leg *leg)
     if (w->role != TD_ROLE_DECODE) return;
     if (w->state == TD_WORKER_SUSPECT) return; /* all of its legs end now (worker_lost), and none comes before it is back */
     if (w->assigned > 0 && w->n_min_tpot == 0) refresh_min_tpot(c, worker);
-    refresh_step(c, worker);
+    core_refresh_step(c, worker);
 }
 
 static bool prefill_told(const struct request *r) { return r->prefill.worker != TD_NO_WORKER && !r->prefill.planned; }
 
 static void cancel_legs(struct td_core *c, struct request *r)
 {
-    if (prefill_told(r)) emit(c, TD_ACT_CANCEL_PREFILL, r);
-    if (r->decode.worker != TD_NO_WORKER) emit(c, TD_ACT_CANCEL_DECODE, r);
+    if (prefill_told(r)) core_emit(c, TD_ACT_CANCEL_PREFILL, r);
+    if (r->decode.worker != TD_NO_WORKER) core_emit(c, TD_ACT_CANCEL_DECODE, r);
     leg_close(c, &r->prefill);
     leg_close(c, &r->decode);
 }
 
 static void forget(struct td_core *c, struct request *r)
 {
-    if (r->phase == QUEUED) queue_remove(c, r);
+    if (r->phase == QUEUED) core_queue_remove(c, r);
     r->phase = FREE;
     c->n_live--;
 }
 
-static void fail(struct td_core *c, struct request *r, uint32_t code, const char *reason, double retry_s)
+void core_fail(struct td_core *c, struct request *r, uint32_t code, const char *reason, double retry_s)
 {
     cancel_legs(c, r);
-    struct td_core_action *a = emit(c, TD_ACT_FAIL, r);
+    struct td_core_action *a = core_emit(c, TD_ACT_FAIL, r);
     a->code = code;
     a->reason = reason;
     double ms = ceil(retry_s * 1000);
@@ -314,10 +241,10 @@ static void learn_from(struct td_core *c, const struct request *r)
 static void complete(struct td_core *c, struct request *r)
 {
     /* A prefill leg may still be open (its "done" is on the way): it ends by itself. A decode leg that is open has nothing left to say. */
-    if (r->decode.worker != TD_NO_WORKER) emit(c, TD_ACT_CANCEL_DECODE, r);
+    if (r->decode.worker != TD_NO_WORKER) core_emit(c, TD_ACT_CANCEL_DECODE, r);
     leg_close(c, &r->prefill);
     leg_close(c, &r->decode);
-    emit(c, TD_ACT_COMPLETE, r);
+    core_emit(c, TD_ACT_COMPLETE, r);
     c->stats.finished++;
     learn_from(c, r);
     forget(c, r);
@@ -331,7 +258,7 @@ static void finish(struct td_core *c, struct request *r)
         complete(c, r);
         return;
     }
-    if (r->decode.worker != TD_NO_WORKER) emit(c, TD_ACT_CANCEL_DECODE, r);
+    if (r->decode.worker != TD_NO_WORKER) core_emit(c, TD_ACT_CANCEL_DECODE, r);
     leg_close(c, &r->decode);
     r->output_done = true;
     r->finished_ns = c->now_ns;
@@ -357,188 +284,12 @@ static void fail_over(struct td_core *c, struct request *r, const char *reason)
         return;
     }
     if (r->failovers >= c->cfg.max_failovers) {
-        fail(c, r, G_UNAVAILABLE, reason, 0);
+        core_fail(c, r, G_UNAVAILABLE, reason, 0);
         return;
     }
     r->failovers++;
     c->stats.failovers++;
     requeue(c, r, true);
-}
-
-/* ---- placement ----------------------------------------------------------------------------------------------------------------------------- */
-
-static bool any_worker(const struct td_core *c, enum td_core_role role)
-{
-    for (uint32_t i = 0; i < c->n_by_role[role]; i++)
-        if (c->workers[c->by_role[role][i]].state == TD_WORKER_READY) return true;
-    return false;
-}
-
-static bool wants_local(const struct td_core *c, const struct request *r)
-{
-    if (c->cfg.mode == TD_MODE_COLOCATED) return true;
-    if (c->cfg.mode == TD_MODE_HYBRID)
-        return (c->policy != td_policy_goodput && r->n_tokens < c->cfg.hybrid_local_tokens) || !any_worker(c, TD_ROLE_PREFILL);
-    return false;
-}
-
-static struct td_policy_view view_of(struct td_core *c)
-{
-    return (struct td_policy_view){.workers = c->workers, .n_workers = c->n_workers, .scans = c->scans, .by_role = {c->by_role[0], c->by_role[1]},
-                                   .n_by_role = {c->n_by_role[0], c->n_by_role[1]}, .cursor = c->cursor, .random = &c->random, .now_s = c->now_s,
-                                   .utilisation = {c->utilisation[0], c->utilisation[1]}, .decode_pressure = c->decode_pressure,
-                                   .latency = c->latency, .index = c->index, .hit_tokens = c->hit_tokens};
-}
-
-static struct td_policy_ask ask_of(const struct td_core *c, const struct request *r)
-{
-    uint64_t sent = r->n_tokens - r->n_prompt, left = r->max_tokens > sent ? r->max_tokens - sent : 1;
-    double expected = td_latency_output(c->latency, r->slo_class, 0.5, r->max_tokens) - (double)sent;
-    bool local = wants_local(c, r);
-    const struct td_core_class *k = &c->cfg.classes[r->slo_class];
-    struct td_policy_ask a = {.id = r->id, .n_tokens = r->n_tokens, .max_tokens = left, .n_out = fmin(fmax(expected, 1), (double)left),
-                              .slo_class = r->slo_class, .ttft_s = r->ttft_s, .tpot_s = r->tpot_s, .best_effort = k->best_effort,
-                              .started = r->first_ns != 0, .force_local = local, .allow_deflect = c->cfg.mode == TD_MODE_HYBRID && !local,
-                              .hashes = r->hashes, .n_hashes = c->index ? r->n_hashes : 0, .hash_tokens = r->hash_tokens};
-    if (a.started) a.ttft_s = INFINITY;
-    else if (r->ttft_s < INFINITY) a.ttft_s = r->ttft_s - (double)(c->now_ns - r->arrived_ns) * 1e-9;
-    return a;
-}
-
-static uint64_t us_of(double s) { return (uint64_t)(fmin(s, MAX_PREDICTED_S) * 1e6); }
-
-enum outcome { PLACED, HELD, REJECTED };
-
-/* Asks the policy about r; carries out what it says. The decode side reserves first (DESIGN section 2); the prefill worker hears of it with the
- * ticket. */
-static enum outcome place(struct td_core *c, struct request *r, const struct td_policy_ask *asked, bool *ret_no_room)
-{
-    struct td_policy_view v = view_of(c);
-    struct td_policy_ask a = *asked;
-    struct td_choice choice = {.verdict = TD_HOLD, .prefill = TD_NO_WORKER, .decode = TD_NO_WORKER, .reason = ""};
-    c->policy(&v, &a, &choice);
-    *ret_no_room = choice.no_room;
-    c->decisions++;
-    c->decode_pressure += PRESSURE_STEP * ((choice.decode_bound ? 1 : 0) - c->decode_pressure);
-    c->refused_share += PRESSURE_STEP * ((choice.verdict == TD_REJECT ? 1 : 0) - c->refused_share);
-    if (choice.verdict == TD_HOLD) return HELD;
-    if (choice.verdict == TD_REJECT) {
-        fail(c, r, G_EXHAUSTED, choice.reason, choice.wait_s);
-        return REJECTED;
-    }
-    if (td_order_has(c->order, (uint32_t)(r - c->requests))) queue_remove(c, r);
-    r->choice = choice;
-    uint64_t uncomputed = r->n_tokens - choice.hit_tokens;
-    td_ledger_decode_open(&c->workers[choice.decode], &r->decode, choice.decode, choice.local, r->n_tokens, r->n_tokens + (uint64_t)a.n_out,
-                          choice.local ? uncomputed : 0, r->tpot_s);
-    c->workers[choice.decode].calls_sent++;
-    refresh_step(c, choice.decode);
-    if (!choice.local) {
-        struct td_core_worker *p = &c->workers[choice.prefill];
-        td_ledger_prefill_open(p, &r->prefill, choice.prefill, uncomputed, choice.prefill_s, c->now_s);
-        p->link_free_at_s = fmax(p->link_free_at_s, c->now_s + choice.ttft_s - choice.prefill_s) +
-                            td_latency_transfer(c->latency, p->node_class, 0, (double)(choice.send_tokens * p->kv_bytes_per_token));
-        td_ledger_changed(p);
-    } else if (!a.force_local) { /* by choice: in hybrid mode, with prefill workers there */
-        c->stats.deflected++;
-    }
-    if (r->failovers == 0 && r->attempt == 0) td_order_charge(c->order, r->tenant, (double)r->n_prompt, c->now_ns);
-    c->stats.predicted_hit_tokens += choice.hit_tokens;
-    r->phase = choice.local ? DECODING : RESERVING;
-    r->moved_ns = r->placed_ns = c->now_ns;
-    struct td_order_key key = key_of(c, r);
-    struct td_core_action *act = emit(c, TD_ACT_START_DECODE, r);
-    act->worker = choice.decode;
-    act->local = choice.local;
-    act->key = td_order_wire_key(c->order, &key);
-    if (choice.ttft_s > 0) act->ttft_us = us_of(choice.ttft_s + (double)(c->now_ns - r->arrived_ns) * 1e-9);
-    act->tpot_us = us_of(choice.tpot_s);
-    return PLACED;
-}
-
-/* How full the decode workers are, 0..1: of sequences or of KV, whichever is nearer its end. */
-static double fullness(const struct td_core *c)
-{
-    double seqs = 0, max_seqs = 0, kv = 0, max_kv = 0;
-    for (uint32_t i = 0; i < c->n_by_role[TD_ROLE_DECODE]; i++) {
-        const struct td_core_worker *w = &c->workers[c->by_role[TD_ROLE_DECODE][i]];
-        if (w->state != TD_WORKER_READY) continue;
-        seqs += w->assigned;
-        max_seqs += w->max_seqs;
-        kv += (double)w->promised_tokens;
-        max_kv += (double)w->kv_tokens;
-    }
-    if (max_seqs <= 0) return 1;
-    return fmin(1, fmax(seqs / max_seqs, kv / max_kv));
-}
-
-/* What was held in this dispatch: who is no easier to place is not tried, so that many that fit nowhere do not use up the tries of those behind
- * them. */
-struct held {
-    bool any;
-    uint64_t n_tokens;
-    double n_out, tpot_s;
-};
-
-static bool no_easier(const struct held *h, const struct td_policy_ask *a, bool objectives)
-{
-    if (!h->any || a->n_tokens < h->n_tokens) return false;
-    if (!objectives) return (double)a->n_tokens + a->n_out >= (double)h->n_tokens + h->n_out;
-    return a->tpot_s <= h->tpot_s && a->n_out <= h->n_out && !a->best_effort && !a->started && a->ttft_s > 0;
-}
-
-static void note_held(struct held *h, const struct td_policy_ask *a)
-{
-    if (h->any && a->n_tokens >= h->n_tokens) return;
-    *h = (struct held){.any = true, .n_tokens = a->n_tokens, .n_out = a->n_out, .tpot_s = a->tpot_s};
-}
-
-/* r was held for so long that those behind it would starve it: one worker of each role it needs is kept for it during this dispatch, the one that
- * empties soonest. That is the same one from dispatch to dispatch, since nothing else comes to it. Nothing is kept for a request that fits nowhere
- * even alone. */
-static void keep_room(struct td_core *c, const struct td_policy_ask *a, uint32_t *kept, uint32_t *n_kept)
-{
-    struct td_policy_view v = view_of(c);
-    uint32_t d = td_policy_keep(&v, a, TD_ROLE_DECODE), p = a->force_local ? TD_NO_WORKER : td_policy_keep(&v, a, TD_ROLE_PREFILL);
-    if (d == TD_NO_WORKER || (p == TD_NO_WORKER && !a->force_local)) return;
-    set_kept(&c->workers[kept[(*n_kept)++] = d], true);
-    if (p != TD_NO_WORKER && c->workers[p].assigned >= c->workers[p].max_seqs) set_kept(&c->workers[kept[(*n_kept)++] = p], true);
-}
-
-/* Walks the queue in its order. One that is held does not stop those behind it. */
-static void dispatch(struct td_core *c)
-{
-    c->room_changed = false;
-    if (td_order_n(c->order) == 0) return;
-    td_order_walk(c->order, c->cfg.n_classes > 1 ? fullness(c) : 0, c->now_ns);
-    struct held no_room = {.any = false}, tight[TD_CORE_MAX_CLASSES] = {{.any = false}};
-    uint32_t kept[2 * MAX_TRIES], n_kept = 0;
-    for (int tries = 0, passed = 0, rejected = 0; tries < MAX_TRIES && passed < MAX_PASSED;) {
-        if (rejected == MAX_REJECTED) {
-            c->room_changed = true;
-            break;
-        }
-        uint32_t slot = td_order_next(c->order);
-        if (slot == TD_ORDER_NONE) break;
-        struct request *r = &c->requests[slot];
-        struct td_policy_ask a = ask_of(c, r);
-        if (no_easier(&no_room, &a, false) || no_easier(&tight[r->slo_class], &a, true)) {
-            passed++;
-            continue;
-        }
-        bool short_of_room;
-        uint64_t waited_ns = c->now_ns - r->queued_ns;
-        enum outcome o = place(c, r, &a, &short_of_room);
-        if (o == REJECTED) {
-            rejected++;
-            continue;
-        }
-        tries++;
-        if (o != HELD) continue;
-        note_held(short_of_room ? &no_room : &tight[r->slo_class], &a);
-        if (waited_ns > c->cfg.queue_timeout_ms * NS_PER_MS / 4) keep_room(c, &a, kept, &n_kept);
-    }
-    while (n_kept > 0) set_kept(&c->workers[kept[--n_kept]], false);
 }
 
 /* ---- workers ---------------------------------------------------------------------------------------------------------------------------------- */
@@ -551,7 +302,7 @@ static void worker_lost(struct td_core *c, uint32_t worker, const char *reason)
         if (r->phase == FREE || r->phase == QUEUED) continue;
         bool on_decode = r->decode.worker == worker, on_prefill = r->prefill.worker == worker;
         if (on_prefill && (r->prefill.planned || r->decode_flows)) { /* it was not told yet: another is found with the ticket; or its work is done */
-            if (prefill_told(r)) emit(c, TD_ACT_CANCEL_PREFILL, r);
+            if (prefill_told(r)) core_emit(c, TD_ACT_CANCEL_PREFILL, r);
             leg_close(c, &r->prefill);
             on_prefill = false;
             if (r->finished_ns) complete(c, r);
@@ -608,7 +359,7 @@ static void on_join(struct td_core *c, const struct td_core_event *e)
     td_latency_node_join(c->latency, e->worker, (uint32_t)join.c);
     roster_insert(c, e->worker, e->role);
     if (e->worker >= c->n_workers) c->n_workers = e->worker + 1;
-    refresh_step(c, e->worker);
+    core_refresh_step(c, e->worker);
     c->room_changed = true;
 }
 
@@ -639,7 +390,7 @@ static void on_step(struct td_core *c, const struct td_core_event *e)
     }
     w->correction = td_latency_correction(c->latency, e->worker);
     td_ledger_changed(w);
-    if (e->c) refresh_step(c, e->worker);
+    if (e->c) core_refresh_step(c, e->worker);
 }
 
 /* ---- requests ---------------------------------------------------------------------------------------------------------------------------------- */
@@ -691,12 +442,12 @@ static void on_request(struct td_core *c, const struct td_core_event *e)
         uint32_t n_d = c->n_by_role[TD_ROLE_DECODE];
         double ahead = fmax(0, td_order_work_s(c->order, slo_class) - r->work_s) / (n_p ? n_p : n_d ? n_d : 1);
         if (ahead > r->ttft_s && !k->best_effort) {
-            fail(c, r, G_EXHAUSTED, "the TTFT objective cannot be met now", ahead - r->ttft_s);
+            core_fail(c, r, G_EXHAUSTED, "the TTFT objective cannot be met now", ahead - r->ttft_s);
             return;
         }
     }
-    dispatch(c); /* max_queued bounds those who wait, not those who can be placed at once */
-    if (r->phase == QUEUED && r->id == e->id && td_order_n(c->order) > c->cfg.max_queued) fail(c, r, G_EXHAUSTED, "the router's queue is full", 1);
+    core_dispatch(c); /* max_queued bounds those who wait, not those who can be placed at once */
+    if (r->phase == QUEUED && r->id == e->id && td_order_n(c->order) > c->cfg.max_queued) core_fail(c, r, G_EXHAUSTED, "the router's queue is full", 1);
 }
 
 /* The live request an event speaks of; NULL when it speaks of the past. */
@@ -714,7 +465,7 @@ static void on_ticket(struct td_core *c, const struct td_core_event *e)
 {
     struct request *r = current(c, e, false);
     if (!r || r->phase != RESERVING) return;
-    struct td_policy_view v = view_of(c);
+    struct td_policy_view v = core_view_of(c);
     uint32_t planned = r->prefill.worker;
     /* The planned one may have left, failed or drained meanwhile; that it is full now is counted already. */
     bool keep = planned != TD_NO_WORKER && c->workers[planned].state == TD_WORKER_READY && !c->workers[planned].shunned;
@@ -732,8 +483,8 @@ static void on_ticket(struct td_core *c, const struct td_core_event *e)
     }
     r->phase = PREFILLING;
     td_ledger_prefill_tell(&c->workers[r->prefill.worker], &r->prefill);
-    struct td_order_key key = key_of(c, r);
-    struct td_core_action *a = emit(c, TD_ACT_START_PREFILL, r);
+    struct td_order_key key = core_key_of(c, r);
+    struct td_core_action *a = core_emit(c, TD_ACT_START_PREFILL, r);
     a->worker = r->prefill.worker;
     a->key = td_order_wire_key(c->order, &key);
 }
@@ -754,7 +505,7 @@ static void grow(struct td_core *c, struct request *r, uint64_t n_tokens)
     uint32_t worker = r->decode.worker;
     if (worker != TD_NO_WORKER) {
         td_ledger_decode_grow(&c->workers[worker], &r->decode, n_tokens - r->n_tokens);
-        if (n_tokens / STEP_REFRESH_TOKENS != r->n_tokens / STEP_REFRESH_TOKENS) refresh_step(c, worker);
+        if (n_tokens / STEP_REFRESH_TOKENS != r->n_tokens / STEP_REFRESH_TOKENS) core_refresh_step(c, worker);
     }
     r->n_tokens = n_tokens;
     r->last_ns = c->now_ns;
@@ -804,7 +555,7 @@ static void leg_failed(struct td_core *c, struct request *r, uint32_t worker, ui
     case G_RANGE:
     case G_UNIMPLEMENTED: /* the router has checked the request: it may be this worker that is too small, too old or mistaken. One second opinion */
         if (r->refused) {
-            fail(c, r, code, what, 0);
+            core_fail(c, r, code, what, 0);
             return;
         }
         r->refused = true;
@@ -816,7 +567,7 @@ static void leg_failed(struct td_core *c, struct request *r, uint32_t worker, ui
         shun(c, worker);
         requeue(c, r, false);
         return;
-    case G_DEADLINE: fail(c, r, code, "the request's deadline has passed", 0); return; /* the client's own: the worker did no wrong */
+    case G_DEADLINE: core_fail(c, r, code, "the request's deadline has passed", 0); return; /* the client's own: the worker did no wrong */
     default: /* perhaps it is dead and its stream does not know yet: do not spend the failovers on it */
         shun(c, worker);
         fail_over(c, r, what);
@@ -922,9 +673,9 @@ static void on_tick(struct td_core *c, uint64_t busy_permille, uint64_t late_ms)
         if (r->phase == FREE) continue;
         if (r->phase == QUEUED) {
             if (c->now_ns - r->queued_ns <= c->cfg.queue_timeout_ms * NS_PER_MS) continue;
-            bool have = any_worker(c, TD_ROLE_DECODE) && (wants_local(c, r) || any_worker(c, TD_ROLE_PREFILL));
-            if (have) fail(c, r, G_EXHAUSTED, "no worker had room within the queue time", c->cfg.queue_timeout_ms * 1e-3);
-            else fail(c, r, G_UNAVAILABLE, "no worker of the needed role is connected", 0);
+            bool have = core_any_worker(c, TD_ROLE_DECODE) && (core_wants_local(c, r) || core_any_worker(c, TD_ROLE_PREFILL));
+            if (have) core_fail(c, r, G_EXHAUSTED, "no worker had room within the queue time", c->cfg.queue_timeout_ms * 1e-3);
+            else core_fail(c, r, G_UNAVAILABLE, "no worker of the needed role is connected", 0);
         } else if (r->finished_ns && c->now_ns - r->finished_ns > FINISH_WAIT_MS * NS_PER_MS) {
             complete(c, r);
         } else if (c->now_ns - r->moved_ns > c->cfg.stall_ms * NS_PER_MS) {
@@ -972,7 +723,7 @@ size_t td_core_step(struct td_core *c, const struct td_core_event *event, struct
     case TD_EV_DECODE_END: on_decode_end(c, e); break;
     case TD_EV_STOP:
         if ((r = current(c, e, true))) {
-            if (prefill_told(r) && !(r->prefill.pending && r->decode_flows)) emit(c, TD_ACT_CANCEL_PREFILL, r);
+            if (prefill_told(r) && !(r->prefill.pending && r->decode_flows)) core_emit(c, TD_ACT_CANCEL_PREFILL, r);
             finish(c, r);
         }
         break;
@@ -985,7 +736,7 @@ size_t td_core_step(struct td_core *c, const struct td_core_event *event, struct
         }
         break;
     }
-    if (c->room_changed) dispatch(c);
+    if (c->room_changed) core_dispatch(c);
     return c->n_out;
 }
 

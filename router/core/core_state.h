@@ -1,0 +1,88 @@
+/* core_state.h - what core.c and dispatch.c share: the core's state, and the few steps of a request's life that both take. Nobody else includes it. */
+#ifndef TD_ROUTER_CORE_STATE_H
+#define TD_ROUTER_CORE_STATE_H
+
+#include "router/core/core.h"
+#include "router/core/ledger.h"
+#include "router/core/order.h"
+#include "router/core/policy.h"
+#include "router/core/prefix_index.h"
+
+#define NS_PER_MS 1000000ull
+
+/* gRPC codes, so that the core needs no gRPC header */
+enum { G_OK = 0, G_CANCELLED = 1, G_INVALID = 3, G_DEADLINE = 4, G_NOT_FOUND = 5, G_EXHAUSTED = 8, G_PRECONDITION = 9, G_RANGE = 11,
+       G_UNIMPLEMENTED = 12,
+       G_UNAVAILABLE = 14 };
+
+_Static_assert(TD_CORE_MAX_CLASSES <= TD_ORDER_MAX_CLASSES, "the queue has a place for each class");
+
+enum phase { FREE = 0, QUEUED, RESERVING, PREFILLING, DECODING };
+
+struct request {
+    enum phase phase;
+    uint64_t id;
+    uint32_t attempt, failovers, slo_class;
+    uint64_t tenant;
+    int32_t priority;
+    uint64_t n_prompt, n_tokens, max_tokens; /* n_tokens: prompt + output known to the client's stream */
+    double ttft_s, tpot_s;                   /* objectives; INFINITY = none */
+    uint64_t arrived_ns, queued_ns, moved_ns, placed_ns, first_ns, last_ns;
+    struct td_leg prefill, decode;
+    struct td_choice choice;  /* of this attempt: what was predicted */
+    double work_s;            /* predicted prefill, for those behind it in the queue */
+    uint64_t computed_tokens; /* by the open prefill leg, as far as we know: wasted if the attempt is lost */
+    bool refused;             /* a worker called the request invalid */
+    bool decode_flows;        /* a decode token of this attempt was seen: the KV is there */
+    bool output_done;         /* the client has its last token: whatever is lost now, nothing is left to compute */
+    uint64_t finished_ns;     /* all is done but what the prefill worker says of its part, see finish(); 0 = not so far */
+    uint64_t *hashes;         /* [TD_CORE_MAX_HASHES] in the core's store */
+    uint32_t n_hashes, hash_tokens;
+};
+
+struct td_core {
+    struct td_core_config cfg;
+    td_policy_fn policy;
+    struct td_core_worker workers[TD_CORE_MAX_WORKERS];
+    struct td_core_scan scans[TD_CORE_MAX_WORKERS];
+    uint32_t n_workers, by_role[2][TD_CORE_MAX_WORKERS], n_by_role[2];
+    uint64_t cursor[2], random;
+    struct request *requests;
+    uint64_t *hash_store;
+    uint32_t *hit_tokens;     /* [TD_CORE_MAX_WORKERS] */
+    struct td_order *order;
+    struct td_latency *latency;
+    struct td_prefix_index *index;
+    uint32_t n_live;
+    struct td_core_stats stats;
+    uint64_t decisions;
+    double rate_s;            /* of arrival_rate: the last update */
+    double utilisation[2], utilisation_s, decode_pressure, refused_share;
+    struct td_advice advice;
+    enum td_bound bound;
+    bool room_changed;        /* something ended or came: the queue is worth a walk */
+    /* of the event being applied */
+    uint64_t now_ns;
+    double now_s;
+    struct td_core_action *out;
+    size_t n_out;
+};
+
+/* --- core.c --- */
+struct td_core_action *core_emit(struct td_core *c, enum td_core_action_kind kind, const struct request *r);
+struct td_order_key core_key_of(const struct td_core *c, const struct request *r);
+void core_queue_remove(struct td_core *c, struct request *r);
+/* The decode worker's next step, for the scans of policies. */
+void core_refresh_step(struct td_core *c, uint32_t worker);
+/* Ends the request with a gRPC code; retry_s counts with RESOURCE_EXHAUSTED. */
+void core_fail(struct td_core *c, struct request *r, uint32_t code, const char *reason, double retry_s);
+
+/* --- dispatch.c --- */
+bool core_any_worker(const struct td_core *c, enum td_core_role role);
+/* Will the decode worker prefill it, whatever a policy says? */
+bool core_wants_local(const struct td_core *c, const struct request *r);
+struct td_policy_view core_view_of(struct td_core *c);
+/* Walks the queue in its order and carries out what the policy says of each. One that is held does not stop those behind it. */
+void core_dispatch(struct td_core *c);
+
+#endif

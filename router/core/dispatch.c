@@ -1,0 +1,194 @@
+/* dispatch.c - who is placed now, and where: the walk through the queue, what the policy is asked about each request, and what its answer does to the ledger.
+ *
+ * Called whenever something may have changed (a request came, a leg ended, a worker joined, a tick). Bounded: so many are tried, passed over and refused in one
+ * walk, and the next event goes on. */
+#include <math.h>
+#include <string.h>
+
+#include "router/core/core_state.h"
+
+#define MAX_TRIES 16                        /* requests tried in one dispatch: bounds the time of an event while the queue is long */
+#define MAX_PASSED 512                      /* and passed over */
+#define MAX_REJECTED 256                    /* and refused; the next event goes on with the rest */
+#define PRESSURE_STEP 0.01                  /* of the EWMA over decisions */
+#define MAX_PREDICTED_S 1e9                 /* what an action may say */
+
+static void set_kept(struct td_core_worker *w, bool kept)
+{
+    w->kept = kept;
+    td_ledger_changed(w);
+}
+
+bool core_any_worker(const struct td_core *c, enum td_core_role role)
+{
+    for (uint32_t i = 0; i < c->n_by_role[role]; i++)
+        if (c->workers[c->by_role[role][i]].state == TD_WORKER_READY) return true;
+    return false;
+}
+
+bool core_wants_local(const struct td_core *c, const struct request *r)
+{
+    if (c->cfg.mode == TD_MODE_COLOCATED) return true;
+    if (c->cfg.mode == TD_MODE_HYBRID)
+        return (c->policy != td_policy_goodput && r->n_tokens < c->cfg.hybrid_local_tokens) || !core_any_worker(c, TD_ROLE_PREFILL);
+    return false;
+}
+
+struct td_policy_view core_view_of(struct td_core *c)
+{
+    return (struct td_policy_view){.workers = c->workers, .n_workers = c->n_workers, .scans = c->scans, .by_role = {c->by_role[0], c->by_role[1]},
+                                   .n_by_role = {c->n_by_role[0], c->n_by_role[1]}, .cursor = c->cursor, .random = &c->random, .now_s = c->now_s,
+                                   .utilisation = {c->utilisation[0], c->utilisation[1]}, .decode_pressure = c->decode_pressure,
+                                   .latency = c->latency, .index = c->index, .hit_tokens = c->hit_tokens};
+}
+
+static struct td_policy_ask ask_of(const struct td_core *c, const struct request *r)
+{
+    uint64_t sent = r->n_tokens - r->n_prompt, left = r->max_tokens > sent ? r->max_tokens - sent : 1;
+    double expected = td_latency_output(c->latency, r->slo_class, 0.5, r->max_tokens) - (double)sent;
+    bool local = core_wants_local(c, r);
+    const struct td_core_class *k = &c->cfg.classes[r->slo_class];
+    struct td_policy_ask a = {.id = r->id, .n_tokens = r->n_tokens, .max_tokens = left, .n_out = fmin(fmax(expected, 1), (double)left),
+                              .slo_class = r->slo_class, .ttft_s = r->ttft_s, .tpot_s = r->tpot_s, .best_effort = k->best_effort,
+                              .started = r->first_ns != 0, .force_local = local, .allow_deflect = c->cfg.mode == TD_MODE_HYBRID && !local,
+                              .hashes = r->hashes, .n_hashes = c->index ? r->n_hashes : 0, .hash_tokens = r->hash_tokens};
+    if (a.started) a.ttft_s = INFINITY;
+    else if (r->ttft_s < INFINITY) a.ttft_s = r->ttft_s - (double)(c->now_ns - r->arrived_ns) * 1e-9;
+    return a;
+}
+
+static uint64_t us_of(double s) { return (uint64_t)(fmin(s, MAX_PREDICTED_S) * 1e6); }
+
+enum outcome { PLACED, HELD, REJECTED };
+
+/* Asks the policy about r; carries out what it says. The decode side reserves first (DESIGN section 2); the prefill worker hears of it with the
+ * ticket. */
+static enum outcome place(struct td_core *c, struct request *r, const struct td_policy_ask *asked, bool *ret_no_room)
+{
+    struct td_policy_view v = core_view_of(c);
+    struct td_policy_ask a = *asked;
+    struct td_choice choice = {.verdict = TD_HOLD, .prefill = TD_NO_WORKER, .decode = TD_NO_WORKER, .reason = ""};
+    c->policy(&v, &a, &choice);
+    *ret_no_room = choice.no_room;
+    c->decisions++;
+    c->decode_pressure += PRESSURE_STEP * ((choice.decode_bound ? 1 : 0) - c->decode_pressure);
+    c->refused_share += PRESSURE_STEP * ((choice.verdict == TD_REJECT ? 1 : 0) - c->refused_share);
+    if (choice.verdict == TD_HOLD) return HELD;
+    if (choice.verdict == TD_REJECT) {
+        core_fail(c, r, G_EXHAUSTED, choice.reason, choice.wait_s);
+        return REJECTED;
+    }
+    if (td_order_has(c->order, (uint32_t)(r - c->requests))) core_queue_remove(c, r);
+    r->choice = choice;
+    uint64_t uncomputed = r->n_tokens - choice.hit_tokens;
+    td_ledger_decode_open(&c->workers[choice.decode], &r->decode, choice.decode, choice.local, r->n_tokens, r->n_tokens + (uint64_t)a.n_out,
+                          choice.local ? uncomputed : 0, r->tpot_s);
+    c->workers[choice.decode].calls_sent++;
+    core_refresh_step(c, choice.decode);
+    if (!choice.local) {
+        struct td_core_worker *p = &c->workers[choice.prefill];
+        td_ledger_prefill_open(p, &r->prefill, choice.prefill, uncomputed, choice.prefill_s, c->now_s);
+        p->link_free_at_s = fmax(p->link_free_at_s, c->now_s + choice.ttft_s - choice.prefill_s) +
+                            td_latency_transfer(c->latency, p->node_class, 0, (double)(choice.send_tokens * p->kv_bytes_per_token));
+        td_ledger_changed(p);
+    } else if (!a.force_local) { /* by choice: in hybrid mode, with prefill workers there */
+        c->stats.deflected++;
+    }
+    if (r->failovers == 0 && r->attempt == 0) td_order_charge(c->order, r->tenant, (double)r->n_prompt, c->now_ns);
+    c->stats.predicted_hit_tokens += choice.hit_tokens;
+    r->phase = choice.local ? DECODING : RESERVING;
+    r->moved_ns = r->placed_ns = c->now_ns;
+    struct td_order_key key = core_key_of(c, r);
+    struct td_core_action *act = core_emit(c, TD_ACT_START_DECODE, r);
+    act->worker = choice.decode;
+    act->local = choice.local;
+    act->key = td_order_wire_key(c->order, &key);
+    if (choice.ttft_s > 0) act->ttft_us = us_of(choice.ttft_s + (double)(c->now_ns - r->arrived_ns) * 1e-9);
+    act->tpot_us = us_of(choice.tpot_s);
+    return PLACED;
+}
+
+/* How full the decode workers are, 0..1: of sequences or of KV, whichever is nearer its end. */
+static double fullness(const struct td_core *c)
+{
+    double seqs = 0, max_seqs = 0, kv = 0, max_kv = 0;
+    for (uint32_t i = 0; i < c->n_by_role[TD_ROLE_DECODE]; i++) {
+        const struct td_core_worker *w = &c->workers[c->by_role[TD_ROLE_DECODE][i]];
+        if (w->state != TD_WORKER_READY) continue;
+        seqs += w->assigned;
+        max_seqs += w->max_seqs;
+        kv += (double)w->promised_tokens;
+        max_kv += (double)w->kv_tokens;
+    }
+    if (max_seqs <= 0) return 1;
+    return fmin(1, fmax(seqs / max_seqs, kv / max_kv));
+}
+
+/* What was held in this dispatch: who is no easier to place is not tried, so that many that fit nowhere do not use up the tries of those behind
+ * them. */
+struct held {
+    bool any;
+    uint64_t n_tokens;
+    double n_out, tpot_s;
+};
+
+static bool no_easier(const struct held *h, const struct td_policy_ask *a, bool objectives)
+{
+    if (!h->any || a->n_tokens < h->n_tokens) return false;
+    if (!objectives) return (double)a->n_tokens + a->n_out >= (double)h->n_tokens + h->n_out;
+    return a->tpot_s <= h->tpot_s && a->n_out <= h->n_out && !a->best_effort && !a->started && a->ttft_s > 0;
+}
+
+static void note_held(struct held *h, const struct td_policy_ask *a)
+{
+    if (h->any && a->n_tokens >= h->n_tokens) return;
+    *h = (struct held){.any = true, .n_tokens = a->n_tokens, .n_out = a->n_out, .tpot_s = a->tpot_s};
+}
+
+/* r was held for so long that those behind it would starve it: one worker of each role it needs is kept for it during this dispatch, the one that
+ * empties soonest. That is the same one from dispatch to dispatch, since nothing else comes to it. Nothing is kept for a request that fits nowhere
+ * even alone. */
+static void keep_room(struct td_core *c, const struct td_policy_ask *a, uint32_t *kept, uint32_t *n_kept)
+{
+    struct td_policy_view v = core_view_of(c);
+    uint32_t d = td_policy_keep(&v, a, TD_ROLE_DECODE), p = a->force_local ? TD_NO_WORKER : td_policy_keep(&v, a, TD_ROLE_PREFILL);
+    if (d == TD_NO_WORKER || (p == TD_NO_WORKER && !a->force_local)) return;
+    set_kept(&c->workers[kept[(*n_kept)++] = d], true);
+    if (p != TD_NO_WORKER && c->workers[p].assigned >= c->workers[p].max_seqs) set_kept(&c->workers[kept[(*n_kept)++] = p], true);
+}
+
+/* Walks the queue in its order. One that is held does not stop those behind it. */
+void core_dispatch(struct td_core *c)
+{
+    c->room_changed = false;
+    if (td_order_n(c->order) == 0) return;
+    td_order_walk(c->order, c->cfg.n_classes > 1 ? fullness(c) : 0, c->now_ns);
+    struct held no_room = {.any = false}, tight[TD_CORE_MAX_CLASSES] = {{.any = false}};
+    uint32_t kept[2 * MAX_TRIES], n_kept = 0;
+    for (int tries = 0, passed = 0, rejected = 0; tries < MAX_TRIES && passed < MAX_PASSED;) {
+        if (rejected == MAX_REJECTED) {
+            c->room_changed = true;
+            break;
+        }
+        uint32_t slot = td_order_next(c->order);
+        if (slot == TD_ORDER_NONE) break;
+        struct request *r = &c->requests[slot];
+        struct td_policy_ask a = ask_of(c, r);
+        if (no_easier(&no_room, &a, false) || no_easier(&tight[r->slo_class], &a, true)) {
+            passed++;
+            continue;
+        }
+        bool short_of_room;
+        uint64_t waited_ns = c->now_ns - r->queued_ns;
+        enum outcome o = place(c, r, &a, &short_of_room);
+        if (o == REJECTED) {
+            rejected++;
+            continue;
+        }
+        tries++;
+        if (o != HELD) continue;
+        note_held(short_of_room ? &no_room : &tight[r->slo_class], &a);
+        if (waited_ns > c->cfg.queue_timeout_ms * NS_PER_MS / 4) keep_room(c, &a, kept, &n_kept);
+    }
+    while (n_kept > 0) set_kept(&c->workers[kept[--n_kept]], false);
+}
