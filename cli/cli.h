@@ -8,8 +8,10 @@
 #include <stdio.h>
 
 #include "common/base/options.h"
+#ifndef TANDEM_OFFLINE /* a build without daemons (TANDEM_DAEMONS=OFF): the commands that need no cluster */
 #include "common/rpc/rpc.h"
 #include "tandem/v1/inference.pb-c.h"
+#endif
 
 /* Each gets argv with argv[0] = its own name and returns the exit status: 0, 1 (failed), 2 (usage). */
 int cli_up(int argc, char **argv);
@@ -27,6 +29,11 @@ int cli_plan(int argc, char **argv);
 /* input.c: all that is left in f, and a zero after it; the caller frees *ret_text. TD_ERR_IO, TD_ERR_NOMEM. Blocks until f ends. */
 td_status cli_read_all(FILE *f, char **ret_text, size_t *ret_bytes, struct td_err *err);
 
+/* main took it out of the arguments: not rank 0 when this program was started by itself as a part of engine-bench (common/worker/ranks.h). */
+struct td_ranks_place;
+extern struct td_ranks_place cli_rank;
+
+#ifndef TANDEM_OFFLINE
 /* --- client.c ------------------------------------------------------------------------------------------------------------------------- */
 
 struct cli_server { /* the options every client command has */
@@ -38,10 +45,6 @@ struct cli_server { /* the options every client command has */
     {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_cert), "own certificate, for mutual TLS"},                                     \
     {"tls_key", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_key), "own key, for mutual TLS"},                                         \
     {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_server_name), "name that the router's certificate must hold; empty = the host dialled"}
-
-/* main took it out of the arguments: not rank 0 when this program was started by itself as a part of engine-bench (common/worker/ranks.h). */
-struct td_ranks_place;
-extern struct td_ranks_place cli_rank;
 
 struct cli_client {
     struct td_rpc_loop *loop;
@@ -63,4 +66,5 @@ void cli_call(struct cli_client *c, const char *path, const ProtobufCMessageDesc
 /* Prints "tandem CMD: CODE_NAME: details" and what to do about it; returns 1. */
 int cli_complain(const char *command, const char *server, const struct cli_result *r);
 
+#endif
 #endif

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "cli/engine_bench.h"
 #include "common/base/clock.h"
 #include "common/worker/engine.h"
 #include "common/worker/ranks.h"
@@ -12,6 +13,8 @@ struct bench_config {
     const char *model, *random_weights, *dtype, *ops, *cpus, *kv_memory, *device;
     int64_t threads, batch, prompt_len, output_len, repeat, chunk, block_size, device_index;
     int64_t tp;
+    const char *cases, *csv, *commit;
+    double floor_gb_s, floor_tflops;
     bool json, deterministic;
 };
 
@@ -34,6 +37,11 @@ static const struct td_option options[] = {
     {"chunk", TD_OPT_I64, "512", 1, 1 << 20, NULL, OFF(chunk), "tokens per prefill step"},
     {"block_size", TD_OPT_I64, "16", 8, 256, NULL, OFF(block_size), "tokens per KV block"},
     {"kv_memory", TD_OPT_STR, "60%", 0, 0, NULL, OFF(kv_memory), "KV pool"},
+    {"cases", TD_OPT_STR, "", 0, 0, NULL, OFF(cases), "BATCHxPROMPT_LEN,...: these one after another, decode steps timed one by one; instead of batch, prompt_len, repeat"},
+    {"floor_gb_s", TD_OPT_F64, "0", 0, 1e6, NULL, OFF(floor_gb_s), "cases: measured copy rate, for percent of the floor; 0 = unknown (tandem-cuda-bench measures it)"},
+    {"floor_tflops", TD_OPT_F64, "0", 0, 1e6, NULL, OFF(floor_tflops), "cases: measured rate of a large product; 0 = unknown"},
+    {"csv", TD_OPT_STR, "", 0, 0, NULL, OFF(csv), "cases: append rows to this file, with a head when it is new"},
+    {"commit", TD_OPT_STR, "unknown", 0, 0, NULL, OFF(commit), "cases: for the CSV"},
     {"json", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(json), "one JSON object on stdout"},
     {0},
 };
@@ -94,6 +102,30 @@ static td_status one_run(struct td_engine *e, const struct bench_config *c, uint
     return s;
 }
 
+/* The words of the command, without the file that it writes to. */
+static void command_text(int argc, char **argv, char *text, size_t text_bytes)
+{
+    size_t n = (size_t)snprintf(text, text_bytes, "tandem engine-bench");
+    for (int i = 1; i < argc && n < text_bytes; i++) {
+        if (strncmp(argv[i], "--csv", 5) == 0) {
+            i += argv[i][5] == 0;
+            continue;
+        }
+        n += (size_t)snprintf(text + n, text_bytes - n, " %s", argv[i]);
+    }
+}
+
+static td_status run_cases(const struct bench_config *c, struct td_engine *e, const struct engine_bench_case *cases, int32_t n_cases, int argc, char **argv,
+                           struct td_err *err)
+{
+    char command[1024];
+    const char *path = c->model[0] ? c->model : c->random_weights, *slash = strrchr(path, '/');
+    command_text(argc, argv, command, sizeof command);
+    struct engine_bench_report r = {.model = slash && slash[1] ? slash + 1 : path, .csv = c->csv, .commit = c->commit, .command = command,
+                                    .floor_gb_s = c->floor_gb_s, .floor_tflops = c->floor_tflops, .n_steps = (int32_t)c->output_len};
+    return engine_bench_run_cases(e, cases, n_cases, &r, err);
+}
+
 int cli_engine_bench(int argc, char **argv)
 {
     struct bench_config c = {0};
@@ -101,6 +133,11 @@ int cli_engine_bench(int argc, char **argv)
     struct td_engine *e = NULL;
     td_status s = td_options_load(options, &c, "tandem engine-bench", "Prefill and decode tokens/s of one process.", argc, argv, NULL, 0, NULL, &err);
     if (!s && !c.model[0] && !c.random_weights[0]) s = td_fail(&err, TD_ERR_INVALID, "give --model DIR or --random-weights CONFIG.json");
+    struct engine_bench_case cases[ENGINE_BENCH_CASES_MAX];
+    int32_t n_cases = 0;
+    if (!s && c.cases[0]) s = engine_bench_parse_cases(c.cases, cases, &n_cases, &err);
+    for (int32_t i = 0; i < n_cases; i++)
+        if (i == 0 || cases[i].batch > c.batch) c.batch = cases[i].batch;
     static struct td_ranks ranks;
     if (!s && cli_rank.rank > 0) s = td_ranks_join(&cli_rank, &ranks, &err);
     else if (!s && c.tp > 1) s = td_ranks_start((int32_t)c.tp, (int32_t)c.threads, &ranks, &err);
@@ -115,6 +152,12 @@ int cli_engine_bench(int argc, char **argv)
         s = td_engine_open(&ec, &e, &err);
     }
     double prefill[1000], decode[1000], ignored;
+    if (!s && n_cases) {
+        s = run_cases(&c, e, cases, n_cases, argc, argv, &err);
+        td_engine_close(e);
+        td_ranks_stop(&ranks);
+        return s ? td_die("tandem engine-bench", &err) : 0;
+    }
     if (!s) s = one_run(e, &c, 1, &ignored, &ignored, &err); /* warm-up: pages, clocks */
     for (int64_t i = 0; !s && i < c.repeat; i++) s = one_run(e, &c, (uint32_t)i + 2, &prefill[i], &decode[i], &err);
     if (!s) {

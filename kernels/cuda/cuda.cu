@@ -384,6 +384,9 @@ static td_status fill_info(int index, struct td_device_info *info, struct td_err
     snprintf(info->pci, sizeof info->pci, "%04x:%02x:%02x.0", (unsigned)prop.pciDomainID, (unsigned)prop.pciBusID, (unsigned)prop.pciDeviceID);
     info->index = index, info->cc_major = prop.major, info->cc_minor = prop.minor, info->n_sms = prop.multiProcessorCount;
     info->memory_bytes = prop.totalGlobalMem;
+    int driver = 0, runtime = 0; /* the newest CUDA that the driver serves; ours */
+    if (cudaDriverGetVersion(&driver) == cudaSuccess && cudaRuntimeGetVersion(&runtime) == cudaSuccess)
+        snprintf(info->driver, sizeof info->driver, "%d.%d runtime=%d.%d", driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
 #ifdef TD_CUDA_EMULATE
     info->is_emulated = true;
 #endif
@@ -456,6 +459,7 @@ static td_status open_device(const struct td_device_config *config, struct td_er
     td_cuda.index = config->index;
     td_status s = fill_info(config->index, &self.device.info, err);
     if (s) return s;
+    self.device.info.is_deterministic = config->deterministic;
     const struct td_device_info *info = &self.device.info;
     td_cuda.n_sms = info->n_sms, td_cuda.cc = info->cc_major * 10 + info->cc_minor, td_cuda.is_deterministic = config->deterministic;
     const char *overlap = getenv("TANDEM_CUDA_OVERLAP");

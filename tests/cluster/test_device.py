@@ -4,6 +4,7 @@ A cluster's tokens are those of one process on the same device; a worker whose d
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import threading
@@ -106,6 +107,8 @@ def test_killed_in_the_middle(oracle):
 def test_pd(emulated_oracle, transfer):
     """KV goes from GPU memory to GPU memory, and the decode worker goes on with the bits that the prefill worker computed."""
     with on_device(library=EMULATED, worker_args=["--transfer", transfer, "--kv-digest", "always"]) as c:
+        log = c.workers["decode-0"].wait_log(r"ev=device .*").group(0)
+        assert "deterministic=true" in log and re.search(r" driver=\d+\.\d+ runtime=\d+\.\d+ ", log), log
         requests = cluster_requests(c)
         results = c.generate_many(requests)
         check(results, emulated_oracle)

@@ -1,0 +1,25 @@
+/* engine_bench.h - the cases of `tandem engine-bench`: see engine_bench_cases.c. */
+#ifndef TD_CLI_ENGINE_BENCH_H
+#define TD_CLI_ENGINE_BENCH_H
+
+#include "common/worker/engine.h"
+
+#define ENGINE_BENCH_CASES_MAX 64
+
+struct engine_bench_case {
+    int32_t batch, prompt_len;
+};
+
+struct engine_bench_report {
+    const char *model, *csv, *commit, *command; /* csv "": none */
+    double floor_gb_s, floor_tflops;            /* 0: unknown */
+    int32_t n_steps;
+};
+
+/* "1x4096,64x4096" */
+td_status engine_bench_parse_cases(const char *text, struct engine_bench_case *ret_cases, int32_t *ret_n, struct td_err *err);
+/* Runs and prints them, a line each as it is done; appends two rows each to the CSV. The engine holds no sequence before and after. */
+td_status engine_bench_run_cases(struct td_engine *e, const struct engine_bench_case *cases, int32_t n_cases, const struct engine_bench_report *report,
+                                 struct td_err *err);
+
+#endif
