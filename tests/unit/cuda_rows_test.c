@@ -509,6 +509,7 @@ static void products(bool is_invariant)
         }
     int32_t wide = 64 * dev->info.n_sms + 5; /* outputs enough for the wide form of few rows */
     check_shape((struct shape){150, 161, 530}, TD_BF16, TD_BF16, true, true);
+    for (int32_t m = 3; m < 100; m *= 3) check_shape((struct shape){m, 40, 2100}, TD_BF16, TD_BF16, false, m % 2); /* eight slices of many chunks */
     check_shape((struct shape){7, wide, 40}, TD_BF16, TD_BF16, true, false);
     check_shape((struct shape){13, wide, 72}, TD_BF16, TD_BF16, false, true);
     if (!is_invariant) return;
@@ -516,6 +517,7 @@ static void products(bool is_invariant)
     check_invariance(TD_BF16, 130, 33, 600, sizes, 20);
     check_invariance(TD_BF16, 130, 140, 72, sizes, 20);
     check_invariance(TD_BF16, 18, wide, 104, sizes, 9);
+    check_invariance(TD_BF16, 130, 20, 2350, sizes, 20);
     check_invariance(TD_F32, 66, 33, 257, sizes, 15);
     check_invariance(TD_F16, 66, 7, 100, sizes, 15);
 }
