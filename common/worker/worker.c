@@ -615,6 +615,8 @@ static td_status open_ranks(struct td_worker *w, struct td_err *err)
     const struct td_worker_config *c = &w->cfg;
     struct td_model_config mc;
     if (c->tp == 1) return TD_OK;
+    if (strcmp(c->device, "cpu") != 0)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, and device is %s: ranks on devices are not available", (int)c->tp, c->device);
     td_status s = c->model[0] ? td_model_config_load(c->model, &mc, err) : td_model_config_load_file(c->random_weights, &mc, err);
     if (!s) s = td_model_check_ranks(&mc, (int32_t)c->tp, err);
     if (!s) s = td_ranks_start((int32_t)c->tp, (int32_t)c->threads, &w->ranks, err);
