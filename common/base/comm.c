@@ -43,6 +43,7 @@
 #define TIMEOUT_MS 60000
 #define LOOK_MS 50
 #define SUM_FLOATS 256
+#define TEAM_FLOATS ((size_t)16384) /* below, a meeting of threads costs more than they save */
 
 enum kind { BARRIER = 1, REDUCE, GATHER, COLUMNS, BROADCAST };
 
@@ -76,6 +77,7 @@ struct td_comm {
     size_t slot_bytes;
     uint64_t timeout_ns, spin_ns, n_rounds, n_arrivals;
     int pidfds[TD_COMM_MAX_RANKS];
+    td_status team_status; /* of a team's call: part 0 writes it before a meeting, all read it after */
 };
 
 /* ---- the segment --------------------------------------------------------------------------------------------------------------------- */
@@ -373,9 +375,51 @@ static void sum_slice(struct td_comm *c, size_t from, size_t to)
     }
 }
 
-td_status td_comm_all_reduce_sum(struct td_comm *c, float *x, size_t n)
+/* This part's share of [from, to). */
+static void share_of(const struct td_comm_team *t, size_t from, size_t to, size_t *ret_from, size_t *ret_to)
 {
-    if (td_comm_n_ranks(c) == 1) return TD_OK;
+    slice_of(to - from, t->part, t->n_parts, ret_from, ret_to);
+    *ret_from += from;
+    *ret_to += from;
+}
+
+/* Part 0 alone talks to the other ranks; the rest of its team learns the outcome at a meeting. */
+static td_status team_outcome(struct td_comm *c, const struct td_comm_team *t, td_status mine)
+{
+    if (t->part == 0) c->team_status = mine;
+    t->meet(t->ctx);
+    return c->team_status;
+}
+
+static td_status sum_together(struct td_comm *c, const struct td_comm_team *t, float *x, size_t n)
+{
+    for (size_t at = 0; at < n;) {
+        size_t m = min_size(n - at, c->slot_bytes / sizeof(float)), from, to, lo, hi;
+        td_status s = team_outcome(c, t, t->part == 0 && is_over(c) ? TD_ERR_PEER : TD_OK);
+        if (s) return s;
+        share_of(t, 0, m, &lo, &hi);
+        memcpy((float *)(void *)slot(c, c->rank) + lo, x + at + lo, (hi - lo) * sizeof(float));
+        t->meet(t->ctx);
+        if ((s = team_outcome(c, t, t->part == 0 ? meet_as(c, REDUCE, (n - at) * sizeof(float), false) : TD_OK))) return s;
+        slice_of(m, c->rank, c->n_ranks, &from, &to);
+        share_of(t, from, to, &lo, &hi);
+        sum_slice(c, lo, hi);
+        t->meet(t->ctx);
+        if ((s = team_outcome(c, t, t->part == 0 ? meet(c, false) : TD_OK))) return s;
+        for (int32_t r = 0; r < c->n_ranks; r++) {
+            slice_of(m, r, c->n_ranks, &from, &to);
+            share_of(t, from, to, &lo, &hi);
+            memcpy(x + at + lo, (const float *)(const void *)slot(c, r) + lo, (hi - lo) * sizeof(float));
+        }
+        t->meet(t->ctx); /* the slots of this round are done with */
+        if (t->part == 0) c->n_rounds++;
+        at += m;
+    }
+    return TD_OK;
+}
+
+static td_status sum_alone(struct td_comm *c, float *x, size_t n)
+{
     for (size_t at = 0; at < n; c->n_rounds++) {
         size_t m = min_size(n - at, c->slot_bytes / sizeof(float)), from, to;
         if (is_over(c)) return TD_ERR_PEER;
@@ -392,6 +436,14 @@ td_status td_comm_all_reduce_sum(struct td_comm *c, float *x, size_t n)
         at += m;
     }
     return TD_OK;
+}
+
+td_status td_comm_all_reduce_sum(struct td_comm *c, const struct td_comm_team *team, float *x, size_t n)
+{
+    if (td_comm_n_ranks(c) == 1) return TD_OK;
+    if (!team || team->n_parts == 1) return sum_alone(c, x, n);
+    if (n < TEAM_FLOATS) return team_outcome(c, team, team->part == 0 ? sum_alone(c, x, n) : TD_OK);
+    return sum_together(c, team, x, n);
 }
 
 td_status td_comm_all_gather(struct td_comm *c, const void *mine, size_t bytes, void *all)

@@ -11,7 +11,7 @@
  *      every call of every rank answers TD_ERR_PEER, and td_comm_reason says why.
  *  (3) All ranks make the same calls in the same order with the same sizes; a rank that does not is found out (TD_ERR_INTERNAL, the others TD_ERR_PEER).
  *
- * Threads: one thread of each rank at a time. All calls block; none allocates but open. comm NULL is a group of one: everything is a no-op or a
+ * Threads: one thread of each rank at a time, but for a team's call. All calls block; none allocates but open. comm NULL is a group of one: everything is a no-op or a
  * copy. */
 #ifndef TD_BASE_COMM_H
 #define TD_BASE_COMM_H
@@ -58,8 +58,16 @@ void td_comm_close(struct td_comm *comm);
 int32_t td_comm_rank(const struct td_comm *comm);
 int32_t td_comm_n_ranks(const struct td_comm *comm);
 
-/* x[i] = sum over ranks of their x[i], on every rank. */
-td_status td_comm_all_reduce_sum(struct td_comm *comm, float *x, size_t n);
+/* The threads of a rank that make one call together: all of them call with the same arguments but part, get the same status, and meet at least once between two
+ * calls. meet: a barrier of theirs. */
+struct td_comm_team {
+    int part, n_parts;
+    void (*meet)(void *ctx);
+    void *ctx;
+};
+
+/* x[i] = sum over ranks of their x[i], on every rank. team NULL: one thread. Small sums are part 0's alone. */
+td_status td_comm_all_reduce_sum(struct td_comm *comm, const struct td_comm_team *team, float *x, size_t n);
 /* all[r * bytes ..] = rank r's `mine`. */
 td_status td_comm_all_gather(struct td_comm *comm, const void *mine, size_t bytes, void *all);
 /* Columns [first[r], first[r + 1]) of each of n_rows rows, tight in rank r's `mine`, to their places in out [n_rows, first[n_ranks]] on rank 0.

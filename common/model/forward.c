@@ -152,13 +152,19 @@ static bool adds(const struct step *s)
     return td_comm_rank(s->m->comm) == 0;
 }
 
+static void meet_threads(void *threads)
+{
+    td_thread_pool_barrier(threads);
+}
+
 /* After it: x of all ranks becomes their sum. False: the group is lost. */
 static bool sum_ranks(const struct step *s, const struct rows *r)
 {
     if (td_comm_n_ranks(s->m->comm) == 1) return true;
-    if (s->part == 0) s->ws->comm_status = td_comm_all_reduce_sum(s->m->comm, r->x, (size_t)r->n * (size_t)s->m->shard.hidden);
-    meet(s);
-    return s->ws->comm_status == TD_OK;
+    const struct td_comm_team team = {.part = s->part, .n_parts = s->n_parts, .meet = meet_threads, .ctx = s->m->threads};
+    td_status status = td_comm_all_reduce_sum(s->m->comm, &team, r->x, (size_t)r->n * (size_t)s->m->shard.hidden);
+    if (s->part == 0) s->ws->comm_status = status;
+    return status == TD_OK;
 }
 
 /* y = norm(x) . W^T */

@@ -16,6 +16,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/comm.h"
+#include "common/base/thread_pool.h"
 
 static uint64_t mix(uint64_t z)
 {
@@ -58,7 +59,7 @@ static void one_call(struct team *t, struct td_comm *c, int32_t rank, uint64_t s
     case 0:
     case 1:
         for (size_t i = 0; i < n; i++) x[i] = value(seed, rank, i);
-        wrong += td_comm_all_reduce_sum(c, x, n) != TD_OK;
+        wrong += td_comm_all_reduce_sum(c, NULL, x, n) != TD_OK;
         for (size_t i = 0; i < n; i++) {
             float sum = value(seed, 0, i);
             for (int32_t r = 1; r < t->n_ranks; r++) sum += value(seed, r, i);
@@ -148,6 +149,79 @@ static void every_call_against_loops(void **state)
     }
 }
 
+/* ---- a rank of several threads ------------------------------------------------------------------------------------------------------------- */
+
+struct team_rank {
+    struct td_comm_segment *segment;
+    struct td_thread_pool *pool;
+    struct td_comm *comm;
+    int32_t rank, n_ranks, n_threads;
+    float *x;
+    size_t n;
+    td_status statuses[4];
+    int wrong;
+};
+
+static void meet_pool(void *pool) { td_thread_pool_barrier(pool); }
+
+static void team_part(void *ctx, int part, int n_parts)
+{
+    struct team_rank *me = ctx;
+    struct td_comm_team team = {.part = part, .n_parts = n_parts, .meet = meet_pool, .ctx = me->pool};
+    me->statuses[part] = td_comm_all_reduce_sum(me->comm, &team, me->x, me->n);
+}
+
+static void *run_team_rank(void *arg)
+{
+    static const size_t sizes[] = {1, 16383, 16384, 16385, 40001, 100000};
+    struct team_rank *me = arg;
+    struct td_comm_config cfg = {0};
+    struct td_err err = {0};
+    if (td_thread_pool_create(me->n_threads, NULL, 0, &me->pool, &err) || td_comm_open(me->segment, me->rank, &cfg, &me->comm, &err)) {
+        me->wrong = 1;
+        return NULL;
+    }
+    me->x = malloc(100000 * sizeof(float));
+    for (uint64_t k = 0; k < 6 * 5; k++) {
+        me->n = sizes[k % 6];
+        for (size_t i = 0; i < me->n; i++) me->x[i] = value(k, me->rank, i);
+        td_thread_pool_run(me->pool, team_part, me);
+        for (int p = 0; p < me->n_threads; p++) me->wrong += me->statuses[p] != TD_OK;
+        for (size_t i = 0; i < me->n; i++) {
+            float sum = value(k, 0, i);
+            for (int32_t r = 1; r < me->n_ranks; r++) sum += value(k, r, i);
+            me->wrong += memcmp(&sum, &me->x[i], sizeof sum) != 0;
+        }
+    }
+    /* The group ends: every thread of the team hears of it. */
+    if (me->rank == 0) td_comm_abort(me->comm, "the test is over");
+    td_thread_pool_run(me->pool, team_part, me);
+    for (int p = 0; p < me->n_threads; p++) me->wrong += me->statuses[p] != TD_ERR_PEER;
+    free(me->x);
+    td_comm_close(me->comm);
+    td_thread_pool_destroy(me->pool);
+    return NULL;
+}
+
+static void teams_of_threads(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 3; k++) {
+        struct td_comm_segment segment;
+        struct team_rank ranks[3];
+        pthread_t threads[3];
+        int32_t n_ranks = k == 2 ? 3 : 2;
+        assert_int_equal(td_comm_segment_create(n_ranks, k == 1 ? 65536 : 0, &segment, NULL), TD_OK); /* one round, and several */
+        for (int32_t r = 0; r < n_ranks; r++) {
+            ranks[r] = (struct team_rank){.segment = &segment, .rank = r, .n_ranks = n_ranks, .n_threads = r == 1 ? 3 : 2};
+            assert_int_equal(pthread_create(&threads[r], NULL, run_team_rank, &ranks[r]), 0);
+        }
+        for (int32_t r = 0; r < n_ranks; r++) pthread_join(threads[r], NULL);
+        for (int32_t r = 0; r < n_ranks; r++) assert_int_equal(ranks[r].wrong, 0);
+        td_comm_segment_close(&segment);
+    }
+}
+
 static void refuses_by_name(void **state)
 {
     (void)state;
@@ -173,7 +247,7 @@ static void refuses_by_name(void **state)
     int32_t first[2] = {0, 1};
     size_t n = 1;
     assert_int_equal(td_comm_n_ranks(NULL), 1);
-    assert_int_equal(td_comm_all_reduce_sum(NULL, &x, 1), TD_OK);
+    assert_int_equal(td_comm_all_reduce_sum(NULL, NULL, &x, 1), TD_OK);
     assert_int_equal(td_comm_gather_columns(NULL, &x, 1, first, &y), TD_OK);
     assert_true(x == 3 && y == 3);
     assert_int_equal(td_comm_broadcast(NULL, &x, &n, true), TD_OK);
@@ -190,7 +264,7 @@ static int call_until_failure(struct td_comm *c, const char *reason)
     static float x[1000], all[1000 * GROUP];
     td_status s = TD_OK;
     while (!s) {
-        s = td_comm_all_reduce_sum(c, x, 1000);
+        s = td_comm_all_reduce_sum(c, NULL, x, 1000);
         if (!s) s = td_comm_all_gather(c, x, 1000, all);
         size_t n = td_comm_rank(c) == 0 ? 300 : sizeof x;
         if (!s) s = td_comm_broadcast(c, x, &n, true);
@@ -200,7 +274,7 @@ static int call_until_failure(struct td_comm *c, const char *reason)
         fprintf(stderr, "status %d reason %s, expected %s\n", s, td_comm_reason(c, buf), reason);
         return WRONG_REASON;
     }
-    return td_comm_all_reduce_sum(c, x, 1) == TD_ERR_PEER && td_comm_check(c) == TD_ERR_PEER ? ENDED_BY_PEER : WRONG_REASON;
+    return td_comm_all_reduce_sum(c, NULL, x, 1) == TD_ERR_PEER && td_comm_check(c) == TD_ERR_PEER ? ENDED_BY_PEER : WRONG_REASON;
 }
 
 /* The status of a child that must end by then; a child that does not is killed and the test fails. */
@@ -335,7 +409,7 @@ static void words_and_disagreement(void **state)
         assert_int_equal(td_comm_open(&s, 1, &cfg, &o.c, NULL), TD_OK);
         assert_string_equal(td_comm_reason(c, buf), "");
         assert_int_equal(pthread_create(&thread, NULL, other_rank, &o), 0);
-        td_status mine = td_comm_all_reduce_sum(c, &x, 1);
+        td_status mine = td_comm_all_reduce_sum(c, NULL, &x, 1);
         pthread_join(thread, NULL);
         td_comm_reason(c, buf);
         if (abort) {
@@ -357,7 +431,7 @@ static void words_and_disagreement(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_call_against_loops), cmocka_unit_test(refuses_by_name),          cmocka_unit_test(killed_rank_ends_all),
+        cmocka_unit_test(every_call_against_loops), cmocka_unit_test(teams_of_threads), cmocka_unit_test(refuses_by_name),          cmocka_unit_test(killed_rank_ends_all),
         cmocka_unit_test(stopped_rank_is_given_up), cmocka_unit_test(rank_that_ends_before_it_opens), cmocka_unit_test(words_and_disagreement),
     };
     return cmocka_run_group_tests_name("base_comm", tests, NULL, NULL);
