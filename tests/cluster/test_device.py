@@ -103,10 +103,12 @@ def test_killed_in_the_middle(oracle):
         c.wait_idle(4)
 
 
-@pytest.mark.parametrize("transfer", ["tcp", "cuda-ipc"])
-def test_pd(emulated_oracle, transfer):
-    """KV goes from GPU memory to GPU memory, and the decode worker goes on with the bits that the prefill worker computed."""
-    with on_device(library=EMULATED, worker_args=["--transfer", transfer, "--kv-digest", "always"]) as c:
+@pytest.mark.parametrize("transfer", ["tcp", "cuda-ipc", "rdma"])
+def test_pd(emulated_oracle, transfer, tmp_path):
+    """KV goes from GPU memory to GPU memory, and the decode worker goes on with the bits that the prefill worker computed. tcp: through page-locked memory; rdma:
+    the provider in memory writes into the device's, as one with GPUDirect would."""
+    env = {"TANDEM_VERBS_FAKE": f"path={tmp_path / 'fabric'}"} if transfer == "rdma" else {}
+    with on_device(envs={"prefill-0": env, "decode-0": env}, library=EMULATED, worker_args=["--transfer", transfer, "--kv-digest", "always"]) as c:
         log = c.workers["decode-0"].wait_log(r"ev=device .*").group(0)
         assert "deterministic=true" in log and re.search(r" driver=\d+\.\d+ runtime=\d+\.\d+ ", log), log
         requests = cluster_requests(c)
@@ -115,6 +117,21 @@ def test_pd(emulated_oracle, transfer):
         assert any(r.trailing["tandem-ledger"].find(f"transfer_path={transfer}") >= 0 for r in results), results[0].trailing
         check(c.generate_many(requests[::-1]), emulated_oracle[::-1])
         c.wait_idle()
+
+
+def test_pd_killed_in_the_middle(emulated_oracle):
+    """A prefill worker is killed while decode's device copies from its memory; later the decode worker of the rest, while others copy to it."""
+    with on_device(2, library=EMULATED, prefill=2, worker_args=["--transfer", "cuda-ipc"]) as c:
+        for victim in ("prefill-0", "decode-1"):
+            box = []
+            t = threading.Thread(target=lambda: box.extend(c.generate_many(cluster_requests(c))))
+            t.start()
+            c.wait_for(lambda: any(w.name == victim and w.running for w in c.status().workers) or not t.is_alive(), f"{victim} to run", 20 * SLOW)
+            c.workers[victim].signal(signal.SIGKILL)
+            t.join()
+            check(box, emulated_oracle)
+        check(c.generate_many(cluster_requests(c)), emulated_oracle)
+        c.wait_idle(2)
 
 
 @pytest.mark.parametrize("fault,says", [("launch:400", "launch"), ("ecc:700", "memory error")], ids=["launch", "ecc"])
