@@ -11,7 +11,7 @@ static const char style[] =
     "@media print{:root{color-scheme:light;--ink:#000;--muted:#444;--line:#ccc;--paper:#fff;--tint:#f6f6f6}figure,tr{break-inside:avoid}}"
     "*{box-sizing:border-box}body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,-apple-system,\"Segoe UI\",\"DejaVu Sans\",sans-serif}"
     "main{max-width:74rem;margin:0 auto;padding:1.5rem 1rem 3rem}h1{font-size:1.7rem;line-height:1.2;margin:0 0 .2rem}h2{font-size:1.15rem;margin:2.2rem 0 .6rem}"
-    ".sub{color:var(--muted);margin:0}.verdict{background:var(--tint);border-left:4px solid #0072b2;padding:.8rem 1rem;margin:1.2rem 0}.verdict p{margin:.4rem 0;max-width:48rem}"
+    ".sub{color:var(--muted);margin:0}.verdict{background:var(--tint);border-left:4px solid #0072b2;padding:.8rem 1rem;margin:1.2rem 0}.verdict p{margin:.4rem 0}"
     ".verdict p:first-child{font-size:1.08rem;font-weight:600}"
     ".scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.92rem;font-variant-numeric:tabular-nums}th,td{padding:.3rem .7rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}"
     "th{color:var(--muted);font-weight:600}th:first-child,td:first-child{text-align:left;padding-left:0}tr.best td{font-weight:700}"
@@ -75,7 +75,7 @@ static void goodput_table(const struct sweep *s, FILE *out)
         cell(out, c->failed_rate > 0 ? c->failed_rate : NAN);
         three(out, r ? r->ttft_p50_ms : NAN, r ? r->ttft_p90_ms : NAN, r ? r->ttft_p99_ms : NAN);
         three(out, r ? r->tpot_p50_ms : NAN, r ? r->tpot_p90_ms : NAN, r ? r->tpot_p99_ms : NAN);
-        fprintf(out, "<td>%s</td></tr>\n", isnan(c->goodput) ? "not looked for" : c->verified ? "searched, verified" : c->searched ? "searched" : "of the rates run");
+        fprintf(out, "<td>%s</td></tr>\n", isnan(c->goodput) ? (r ? "not looked for" : "not run") : c->verified ? "searched, verified" : c->searched ? "searched" : "of the rates run");
     }
     fprintf(out, "</tbody></table></div>\n<p class=\"sub\">Latencies: of the run nearest to %.3g requests/s per worker, the rate at which the pictures below compare the configurations.</p>\n",
             sweep_reference_rate(s));

@@ -174,6 +174,18 @@ static const struct sweep_row *failing_row(const struct sweep *s, uint32_t confi
     return found;
 }
 
+/* The highest rate at which the attainment was reached by so few requests that they do not prove it. */
+static bool unproven(const struct sweep *s, uint32_t config, struct sweep_pool *ret)
+{
+    struct sweep_pool pools[MAX_POOLS];
+    size_t n = sweep_pool(s, config, pools, MAX_POOLS);
+    bool found = false;
+    for (size_t i = 0; i < n; i++)
+        if (!s->configs[config].searched && pools[i].joint >= s->attainment && pools[i].lo < s->attainment && pools[i].rate > s->configs[config].goodput)
+            *ret = pools[i], found = true;
+    return found;
+}
+
 static void objectives(const struct sweep *s, FILE *out)
 {
     const struct { const char *name; double v; } all[] = {{"TTFT", s->slo.ttft_ms}, {"TPOT", s->slo.tpot_ms}, {"E2EL", s->slo.e2el_ms}, {"TBT", s->slo.tbt_ms}};
@@ -190,9 +202,13 @@ void sweep_verdict(const struct sweep *s, FILE *out)
     }
     int w = sweep_winner(s), second = w >= 0 ? best(s, w) : -1;
     if (w < 0) {
-        fprintf(out, "No configuration met ");
+        struct sweep_pool p;
+        bool few = false;
+        for (uint32_t i = 0; i < s->n_configs && !few; i++) few = unproven(s, i, &p);
+        fprintf(out, few ? "No configuration is proven to meet " : "No configuration met ");
         objectives(s, out);
-        fprintf(out, " for %.3g %% of its requests at any rate that was run.\n", 100 * s->attainment);
+        fprintf(out, " for %.3g %% of its requests at any rate that was run.%s\n", 100 * s->attainment,
+                few ? " Some did in what was measured, of too few requests: run more (--num-prompts, --seeds)." : "");
     } else {
         const struct sweep_config *c = &s->configs[w];
         fprintf(out, "%s sustains %.3g requests/s (%.3g per worker) with at least %.3g %% of the requests within ", c->name, c->goodput, per_worker(c), 100 * s->attainment);
@@ -215,8 +231,13 @@ void sweep_verdict(const struct sweep *s, FILE *out)
     for (uint32_t i = 0; i < s->n_configs; i++) {
         const struct sweep_config *c = &s->configs[i];
         const struct sweep_row *r = failing_row(s, i);
+        struct sweep_pool few;
+        bool maybe = unproven(s, i, &few);
+        if (maybe)
+            fprintf(out, "%s may do more than is proven: at %.3g requests/s %.3g %% met both, of too few requests: the 95 %% interval begins at %.3g %%.\n", c->name, few.rate, 100 * few.joint,
+                    100 * few.lo);
         if (r) {
-            fprintf(out, "%s%s ", c->name, (int)i == w ? " itself has its limit here:" : c->goodput > 0 ? " stops earlier:" : " meets no rate that was run:");
+            fprintf(out, "%s%s ", c->name, (int)i == w ? " itself has its limit here:" : c->goodput > 0 ? " stops earlier:" : maybe ? " missed here:" : " meets no rate that was run:");
             why(s, r, out);
             fputc('\n', out);
         } else if (c->goodput > 0) {

@@ -194,6 +194,28 @@ static void verdicts(void **state)
     sweep_free(&s);
 }
 
+/* 30 of 30 requests prove no 90 %: that is said, and not that the configuration missed. */
+static void too_few_requests_are_called_that(void **state)
+{
+    (void)state;
+    struct sweep s = two_configs();
+    sweep_free(&s);
+    s = (struct sweep){.attainment = 0.9, .slo = {.ttft_ms = 100, .tpot_ms = 10}, .n_configs = 2, .grid = true};
+    s.configs[0] = (struct sweep_config){.name = "pd 1:1", .mode = "pd", .prefill = 1, .decode = 1, .gpus = 2, .goodput = NAN};
+    s.configs[1] = (struct sweep_config){.name = "colocated 0:2", .mode = "colocated", .decode = 2, .gpus = 2, .goodput = NAN};
+    add(&s, 0, "grid", 3, 30, 30, 1, 1);
+    add(&s, 0, "grid", 6, 30, 20, 0.7, 1);
+    add(&s, 1, "grid", 3, 30, 15, 0.5, 1);
+    sweep_settle(&s);
+    char *text = verdict_of(&s);
+    assert_says(text, "No configuration is proven to meet TTFT 100 ms, TPOT 10 ms for 90 % of its requests at any rate that was run. Some did in what was measured, of too few requests");
+    assert_says(text, "pd 1:1 may do more than is proven: at 3 requests/s 100 % met both, of too few requests: the 95 % interval begins at 88.6 %.");
+    assert_says(text, "pd 1:1 missed here: at 6 requests/s 67 % met both");
+    assert_says(text, "colocated 0:2 meets no rate that was run: at 3 requests/s 50 % met both");
+    free(text);
+    sweep_free(&s);
+}
+
 /* Runs of one rate are one point; a run that is not valid is none. */
 static void pooling(void **state)
 {
@@ -283,7 +305,7 @@ static void read_back(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(finds_the_knee), cmocka_unit_test(chance_is_on_the_safe_side), cmocka_unit_test(steps_down), cmocka_unit_test(bounds), cmocka_unit_test(verdicts), cmocka_unit_test(pooling), cmocka_unit_test(read_back),
+        cmocka_unit_test(finds_the_knee), cmocka_unit_test(chance_is_on_the_safe_side), cmocka_unit_test(steps_down), cmocka_unit_test(bounds), cmocka_unit_test(verdicts), cmocka_unit_test(too_few_requests_are_called_that), cmocka_unit_test(pooling), cmocka_unit_test(read_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
