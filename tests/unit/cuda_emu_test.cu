@@ -162,6 +162,26 @@ static void test_missing_syncwarp_is_found(void **state)
     OK(cudaFree(device));
 }
 
+static __global__ void leave_behind(uint32_t *out)
+{
+    enum { N = 7 };
+    __shared__ uint32_t fixed[N];
+    TD_SHARED_BYTES(uint32_t, s);
+    out[blockIdx.x * 2] = fixed[N - 1];
+    out[blockIdx.x * 2 + 1] = s[3];
+    fixed[N - 1] = s[3] = 1;
+}
+
+static void test_shared_memory_starts_as_nan(void **state)
+{
+    (void)state;
+    uint32_t out[6], *device = device_of<uint32_t>(NULL, 6);
+    TD_LAUNCH(leave_behind, 3, 1, 16, 0, device);
+    fetch(out, device, 6);
+    for (int i = 0; i < 6; i++) assert_int_equal(out[i], 0xffffffffu);
+    OK(cudaFree(device));
+}
+
 enum { WORDS = 16 };
 
 __global__ void all_words(uint64_t *out)
@@ -944,6 +964,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_indices_in_three_dimensions),
         cmocka_unit_test(test_missing_barrier_is_found),
         cmocka_unit_test(test_missing_syncwarp_is_found),
+        cmocka_unit_test(test_shared_memory_starts_as_nan),
         cmocka_unit_test(test_words_of_a_warp),
         cmocka_unit_test(test_atomics_and_block_order),
         cmocka_unit_test(test_mma_fragments),

@@ -2,7 +2,7 @@
  *
  * Who runs. A lane that stops picks the next ready lane of its warp and switches to it directly; with none left it goes back to the scheduler (the host's own
  * stack), which draws a warp. The last lane to arrive completes the meeting and simply goes on. Fibers live as long as the machine that holds them: a thread that
- * ended waits in its loop for the next block. Machines (stacks, shared memory) are kept in a free list, one per launch that runs at the time. */
+ * ended waits in its loop for the next block. There is one machine (stacks, shared memory), made by the first launch; `lock` is held while a grid runs. */
 #include "kernels/cuda/emu/block.h"
 
 #include <pthread.h>
@@ -31,8 +31,12 @@ enum { PAGE = 4096, SHARED_ROOM = 256 * 1024, LINE = 128, POISON = 0xff };
 
 __thread struct td_emu_lane *td_emu_self __attribute__((visibility("hidden")));
 
-static pthread_mutex_t machines_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct td_emu_block *free_machines; /* under machines_lock */
+/* The __shared__ arrays of this library: the linker's names for the section. None: NULL. */
+extern uint8_t __start_td_shared[] __attribute__((weak, visibility("hidden")));
+extern uint8_t __stop_td_shared[] __attribute__((weak, visibility("hidden")));
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct td_emu_block *machine; /* under the lock */
 
 static const char *word_name(enum td_emu_word word)
 {
@@ -285,10 +289,7 @@ static void *map(size_t bytes, size_t guard_at)
 
 static struct td_emu_block *machine_get(uint32_t n_threads)
 {
-    pthread_mutex_lock(&machines_lock);
-    struct td_emu_block *b = free_machines;
-    if (b) free_machines = b->next_free;
-    pthread_mutex_unlock(&machines_lock);
+    struct td_emu_block *b = machine;
     if (!b) {
         b = calloc(1, sizeof *b);
         struct td_emu_lane *lanes = b ? calloc(TD_EMU_MAX_THREADS, sizeof *lanes) : NULL;
@@ -297,6 +298,7 @@ static struct td_emu_block *machine_get(uint32_t n_threads)
         b->lanes = lanes;
         b->warps = warps;
         b->shared_end = (uint8_t *)map(SHARED_ROOM + PAGE, SHARED_ROOM) + SHARED_ROOM;
+        machine = b;
     }
     for (; b->n_fibers < n_threads; b->n_fibers++) {
         struct td_emu_lane *lane = &b->lanes[b->n_fibers];
@@ -306,28 +308,19 @@ static struct td_emu_block *machine_get(uint32_t n_threads)
     return b;
 }
 
-static void machine_put(struct td_emu_block *b)
-{
-    pthread_mutex_lock(&machines_lock);
-    b->next_free = free_machines;
-    free_machines = b;
-    pthread_mutex_unlock(&machines_lock);
-}
-
 /* The library may be unloaded and loaded again. */
-__attribute__((destructor)) static void machines_free(void)
+__attribute__((destructor)) static void machine_free(void)
 {
-    while (free_machines) {
-        struct td_emu_block *b = free_machines;
-        free_machines = b->next_free;
-        for (uint32_t i = 0; i < TD_EMU_MAX_THREADS; i++) td_emu_async_lane_free(&b->lanes[i]);
-        td_emu_async_block_free(b);
-        for (uint32_t i = 0; i < b->n_fibers; i++) munmap((uint8_t *)(uintptr_t)b->lanes[i].fiber.stack - PAGE, PAGE + STACK_BYTES);
-        munmap(b->shared_end - SHARED_ROOM, SHARED_ROOM + PAGE);
-        free(b->lanes);
-        free(b->warps);
-        free(b);
-    }
+    struct td_emu_block *b = machine;
+    if (!b) return;
+    for (uint32_t i = 0; i < TD_EMU_MAX_THREADS; i++) td_emu_async_lane_free(&b->lanes[i]);
+    td_emu_async_block_free(b);
+    for (uint32_t i = 0; i < b->n_fibers; i++) munmap((uint8_t *)(uintptr_t)b->lanes[i].fiber.stack - PAGE, PAGE + STACK_BYTES);
+    munmap(b->shared_end - SHARED_ROOM, SHARED_ROOM + PAGE);
+    free(b->lanes);
+    free(b->warps);
+    free(b);
+    machine = NULL;
 }
 
 /* Shared memory ends at the guard page, rounded up to a line; the rest of that line is checked when the block is over. */
@@ -336,6 +329,7 @@ static void shared_open(struct td_emu_block *b)
     size_t room = (b->shared_bytes + LINE - 1) / LINE * LINE;
     b->shared = b->shared_end - room;
     memset(b->shared, POISON, room);
+    if (__start_td_shared) memset(__start_td_shared, POISON, (size_t)(__stop_td_shared - __start_td_shared));
 #ifdef SANITIZED
     ASAN_POISON_MEMORY_REGION(b->shared_end - SHARED_ROOM, SHARED_ROOM);
     ASAN_UNPOISON_MEMORY_REGION(b->shared, b->shared_bytes);
@@ -392,6 +386,8 @@ void td_emu_grid_run(const char *kernel, struct td_emu_dims grid, struct td_emu_
                      const void *closure)
 {
     uint32_t n_threads = block.x * block.y * block.z;
+    if (td_emu_self) td_emu_die("launches %s from within a kernel", kernel);
+    pthread_mutex_lock(&lock);
     struct td_emu_block *b = machine_get(n_threads);
     b->kernel = kernel;
     b->run = run;
@@ -419,5 +415,5 @@ void td_emu_grid_run(const char *kernel, struct td_emu_dims grid, struct td_emu_
         b->block_idx = (struct td_emu_dims){(unsigned)(at % grid.x), (unsigned)(at / grid.x % grid.y), (unsigned)(at / grid.x / grid.y)};
         block_run(b);
     }
-    machine_put(b);
+    pthread_mutex_unlock(&lock);
 }

@@ -3,7 +3,8 @@
  * Why here: what a kernel may rely on is what happens between two meetings, and nothing else. Every thread of a block is a fiber that runs until it comes to a
  * meeting: a warp word (shuffle, vote, ldmatrix, mma, __syncwarp: all 32 lanes of its warp) or a barrier (all threads of the block). Who runs next is drawn from
  * a seed (TD_CUDA_EMU_SEED), lanes and warps alike, so a kernel that needs an order which no meeting gives it comes out wrong. Blocks run one after another, in a
- * drawn order, on the thread of the host that runs the launch; several threads of the host may run launches at once.
+ * drawn order, on the thread of the host that runs the launch; of several such threads one runs a grid and the others wait for its end. All shared memory holds NaN
+ * (0xff) when a block begins.
  *
  * Reported, with kernel, block, thread and word, and then abort():
  *   (1) lanes of a warp that meet at different words, or one at a barrier while others wait at a warp word, or two kinds of barrier;
@@ -92,7 +93,6 @@ struct td_emu_block {
     uint32_t n_fibers;        /* lanes that have a stack */
     uint8_t *shared_end;      /* the guard page */
     void *bulks;              /* ptx.c: bulk copies on their way */
-    struct td_emu_block *next_free;
 };
 
 /* The thread that runs, on this thread of the host; NULL outside a kernel. (No initial-exec model: __shared__ arrays are thread-local too, and a library

@@ -2,8 +2,7 @@
  *
  * What is not here is not used in this project's kernels; add it here (and nowhere else) when one needs it. block.h says what the emulation checks.
  *
- * Not as on a GPU: a __shared__ array keeps what the block before it left there (dynamic shared memory is filled with NaN before each block); __expf and its like
- * are the host's exact ones, so a tolerance that holds here must be reasoned for the GPU as well. */
+ * Not as on a GPU: __expf and its like are the host's exact ones, so a tolerance that holds here must be reasoned for the GPU as well. */
 #ifndef TD_KERNELS_CUDA_EMU_EMU_H
 #define TD_KERNELS_CUDA_EMU_EMU_H
 
@@ -23,7 +22,10 @@
 #define __host__
 #define __constant__
 #define __forceinline__ inline __attribute__((always_inline))
-#define __shared__ static __thread
+/* Static, since one block runs at a time; block.c fills the section with NaN before each. gcc leaves arrays of templates out of the section (they keep what the last
+ * block left; clang's build does fill them), and wants functions with such arrays to be static ("section type conflict" otherwise). used: what they hold changes
+ * where the compiler does not see it. */
+#define __shared__ static __attribute__((section("td_shared"), used))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 #define __grid_constant__

@@ -78,6 +78,7 @@ struct td_emu_stream {
     struct queue works;
     uint64_t n_submitted, n_done;
     bool is_busy, is_blocking, was_asked;
+    uint32_t n_users;      /* threads inside drain(): it may not go while there are any */
     struct capture *capture;
     uint64_t n_captured;   /* works put into the capture, to tell whether a fork was joined */
     bool is_forked, is_unjoined;
@@ -277,6 +278,7 @@ static void run(struct work *w)
 /* Under the lock, which is released meanwhile: until `until` works of the stream have run. */
 static void drain(struct td_emu_stream *s, uint64_t until)
 {
+    s->n_users++;
     while (s->n_done < until) {
         if (s->is_busy) {
             pthread_cond_wait(&changed, &lock);
@@ -305,13 +307,17 @@ static void drain(struct td_emu_stream *s, uint64_t until)
         s->n_done++;
         pthread_cond_broadcast(&changed);
     }
+    if (--s->n_users == 0) pthread_cond_broadcast(&changed);
 }
 
 static void drain_all(bool blocking_only)
 {
     drain(&default_stream, default_stream.n_submitted);
-    for (struct td_emu_stream *s = streams; s; s = s->next) {
+    for (struct td_emu_stream *s = streams, *next; s; s = next) {
+        s->n_users++;
         if (s->is_blocking || !blocking_only) drain(s, s->n_submitted);
+        next = s->next;
+        if (--s->n_users == 0) pthread_cond_broadcast(&changed);
     }
 }
 
@@ -839,6 +845,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
     if (!stream || !*find_stream(stream)) return leave(cudaErrorInvalidResourceHandle);
     if (stream->capture) return leave(refuse_captured(stream->capture));
     drain(stream, stream->n_submitted);
+    while (stream->n_users) pthread_cond_wait(&changed, &lock);
     *find_stream(stream) = stream->next;
     free(stream);
     return leave(cudaSuccess);
