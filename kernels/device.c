@@ -15,6 +15,8 @@
 #include <string.h>
 #include <unistd.h>
 
+_Static_assert(sizeof(struct td_ops) < 4096 && sizeof(struct td_device) < 4096, "each has 12 bits of TD_CUDA_ABI");
+
 #define LIBRARY_NAME "libtandem_cuda.so"
 
 /* "dir of the program" + tail; false when the kernel does not say where the program is or the path is too long. */

@@ -94,8 +94,8 @@ struct td_device {
 td_status td_device_open(const struct td_device_config *config, const struct td_ops **ret_ops, struct td_err *err);
 void td_device_close(const struct td_ops *ops); /* NULL is fine */
 
-/* What the library exports, and the number that both sides were built with. */
-#define TD_CUDA_ABI 3
+/* What the library exports, and the number that both sides were built with: raised when a meaning changes; the tables' sizes are in it. */
+#define TD_CUDA_ABI ((uint32_t)3u << 24 | (uint32_t)sizeof(struct td_ops) << 12 | (uint32_t)sizeof(struct td_device))
 #define TD_CUDA_OPEN_SYMBOL "td_cuda_open"
 typedef td_status td_cuda_open_fn(uint32_t abi, const struct td_device_config *config, const struct td_ops **ret_ops, struct td_err *err);
 

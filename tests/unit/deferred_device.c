@@ -453,7 +453,7 @@ td_cuda_open_fn td_cuda_open;
 
 __attribute__((visibility("default"))) td_status td_cuda_open(uint32_t abi, const struct td_device_config *config, const struct td_ops **ret_ops, struct td_err *err)
 {
-    if (abi != TD_CUDA_ABI) return td_fail(err, TD_ERR_UNSUPPORTED, "this library's interface has number %d, the program's %u", TD_CUDA_ABI, abi);
+    if (abi != TD_CUDA_ABI) return td_fail(err, TD_ERR_UNSUPPORTED, "this library's interface has number %u, the program's %u", TD_CUDA_ABI, abi);
     if (self.host) return td_fail(err, TD_ERR_INVALID, "the device is open already");
     if (config->index != 0) return td_fail(err, TD_ERR_INVALID, "CUDA device index %d: there is 1, numbered from 0", config->index);
     const char *fail_at = getenv("TD_DEFERRED_FAIL_AT");
