@@ -1,4 +1,6 @@
 /* attn.cu - attention of the device table: which kernel serves a call, the plan of a step, the launch. */
+#include <stdlib.h>
+
 #include "kernels/cuda/attn_tile.h"
 
 struct attn_params td_cuda_attn_params(const struct td_attn_args *a)
@@ -142,21 +144,27 @@ void td_cuda_attn_plan(const struct td_attn_plan_args *a, void *ret_plan, uint64
 
 /* ---- launchers */
 
-/* By what never changes while a model runs, so that a row meets one kernel family only. */
-static bool is_for_mma(const struct td_attn_args *a)
+/* By what never changes while a process runs, so that a row meets one family of kernels only. */
+static bool is_for_wgmma(int32_t head_dim, int32_t group)
 {
-    return a->kv.dtype == TD_BF16 && td_cuda_attn_mma_has(a->kv.head_dim, a->n_heads / a->kv.n_kv_heads);
+    const char *asked = getenv("TANDEM_CUDA_ATTN");
+    return asked && strcmp(asked, "wgmma") == 0 && td_cuda_attn_wgmma_has(head_dim, group);
 }
 
 void td_cuda_attn(const struct td_attn_args *a, int part, int n_parts)
 {
-    TD_ASSERT(n_parts == 1 && part == 0 && a->kv.head_dim <= TD_ATTN_HEAD_DIM_MAX && a->n_heads % a->kv.n_kv_heads == 0 && a->scale > 0);
+    int32_t head_dim = a->kv.head_dim, group = a->n_heads / a->kv.n_kv_heads;
+    TD_ASSERT(n_parts == 1 && part == 0 && head_dim <= TD_ATTN_HEAD_DIM_MAX && a->n_heads % a->kv.n_kv_heads == 0 && a->scale > 0);
     if (a->n_rows == 0) return;
     struct attn_params p = td_cuda_attn_params(a);
-    if (is_for_mma(a)) {
-        TD_ASSERT(((uintptr_t)a->kv.base | (uintptr_t)a->kv.block_bytes) % 16 == 0 && a->plan && a->device_plan);
-        td_cuda_attn_mma(&p, (const struct attn_plan *)a->plan, a->device_plan, (float *)a->scratch);
-    } else {
+    const struct attn_plan *plan = (const struct attn_plan *)a->plan;
+    if (a->kv.dtype != TD_BF16 || !td_cuda_attn_mma_has(head_dim, group)) {
         td_cuda_attn_plain(&p, a->kv.dtype == TD_BF16);
+        return;
     }
+    TD_ASSERT(((uintptr_t)a->kv.base | (uintptr_t)a->kv.block_bytes) % 16 == 0 && a->plan && a->device_plan);
+    if (is_for_wgmma(head_dim, group))
+        td_cuda_attn_wgmma(&p, plan, a->device_plan, (float *)a->scratch);
+    else
+        td_cuda_attn_mma(&p, plan, a->device_plan, (float *)a->scratch);
 }

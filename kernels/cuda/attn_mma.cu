@@ -14,15 +14,15 @@
  *
  * Shared memory: rows of K and V in 16-byte chunks such that the 8 rows of an ldmatrix lie in 8 different groups of banks: chunk ^ row % 8 where a row is a
  * multiple of 128 bytes, else rows of an odd number of chunks. Two stages of 64 keys: while one is computed on, the next comes from the paged blocks. */
-#include "kernels/cuda/attn_tile.h"
-#include "kernels/cuda/ptx.h"
+#include "kernels/cuda/attn_rows.h"
 
-enum { LANES = 32, WARPS_FEW = 4, WARPS_MANY = ATTN_ROWS_MANY / 16, N8 = ATTN_TILE / 8, K16 = ATTN_TILE / 16, SCORE_STRIDE = ATTN_TILE + 8 };
+enum { WARPS_FEW = 4, WARPS_MANY = ATTN_ROWS_MANY / 16, SCORE_STRIDE = ATTN_TILE + 8 };
 
 /* ---- shared memory */
 
 template <int D> struct layout {
     enum {
+        DIM = D,
         CHUNKS = D / 8,
         IS_SWIZZLED = D % 64 == 0,
         STRIDE = IS_SWIZZLED ? CHUNKS : CHUNKS | 1, /* chunks from row to row */
@@ -32,52 +32,10 @@ template <int D> struct layout {
         MANY_BYTES = ATTN_ROWS_MANY * STRIDE * 16 + 4 * TILE_BYTES,
         FEW_BYTES = ATTN_ROWS_FEW * (STRIDE * 16 + SCORE_STRIDE * 4) + 4 * TILE_BYTES
     };
+    __device__ static int32_t at(int32_t row, int32_t chunk) { return (row * STRIDE + (IS_SWIZZLED ? chunk ^ (row & 7) : chunk)) * 16; }
+    __device__ static int32_t at_q(int32_t row, int32_t chunk) { return at(row, chunk); }
+    __device__ static void written(void) {}
 };
-
-template <int D> __device__ static inline int32_t at(int32_t row, int32_t chunk)
-{
-    return (row * layout<D>::STRIDE + (layout<D>::IS_SWIZZLED ? chunk ^ (row & 7) : chunk)) * 16;
-}
-
-/* Packed rows of q as bf16; rows beyond the item's are zeros. */
-template <int D> __device__ static inline void load_q(uint8_t *shared, const struct attn_params *a, const struct attn_item *item, int32_t kv_head, int32_t n)
-{
-    int32_t n_packed = item->n_tokens * a->group;
-    for (int32_t i = (int32_t)threadIdx.x; i < n * (D / 2); i += (int32_t)blockDim.x) {
-        int32_t row = i / (D / 2), pair = i % (D / 2);
-        uint32_t u = 0;
-        if (row < n_packed) {
-            const float *q = a->q + (item->row0 + row / a->group) * a->q_stride + (int64_t)(kv_head * a->group + row % a->group) * D + 2 * pair;
-            u = td_pack_bf16x2(q[0], q[1]);
-        }
-        memcpy(shared + at<D>(row, pair / 4) + pair % 4 * 4, &u, 4);
-    }
-}
-
-/* The warp's share of a tile's keys, lane by lane over and over. */
-template <int WARPS>
-__device__ static inline int64_t look_up(const struct attn_params *a, const int32_t *table, int32_t kv_head, int32_t tile, int32_t lo, int32_t hi)
-{
-    int32_t key = tile + (int32_t)threadIdx.x / LANES * (ATTN_TILE / WARPS) + (int32_t)threadIdx.x % (ATTN_TILE / WARPS);
-    return key >= lo && key <= hi ? attn_key_offset(a, table, kv_head, key) : 0;
-}
-
-/* Starts copying K and V of a tile; keys outside lo..hi, which may hold anything, become zeros unread. */
-template <int D, int WARPS>
-__device__ static inline void load_tile(uint8_t *k, uint8_t *v, const struct attn_params *a, int64_t offset, int32_t tile, int32_t lo, int32_t hi)
-{
-    enum { KEYS = ATTN_TILE / WARPS, CHUNKS = layout<D>::CHUNKS };
-    int32_t warp = (int32_t)threadIdx.x / LANES, lane = (int32_t)threadIdx.x % LANES;
-    ATTN_UNROLL_BY_4 /* more cost registers that attn_many<128> lacks */
-    for (int i = 0; i < KEYS * CHUNKS / LANES; i++) {
-        int32_t row = (i * LANES + lane) / CHUNKS, chunk = (i * LANES + lane) % CHUNKS, key = warp * KEYS + row;
-        const uint8_t *from = a->kv + __shfl_sync(0xffffffff, (long long)offset, row) + chunk * 16;
-        bool is_seen = tile + key >= lo && tile + key <= hi;
-        td_cp_async_16(k + at<D>(key, chunk), from, is_seen);
-        td_cp_async_16(v + at<D>(key, chunk), from + a->v_offset, is_seen);
-    }
-    td_cp_async_commit();
-}
 
 /* ---- the arithmetic: a warp, 16 packed rows, one tile. A lane has rows g = lane / 4 and g + 8, columns 2 (lane % 4) and the next of each n8. */
 
@@ -91,89 +49,13 @@ template <int D, int N> __device__ static inline void scores(float s[N][4], cons
     ATTN_UNROLL
     for (int d = 0; d < D / 16; d++) {
         uint32_t qf[4], kf[4];
-        td_ldmatrix_x4(qf, q + at<D>(lane % 16, 2 * d + lane / 16));
+        td_ldmatrix_x4(qf, q + layout<D>::at(lane % 16, 2 * d + lane / 16));
         ATTN_UNROLL
         for (int n = 0; n < N; n += 2) {
-            td_ldmatrix_x4(kf, k + at<D>((n0 + n) * 8 + lane % 8 + lane / 16 * 8, 2 * d + lane / 8 % 2));
+            td_ldmatrix_x4(kf, k + layout<D>::at((n0 + n) * 8 + lane % 8 + lane / 16 * 8, 2 * d + lane / 8 % 2));
             td_mma_m16n8k16_bf16(s[n], qf, kf, s[n]);
             td_mma_m16n8k16_bf16(s[n + 1], qf, kf + 2, s[n + 1]);
         }
-    }
-}
-
-/* What a lane knows of its two rows: the positions they see, and the state of the split. */
-struct rows {
-    int32_t last[2];      /* the last position they see; -1: nothing. The first is attn_first of it */
-    float max[2], sum[2]; /* sum: this lane's share */
-};
-
-__device__ static inline void rows_start(struct rows *r)
-{
-    for (int i = 0; i < 2; i++) r->max[i] = -INFINITY, r->sum[i] = 0;
-}
-
-/* Rows of an item see different keys of some tiles, and 0 * inf in a masked place is no zero: an infinite V at one position must not reach the rows of earlier
- * ones (their bits would depend on the chunk's later tokens). So in such a tile V's infinities and NaNs are taken out, and the rows that see them are lost: their
- * sum is NaN. *ret_keys: bit j is key j of the tile. The whole block. */
-template <int D> __device__ static inline void take_infinite(uint8_t *v, uint64_t *ret_keys)
-{
-    __shared__ unsigned long long keys;
-    if (threadIdx.x == 0) keys = 0;
-    __syncthreads();
-    ATTN_UNROLL_BY_4
-    for (int32_t i = (int32_t)threadIdx.x; i < ATTN_TILE * (D / 2); i += (int32_t)blockDim.x) {
-        uint32_t u, finite;
-        uint8_t *pair = v + at<D>(i / (D / 2), i % (D / 2) / 4) + i % 4 * 4;
-        memcpy(&u, pair, 4);
-        finite = ((u & 0x7f80u) == 0x7f80u ? 0 : u & 0xffffu) | ((u & 0x7f800000u) == 0x7f800000u ? 0 : u & 0xffff0000u);
-        if (finite != u) {
-            memcpy(pair, &finite, 4);
-            atomicOr(&keys, 1ull << (i / (D / 2)));
-        }
-    }
-    __syncthreads();
-    *ret_keys = keys;
-}
-
-__device__ static inline void lose_rows(struct rows *r, const struct attn_params *a, int32_t tile, uint64_t keys)
-{
-    ATTN_UNROLL
-    for (int i = 0; i < 2; i++)
-        for (int32_t j = 0; j < ATTN_TILE; j++)
-            if ((keys >> j & 1) && tile + j >= attn_first(a, r->last[i]) && tile + j <= r->last[i]) r->sum[i] = NAN;
-}
-
-/* One step of the online softmax. s: scores in, gone after; p: the probabilities as A fragments of 4 k16; alpha: what the older out is to be scaled by. */
-__device__ static inline void softmax(struct rows *r, const struct attn_params *a, float s[N8][4], uint32_t p[K16][4], float alpha[2], int32_t tile)
-{
-    float c = a->c;
-    int32_t column = 2 * ((int32_t)threadIdx.x % 4);
-    ATTN_UNROLL
-    for (int i = 0; i < 2; i++) {
-        int32_t first = attn_first(a, r->last[i]);
-        if (first > tile || r->last[i] < tile + ATTN_TILE - 1) {
-            ATTN_UNROLL
-            for (int n = 0; n < N8; n++)
-                for (int e = 0; e < 2; e++) {
-                    int32_t key = tile + n * 8 + column + e;
-                    if (key < first || key > r->last[i]) s[n][2 * i + e] = -INFINITY;
-                }
-        }
-        float max = r->max[i], sum = 0;
-        ATTN_UNROLL
-        for (int n = 0; n < N8; n++) max = fmaxf(max, fmaxf(s[n][2 * i], s[n][2 * i + 1]));
-        max = fmaxf(max, __shfl_xor_sync(0xffffffff, max, 1));
-        max = fmaxf(max, __shfl_xor_sync(0xffffffff, max, 2));
-        alpha[i] = attn_rescale(r->max[i], max, c);
-        float less = (max == -INFINITY ? 0.0f : max) * c;
-        ATTN_UNROLL
-        for (int n = 0; n < N8; n++) {
-            uint32_t u = td_pack_bf16x2(td_exp2(fmaf(s[n][2 * i], c, -less)), td_exp2(fmaf(s[n][2 * i + 1], c, -less)));
-            sum += td_cu_bf16_to_f32((uint16_t)u);
-            sum += td_cu_bf16_to_f32((uint16_t)(u >> 16));
-            p[n / 2][n % 2 * 2 + i] = u;
-        }
-        r->max[i] = max, r->sum[i] = fmaf(r->sum[i], alpha[i], sum);
     }
 }
 
@@ -184,109 +66,9 @@ template <int D> __device__ static inline void values(float o[2][4], const uint3
     ATTN_UNROLL
     for (int j = 0; j < K16; j++) {
         uint32_t vf[4];
-        td_ldmatrix_x4_trans(vf, v + at<D>(j * 16 + lane % 16, 2 * pair + lane / 16));
+        td_ldmatrix_x4_trans(vf, v + layout<D>::at(j * 16 + lane % 16, 2 * pair + lane / 16));
         td_mma_m16n8k16_bf16(o[0], p[j], vf, o[0]);
         td_mma_m16n8k16_bf16(o[1], p[j], vf + 2, o[1]);
-    }
-}
-
-/* ---- states */
-
-struct attn_scratch {
-    float *max_sum; /* [ATTN_SLOTS][n_heads][2] */
-    float *out;     /* [ATTN_SLOTS][n_heads][D] */
-};
-
-struct total {
-    float max[2], sum[2];
-};
-
-/* The split is over: adds up the row's sum, then either merges the state into the total or, in a piece that is not the first, hands it on. o: of PAIRS column
- * pairs, pair0 + i * step. */
-template <int D, int PAIRS>
-__device__ static inline void end_split(struct rows *r, struct total *total, float o[PAIRS][2][4], float total_o[PAIRS][2][4], float c)
-{
-    ATTN_UNROLL
-    for (int i = 0; i < 2; i++) {
-        float keep, take;
-        r->sum[i] += __shfl_xor_sync(0xffffffff, r->sum[i], 1);
-        r->sum[i] += __shfl_xor_sync(0xffffffff, r->sum[i], 2);
-        attn_merge_scales(&total->max[i], r->max[i], c, &keep, &take);
-        total->sum[i] = attn_merge(total->sum[i], r->sum[i], keep, take);
-        ATTN_UNROLL
-        for (int j = 0; j < PAIRS; j++)
-            for (int n = 0; n < 2; n++)
-                for (int e = 0; e < 2; e++) total_o[j][n][2 * i + e] = attn_merge(total_o[j][n][2 * i + e], o[j][n][2 * i + e], keep, take);
-    }
-}
-
-template <int PAIRS> __device__ static inline void clear(float o[PAIRS][2][4])
-{
-    ATTN_UNROLL
-    for (int j = 0; j < PAIRS; j++)
-        for (int n = 0; n < 2; n++)
-            for (int e = 0; e < 4; e++) o[j][n][e] = 0;
-}
-
-/* Writes the total of this warp's rows (packed rows row0 ..): to `slot` of the states, or divided to out (slot -1). Column pairs pair0 + j * step. */
-template <int D, int PAIRS>
-__device__ static inline void store(const struct attn_params *a, const struct attn_item *item, int32_t kv_head, int32_t row0, const struct total *total,
-                                    float o[PAIRS][2][4], int32_t pair0, int32_t step, int32_t slot, struct attn_scratch scratch)
-{
-    int32_t lane = (int32_t)threadIdx.x % LANES;
-    ATTN_UNROLL
-    for (int i = 0; i < 2; i++) {
-        int32_t row = row0 + lane / 4 + 8 * i, token = row / a->group, head = kv_head * a->group + row % a->group;
-        if (row >= item->n_tokens * a->group) continue;
-        float factor = 1.0f, *to = a->out + (item->row0 + token) * a->out_stride + (int64_t)head * D;
-        if (slot >= 0) {
-            int64_t state = (int64_t)(slot + token) * a->n_heads + head;
-            to = scratch.out + state * D;
-            if (lane % 4 == 0 && pair0 == 0) scratch.max_sum[2 * state] = total->max[i], scratch.max_sum[2 * state + 1] = total->sum[i];
-        } else {
-            factor = 1.0f / (total->sum[i] == 0 ? 1.0f : total->sum[i]); /* 0: padding */
-        }
-        ATTN_UNROLL
-        for (int j = 0; j < PAIRS; j++) {
-            if ((pair0 + j * step) * 16 >= D) continue;
-            for (int n = 0; n < 2; n++)
-                for (int e = 0; e < 2; e++) to[(pair0 + j * step) * 16 + n * 8 + 2 * (lane % 4) + e] = o[j][n][2 * i + e] * factor;
-        }
-    }
-}
-
-/* The last piece of an item merges what all handed on. True for its whole block. */
-__device__ static inline bool is_last_piece(const struct attn_item *item, uint32_t *counter)
-{
-    __shared__ uint32_t n_before;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        n_before = atomicAdd(counter, 1u);
-        if (n_before == (uint32_t)item->n_pieces - 1) *counter = 0; /* as the plan had it */
-    }
-    __syncthreads();
-    if (n_before != (uint32_t)item->n_pieces - 1) return false;
-    __threadfence();
-    return true;
-}
-
-template <int D> __device__ static void combine(const struct attn_params *a, const struct attn_item *item, int32_t kv_head, struct attn_scratch scratch)
-{
-    int32_t n_splits = a->positions[item->row0 + item->n_tokens - 1] / ATTN_SPLIT + 1, begin = attn_first(a, a->positions[item->row0]) / ATTN_SPLIT;
-    if (begin < item->n_first) begin = item->n_first;
-    for (int32_t i = (int32_t)threadIdx.x; i < item->n_tokens * a->group * D; i += (int32_t)blockDim.x) {
-        int32_t row = i / D, d = i % D, token = row / a->group, head = kv_head * a->group + row % a->group;
-        int64_t state = (int64_t)(item->slot0 + token) * a->n_heads + head, step = (int64_t)item->n_tokens * a->n_heads;
-        float max = scratch.max_sum[2 * state], sum = scratch.max_sum[2 * state + 1], o = scratch.out[state * D + d];
-        state += (1 + begin - item->n_first) * step;
-        for (int32_t s = begin; s < n_splits; s++, state += step) {
-            float keep, take;
-            attn_merge_scales(&max, scratch.max_sum[2 * state], a->c, &keep, &take);
-            sum = attn_merge(sum, scratch.max_sum[2 * state + 1], keep, take);
-            o = attn_merge(o, scratch.out[state * D + d], keep, take);
-        }
-        a->out[(item->row0 + token) * a->out_stride + (int64_t)head * D + d] = o * (1.0f / sum);
     }
 }
 
@@ -333,9 +115,9 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
     rows_start(&r);
     const int32_t *table = hi >= 0 ? a->block_tables[a->row_seq[item->row0]] : NULL;
     int64_t offset = 0;
-    load_q<D>(q, a, item, kv_head, ROWS);
+    load_q<layout<D>>(q, a, item, kv_head, ROWS);
     if (tile < end) {
-        load_tile<D, WARPS>(tiles, tiles + layout<D>::TILE_BYTES, a, look_up<WARPS>(a, table, kv_head, tile, lo, hi), tile, lo, hi);
+        load_tile<layout<D>, WARPS>(tiles, tiles + layout<D>::TILE_BYTES, a, look_up<WARPS>(a, table, kv_head, tile, lo, hi), tile, lo, hi);
         offset = look_up<WARPS>(a, table, kv_head, tile + ATTN_TILE, lo, hi);
     }
     for (int32_t stage = 0; tile < end; tile += ATTN_TILE, stage ^= 1) {
@@ -345,10 +127,10 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
         __syncthreads(); /* the tile is here for all, and all are done with the other stage */
         if (tile + ATTN_TILE < end) {
             uint8_t *next = tiles + (stage ^ 1) * 2 * layout<D>::TILE_BYTES;
-            load_tile<D, WARPS>(next, next + layout<D>::TILE_BYTES, a, offset, tile + ATTN_TILE, lo, hi);
+            load_tile<layout<D>, WARPS>(next, next + layout<D>::TILE_BYTES, a, offset, tile + ATTN_TILE, lo, hi);
             offset = look_up<WARPS>(a, table, kv_head, tile + 2 * ATTN_TILE, lo, hi);
         }
-        if (tile + ATTN_TILE - 1 > first_hi || tile < last_lo) take_infinite<D>(v, &bad);
+        if (tile + ATTN_TILE - 1 > first_hi || tile < last_lo) take_infinite<layout<D>>(v, &bad);
         if (!IS_MANY || (tile <= warp_hi && tile + ATTN_TILE > warp_lo)) {
             float s[N8][4], alpha[2];
             uint32_t p[K16][4];

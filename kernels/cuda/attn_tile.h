@@ -76,6 +76,8 @@ struct attn_params td_cuda_attn_params(const struct td_attn_args *a); /* attn.cu
 void td_cuda_attn_plain(const struct attn_params *a, bool is_bf16);   /* attn_f32.cu */
 bool td_cuda_attn_mma_has(int32_t head_dim, int32_t group);           /* attn_mma.cu */
 void td_cuda_attn_mma(const struct attn_params *a, const struct attn_plan *plan, void *device_plan, float *scratch);
+bool td_cuda_attn_wgmma_has(int32_t head_dim, int32_t group);         /* attn_wgmma.cu */
+void td_cuda_attn_wgmma(const struct attn_params *a, const struct attn_plan *plan, void *device_plan, float *scratch);
 
 /* The first position that a row at position p sees. */
 __device__ static inline int32_t attn_first(const struct attn_params *a, int32_t p)

@@ -1,0 +1,186 @@
+/* attn_wgmma.cu - attention over a bf16 cache on Hopper: wgmma instead of mma.sync, for head sizes 64 and 128.
+ *
+ * The order of a row's keys, the softmax and the merging are those of attn_mma.cu (attn_rows.h); only the two products differ. mma.sync reads every fragment of K and V
+ * from shared memory once per 16 rows, wgmma once per 64, and it keeps the tensor cores busy while the other warpgroup does its softmax.
+ *   attn_wide   128 packed rows, two warpgroups of 64 (prefill chunks)
+ *   attn_thin   up to 16 packed rows: the first warp's of one warpgroup; the 48 other rows of the product are nobody's (their q is what lies behind the real
+ *               one). A decode step waits for memory long enough to pay for that, and three stages keep two tiles on their way
+ * Whether a row of wgmma has the bits of the same row of mma.sync is the hardware's business, so a process uses one of the two files for all rows (I1). Until both
+ * have been measured on a card, attn_mma.cu is the one, and TANDEM_CUDA_ATTN=wgmma asks for this. */
+#include "kernels/cuda/attn_rows.h"
+#include "kernels/cuda/wgmma.h"
+
+enum { WARPS_WIDE = ATTN_ROWS_MANY / 16, WARPS_THIN = 4, PANEL_BYTES = ATTN_TILE * WGMMA_ROW_BYTES };
+
+/* q: panels of ROWS rows; K and V: panels of 64. */
+template <int D, int ROWS> struct panels {
+    enum { DIM = D, CHUNKS = D / 8, PANELS = D / WGMMA_COLUMNS, Q_PANEL_BYTES = ROWS * WGMMA_ROW_BYTES, TILE_BYTES = PANELS * PANEL_BYTES };
+    __device__ static int32_t at(int32_t row, int32_t chunk) { return chunk / 8 * PANEL_BYTES + td_wgmma_place(row, chunk % 8); }
+    __device__ static int32_t at_q(int32_t row, int32_t chunk) { return chunk / 8 * Q_PANEL_BYTES + td_wgmma_place(row, chunk % 8); }
+    __device__ static void written(void) { td_fence_proxy_async(); }
+};
+
+template <int D, bool IS_WIDE> struct shape {
+    enum {
+        WARPS = IS_WIDE ? WARPS_WIDE : WARPS_THIN,
+        ROWS = IS_WIDE ? ATTN_ROWS_MANY : ATTN_ROWS_FEW,
+        STAGES = IS_WIDE ? 2 : 3,
+        BYTES = WGMMA_ALIGN + ROWS * D * 2 + STAGES * 2 * ATTN_TILE * D * 2
+    };
+};
+
+template <int D, bool IS_WIDE>
+__device__ static inline void attend(uint8_t *shared, const struct attn_params *a, uint8_t *plan, struct attn_scratch scratch)
+{
+    using S = shape<D, IS_WIDE>;
+    using L = panels<D, S::ROWS>;
+    enum { WARPS = S::WARPS, STAGES = S::STAGES, PAIRS = D / 16 };
+    const struct attn_plan *head = (const struct attn_plan *)(const void *)plan;
+    int32_t index = (int32_t)blockIdx.x / a->n_kv_heads, kv_head = (int32_t)blockIdx.x % a->n_kv_heads;
+    int32_t warp = (int32_t)threadIdx.x / LANES, lane = (int32_t)threadIdx.x % LANES, row0 = warp * 16, group_row0 = warp / 4 * 64;
+    if (index >= (IS_WIDE ? head->n_many : head->n_few)) return;
+    const struct attn_item *item = (const struct attn_item *)(const void *)(plan + (IS_WIDE ? head->many_at : head->few_at)) + index;
+    bool is_first = item->split_begin == 0;
+    uint8_t *q = shared + (WGMMA_ALIGN - (uintptr_t)shared % WGMMA_ALIGN) % WGMMA_ALIGN, *tiles = q + S::ROWS * D * 2;
+
+    /* what the block, its first and last token, the warpgroup and the lane's two rows see */
+    int32_t first_hi = a->positions[item->row0], lo = attn_first(a, first_hi), n_packed = item->n_tokens * a->group;
+    int32_t hi = a->positions[item->row0 + item->n_tokens - 1], last_lo = item->n_tokens == 1 ? 0 : attn_first(a, hi), group_lo = INT32_MAX, group_hi = -1;
+    if (item->n_tokens == 1) first_hi = INT32_MAX; /* what it does not see is zeros */
+    if (group_row0 < n_packed) {
+        group_lo = attn_first(a, a->positions[item->row0 + group_row0 / a->group]);
+        group_hi = a->positions[item->row0 + (group_row0 + 63 < n_packed ? group_row0 + 63 : n_packed - 1) / a->group];
+    }
+    int32_t tile = lo / ATTN_TILE * ATTN_TILE, end = item->split_end * ATTN_SPLIT;
+    if (tile < item->split_begin * ATTN_SPLIT) tile = item->split_begin * ATTN_SPLIT;
+    if (end > hi + 1) end = hi + 1;
+    struct rows r;
+    for (int i = 0; i < 2; i++) {
+        int32_t row = row0 + lane / 4 + 8 * i;
+        r.last[i] = row < n_packed ? a->positions[item->row0 + row / a->group] : -1;
+    }
+
+    const struct total nothing = {{-INFINITY, -INFINITY}, {0, 0}};
+    struct total total = nothing;
+    float o[PAIRS][2][4], total_o[PAIRS][2][4];
+    clear<PAIRS>(o), clear<PAIRS>(total_o);
+    rows_start(&r);
+    const int32_t *table = hi >= 0 ? a->block_tables[a->row_seq[item->row0]] : NULL;
+    load_q<L>(q, a, item, kv_head, S::ROWS);
+    for (int s = 0; s < STAGES - 1; s++) {
+        int32_t next = tile + s * ATTN_TILE;
+        uint8_t *to = tiles + s * 2 * L::TILE_BYTES;
+        if (next < end)
+            load_tile<L, WARPS>(to, to + L::TILE_BYTES, a, look_up<WARPS>(a, table, kv_head, next, lo, hi), next, lo, hi);
+        else
+            td_cp_async_commit();
+    }
+    int64_t offset = look_up<WARPS>(a, table, kv_head, tile + (STAGES - 1) * ATTN_TILE, lo, hi);
+    for (int32_t stage = 0; tile < end; tile += ATTN_TILE, stage = stage + 1 < STAGES ? stage + 1 : 0) {
+        uint8_t *k = tiles + stage * 2 * L::TILE_BYTES, *v = k + L::TILE_BYTES;
+        int32_t next = tile + (STAGES - 1) * ATTN_TILE;
+        uint64_t bad = 0;
+        td_cp_async_wait<STAGES - 2>();
+        td_fence_proxy_async();
+        __syncthreads(); /* the tile is here for all, and all are done with the stage before it */
+        if (next < end) {
+            uint8_t *to = tiles + (stage > 0 ? stage - 1 : STAGES - 1) * 2 * L::TILE_BYTES;
+            load_tile<L, WARPS>(to, to + L::TILE_BYTES, a, offset, next, lo, hi);
+            offset = look_up<WARPS>(a, table, kv_head, next + ATTN_TILE, lo, hi);
+        } else {
+            td_cp_async_commit();
+        }
+        if (tile + ATTN_TILE - 1 > first_hi || tile < last_lo) take_infinite<L>(v, &bad);
+        if (tile <= group_hi && tile + ATTN_TILE > group_lo) {
+            float s[N8][4], alpha[2];
+            uint32_t p[K16][4];
+            TD_WGMMA_GROUP(scores);
+            TD_WGMMA_GROUP(sums);
+            ATTN_UNROLL
+            for (int n = 0; n < N8; n++)
+                for (int e = 0; e < 4; e++) s[n][e] = 0;
+            td_wgmma_hold(&s[0][0]);
+            td_wgmma_fence();
+            ATTN_UNROLL
+            for (int d = 0; d < D / 16; d++)
+                td_wgmma_m64n64k16_ss(scores, &s[0][0], q + d / 4 * L::Q_PANEL_BYTES + group_row0 * WGMMA_ROW_BYTES, k + d / 4 * PANEL_BYTES, d % 4 * 16, d > 0);
+            td_wgmma_commit();
+            td_wgmma_wait(scores);
+            td_wgmma_hold(&s[0][0]);
+            softmax(&r, a, s, p, alpha, tile);
+            if (bad != 0) lose_rows(&r, a, tile, bad);
+            if (__any_sync(0xffffffff, alpha[0] != 1 || alpha[1] != 1)) { /* seldom after a split's first tiles */
+                ATTN_UNROLL
+                for (int j = 0; j < PAIRS; j++)
+                    for (int e = 0; e < 8; e++) o[j][e / 4][e % 4] *= alpha[e / 2 % 2];
+            }
+            ATTN_UNROLL
+            for (int i = 0; i < L::PANELS; i++) td_wgmma_hold(&o[4 * i][0][0]);
+            td_wgmma_fence();
+            ATTN_UNROLL
+            for (int j = 0; j < K16; j++)
+                for (int i = 0; i < L::PANELS; i++) td_wgmma_m64n64k16_rs(sums, &o[4 * i][0][0], p[j], v + i * PANEL_BYTES + j * 16 * WGMMA_ROW_BYTES);
+            td_wgmma_commit();
+            td_wgmma_wait(sums);
+            ATTN_UNROLL
+            for (int i = 0; i < L::PANELS; i++) td_wgmma_hold(&o[4 * i][0][0]);
+        }
+        if ((tile + ATTN_TILE) % ATTN_SPLIT == 0 || tile + ATTN_TILE >= end) {
+            if (!is_first) total = nothing, clear<PAIRS>(total_o); /* the merge is a copy then */
+            end_split<D, PAIRS>(&r, &total, o, total_o, a->c);
+            if (!is_first) store<D, PAIRS>(a, item, kv_head, row0, &total, total_o, 0, 1, item->slot0 + (1 + tile / ATTN_SPLIT - item->n_first) * item->n_tokens, scratch);
+            rows_start(&r), clear<PAIRS>(o);
+        }
+    }
+    if (is_first) store<D, PAIRS>(a, item, kv_head, row0, &total, total_o, 0, 1, item->n_pieces > 1 ? item->slot0 : -1, scratch);
+    if (item->n_pieces > 1 && is_last_piece(item, (uint32_t *)(void *)(plan + head->counters_at) + item->counter * a->n_kv_heads + kv_head))
+        combine<D>(a, item, kv_head, scratch);
+}
+
+template <int D> __global__ void __launch_bounds__(WARPS_WIDE *LANES, 1) attn_wide(struct attn_params a, uint8_t *plan, struct attn_scratch scratch)
+{
+    TD_SHARED_BYTES(uint8_t, shared);
+    attend<D, true>(shared, &a, plan, scratch);
+}
+
+template <int D> __global__ void __launch_bounds__(WARPS_THIN *LANES, 2) attn_thin(struct attn_params a, uint8_t *plan, struct attn_scratch scratch)
+{
+    TD_SHARED_BYTES(uint8_t, shared);
+    attend<D, false>(shared, &a, plan, scratch);
+}
+
+/* ---- launchers */
+
+template <int D> static void launch(const struct attn_params *a, const struct attn_plan *plan, uint8_t *device_plan, struct attn_scratch scratch)
+{
+    enum { WIDE_BYTES = shape<D, true>::BYTES, THIN_BYTES = shape<D, false>::BYTES };
+    static bool is_allowed; /* shared memory beyond 48 KiB is asked for once */
+    if (!is_allowed) {
+        is_allowed = td_cuda_ok(cudaFuncSetAttribute(attn_wide<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, WIDE_BYTES), "attn_wide") &&
+                     td_cuda_ok(cudaFuncSetAttribute(attn_thin<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, THIN_BYTES), "attn_thin");
+    }
+    if (plan->n_many_grid > 0) {
+        dim3 grid((unsigned)(plan->n_many_grid * a->n_kv_heads));
+        TD_LAUNCH(attn_wide<D>, grid, dim3(WARPS_WIDE * LANES), WIDE_BYTES, td_cuda.compute, *a, device_plan, scratch);
+        TD_LAUNCHED("attn_wide");
+    }
+    if (plan->n_few_grid > 0) {
+        dim3 grid((unsigned)(plan->n_few_grid * a->n_kv_heads));
+        TD_LAUNCH(attn_thin<D>, grid, dim3(WARPS_THIN * LANES), THIN_BYTES, td_cuda.compute, *a, device_plan, scratch);
+        TD_LAUNCHED("attn_thin");
+    }
+}
+
+bool td_cuda_attn_wgmma_has(int32_t head_dim, int32_t group)
+{
+    return td_cuda.cc == 90 && group <= ATTN_ROWS_MANY && (head_dim == 64 || head_dim == 128);
+}
+
+void td_cuda_attn_wgmma(const struct attn_params *a, const struct attn_plan *plan, void *device_plan, float *scratch)
+{
+    struct attn_scratch s = {scratch, scratch + (int64_t)2 * ATTN_SLOTS * a->n_heads};
+    if (a->head_dim == 64)
+        launch<64>(a, plan, (uint8_t *)device_plan, s);
+    else
+        launch<128>(a, plan, (uint8_t *)device_plan, s);
+}
