@@ -76,6 +76,9 @@ struct world {
     bool copying;
     struct td_xfer_copy copy;
     bool copy_valid;
+    /* cuda-ipc: copies that run by themselves. They read and land when they end, whatever has become of the slot by then. */
+    struct { struct td_xfer_copy c; int32_t src[BLOCKS_EACH], dst[BLOCKS_EACH]; } pull[2];
+    int n_pulls, n_landed_lost;
     int n_ready, n_done, n_failed, n_started;
     struct request nic[N_QPS][MAX_REQUESTS]; /* rdma, the sender's */
     int n_nic[N_QPS];
@@ -433,8 +436,35 @@ static bool deliver_to_p(struct world *w)
 }
 
 /* shm: a copy in two actions, so that anything may happen between its begin and its end. */
+static bool pull_step(struct world *w)
+{
+    struct td_xfer_copy c;
+    if (w->n_pulls < 2 && td_xfer_core_pull_next(&w->d, &w->copy_turns, 2 * CELLS * CELL, 2, &c)) {
+        const struct td_xfer_slot *s = &w->d.slots[c.slot];
+        w->pull[w->n_pulls].c = c;
+        for (int32_t i = 0; i < c.n_blocks; i++) {
+            w->pull[w->n_pulls].src[i] = s->src[c.grant_block + i];
+            w->pull[w->n_pulls].dst[i] = s->dst[c.grant_block + i];
+        }
+        w->n_pulls++;
+        return true;
+    }
+    if (!w->n_pulls) return false;
+    c = w->pull[0].c;
+    for (int32_t i = 0; i < c.n_blocks; i++)
+        for (uint64_t k = 0; k < CELLS; k++) land_raw(w, w->pull[0].dst[i], k, w->src[(uint64_t)w->pull[0].src[i] * CELLS + k]);
+    const struct td_xfer_slot *s = &w->d.slots[c.slot];
+    if (s->handle && s->handle != c.handle) fail_msg("a copy of one attempt lands on top of another's bytes");
+    w->n_landed_lost += s->handle != c.handle;
+    td_xfer_core_dma_end(&w->d, w->now, c.slot, c.conn, c.handle, c.n_bytes, w->handles[c.op] == c.handle ? TD_OK : TD_ERR_STALE, "");
+    w->pull[0] = w->pull[1];
+    w->n_pulls--;
+    return true;
+}
+
 static bool copy_step(struct world *w)
 {
+    if (w->path == TD_XFER_PATH_CUDA_IPC) return pull_step(w);
     if (w->path == TD_XFER_PATH_RDMA) {
         struct td_xfer_tx tx;
         bool any = w->conn && w->to_p.n < MAX_FRAMES / 2 && td_xfer_core_targets_next(&w->d, w->conn, &w->targets_cursor, &tx);
@@ -510,7 +540,7 @@ static bool tick(struct world *w, uint64_t ns)
             assert_true(w->p.ops[t->op].state == TD_OP_STOPPING && w->p.ops[t->op].n_wr);
         if (t->slot_live && w->now >= t->slot_deadline) {
             enum td_xfer_slot_state s = w->d.slots[t->slot].state;
-            bool waits = s == TD_SLOT_REVOKING && w->d.slots[t->slot].writer != TD_WRITER_NONE;
+            bool waits = s == TD_SLOT_REVOKING && (w->d.slots[t->slot].writer != TD_WRITER_NONE || w->d.slots[t->slot].n_dma);
             assert_true(s == TD_SLOT_READY || s == TD_SLOT_FAILED || s == TD_SLOT_RETIRED || waits);
         }
     }
@@ -569,6 +599,7 @@ static void settle(struct world *w)
 {
     if (w->path == TD_XFER_PATH_RDMA) break_conn(w, false);
     if (w->old_conn) old_conn_step(w, true);
+    while (w->n_pulls) pull_step(w);
     tick(w, 1000000);
     for (int round = 0; round < 3; round++) {
         poll_events(w);
@@ -659,7 +690,7 @@ static void random_walks(void **state)
     enum td_xfer_path path = *(enum td_xfer_path *)*state;
     const char *seed_text = getenv("SEED");
     uint64_t seed = seed_text ? strtoull(seed_text, NULL, 0) : td_random_u64() >> 32;
-    int n_ready = 0, n_done = 0, n_failed = 0, n_started = 0, n_late = 0, n_dma = 0;
+    int n_ready = 0, n_done = 0, n_failed = 0, n_started = 0, n_late = 0, n_dma = 0, n_lost = 0;
     print_message("SEED=%llu\n", (unsigned long long)seed);
     for (int walk = 0; walk < 200; walk++) {
         struct world w;
@@ -690,11 +721,13 @@ static void random_walks(void **state)
         n_started += w.n_started;
         n_late += w.n_landed_late;
         n_dma += w.n_landed_dma;
+        n_lost += w.n_landed_lost;
         assert_int_equal(w.n_done + w.n_failed, w.n_started);
         world_close(&w);
     }
     print_message("%d transfers: %d ready, %d done, %d failed; %d cells landed late, %d after a fence\n", n_started, n_ready, n_done, n_failed, n_late, n_dma);
     assert_true(path != TD_XFER_PATH_RDMA || (n_late > 0 && n_dma > 0));
+    assert_true(path != TD_XFER_PATH_CUDA_IPC || n_lost > 0); /* copies of slots that were revoked, or bound no more */
     assert_true(n_ready > n_started / 4 && n_failed > n_started / 20 && n_done <= n_ready);
 }
 
@@ -1105,6 +1138,71 @@ static void giving_up_frees_nothing_early(void **state)
     world_close(&w);
 }
 
+static int sent_of(const struct wire *w, enum td_xfer_frame_type type)
+{
+    int n = 0;
+    for (int i = 0; i < w->n; i++) n += w->q[i].f.type == type;
+    return n;
+}
+
+/* rdma to device memory: whatever way a slot's writer has ended, its bytes may be on their way until a flush that began after it. */
+static void writes_of_nics_are_flushed_before_anything(void **state)
+{
+    (void)state;
+    for (int how = 0; how < 3; how++) { /* the writer says ABORT and the slot is revoked; it is fenced; another attempt comes */
+        struct world w;
+        world_open(&w, TD_XFER_PATH_RDMA, 17);
+        w.d.flush_writes = true;
+        int32_t blocks[2] = {4, 5};
+        uint32_t slot;
+        assert_int_equal(td_xfer_core_grant(&w.d, blocks, 2, TD_NEVER_NS, 0, &slot, NULL), TD_OK);
+        w.conn = 7;
+        struct td_xfer_frame open = {.type = TD_XFER_OPEN, .slot = slot, .generation = w.d.slots[slot].generation, .op = 0, .attempt = 1, .handle = 99};
+        assert_int_equal(td_xfer_core_rx_open(&w.d, 7, TD_XFER_PATH_RDMA, &open, w.d.slots[slot].key), TD_OK);
+        assert_int_equal(td_xfer_core_flush_begin(&w.d), 0); /* it may still write */
+        if (how == 1) {
+            td_xfer_core_conn_fenced(&w.d, 7, w.now + QUARANTINE_NS);
+            td_xfer_core_conn_lost(&w.d, w.now, 7, TD_ERR_PEER, "dead", false);
+        } else if (how == 2) {
+            td_xfer_core_conn_fenced(&w.d, 7, w.now + QUARANTINE_NS);
+            td_xfer_core_conn_lost(&w.d, w.now, 7, TD_ERR_PEER, "broken", true);
+        } else {
+            struct td_xfer_frame abort = open;
+            abort.type = TD_XFER_ABORT;
+            td_xfer_core_rx_abort(&w.d, 7, &abort, "over");
+        }
+        struct td_xfer_event e;
+        while (td_xfer_core_poll(&w.d, &e, 1)) assert_int_equal(e.kind, TD_XFER_SLOT_FAILED);
+        if (how == 2) {
+            w.conn = 8;
+            tick(&w, QUARANTINE_NS);
+            if (w.d.slots[slot].state != TD_SLOT_ARMED) fail_msg("state %d", (int)w.d.slots[slot].state);
+            open.attempt = 2;
+            open.handle = 100;
+            assert_int_equal(td_xfer_core_rx_open(&w.d, 8, TD_XFER_PATH_TCP, &open, w.d.slots[slot].key), TD_OK);
+            assert_int_equal(sent_of(&w.to_p, TD_XFER_FAIL), 1); /* AGAIN */
+            assert_int_equal(w.d.slots[slot].state, TD_SLOT_ARMED);
+            assert_int_equal(td_xfer_core_flush_begin(&w.d), 1);
+            td_xfer_core_flush_end(&w.d, w.now, NULL);
+            open.attempt = 3;
+            open.handle = 101;
+            assert_int_equal(td_xfer_core_rx_open(&w.d, 8, TD_XFER_PATH_TCP, &open, w.d.slots[slot].key), TD_OK);
+            assert_int_equal(w.d.slots[slot].state, TD_SLOT_FILLING);
+            td_xfer_core_revoke(&w.d, slot, "enough");
+        } else {
+            td_xfer_core_revoke(&w.d, slot, "enough");
+            tick(&w, QUARANTINE_NS);
+            assert_false(td_xfer_core_poll(&w.d, &e, 1)); /* nobody writes, and it is not free */
+            assert_int_equal(td_xfer_core_flush_begin(&w.d), 1);
+            assert_false(td_xfer_core_poll(&w.d, &e, 1));
+            td_xfer_core_flush_end(&w.d, w.now, how ? "no way to know" : NULL); /* the device that wrote it is dead: nothing more comes of it */
+        }
+        assert_true(td_xfer_core_poll(&w.d, &e, 1));
+        assert_int_equal(e.kind, TD_XFER_SLOT_FREE);
+        world_close(&w);
+    }
+}
+
 static void limits_are_back_pressure(void **state)
 {
     (void)state;
@@ -1201,7 +1299,7 @@ static void frames_and_grants_survive_the_wire(void **state)
 
 int main(void)
 {
-    static enum td_xfer_path tcp = TD_XFER_PATH_TCP, shm = TD_XFER_PATH_SHM, rdma = TD_XFER_PATH_RDMA;
+    static enum td_xfer_path tcp = TD_XFER_PATH_TCP, shm = TD_XFER_PATH_SHM, rdma = TD_XFER_PATH_RDMA, ipc = TD_XFER_PATH_CUDA_IPC;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(frames_and_grants_survive_the_wire),
         cmocka_unit_test(limits_are_back_pressure),
@@ -1226,9 +1324,12 @@ int main(void)
         cmocka_unit_test_prestate(random_walks, &tcp),
         cmocka_unit_test_prestate(random_walks, &shm),
         cmocka_unit_test_prestate(random_walks, &rdma),
+        cmocka_unit_test_prestate(random_walks, &ipc),
         cmocka_unit_test_prestate(every_order_of_events, &tcp),
         cmocka_unit_test_prestate(every_order_of_events, &shm),
         cmocka_unit_test_prestate(every_order_of_events, &rdma),
+        cmocka_unit_test_prestate(every_order_of_events, &ipc),
+        cmocka_unit_test(writes_of_nics_are_flushed_before_anything),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
