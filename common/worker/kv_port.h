@@ -28,7 +28,7 @@ struct td_kv_port_config {
     {"rdma_devices", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.rdma_devices), "RDMA devices in order, e.g. mlx5_0,mlx5_1; rail i talks to rail i; default all"}, \
     {"rdma_port", TD_OPT_I64, "1", 1, 255, NULL, offsetof(S, M.rdma_port), "port of every RDMA device"},                                     \
     {"rdma_gid_index", TD_OPT_I64, "-1", -1, 1023, NULL, offsetof(S, M.rdma_gid_index), "GID table entry; -1 = the best by rank (RoCE v2, IPv4)"}, \
-    {"rdma_qps_per_rail", TD_OPT_I64, "2", 1, 4, NULL, offsetof(S, M.rdma_qps_per_rail), "queue pairs per device and peer; 4 on 800 Gb/s"},  \
+    {"rdma_qps_per_rail", TD_OPT_I64, "0", 0, 4, NULL, offsetof(S, M.rdma_qps_per_rail), "queue pairs per device and peer; 0 = 2, or 4 where a port has 800 Gb/s"}, \
     {"rdma_timeout", TD_OPT_I64, "16", 1, 31, NULL, offsetof(S, M.rdma_timeout), "local ACK time-out: 4.096 us x 2^N"},                      \
     {"rdma_traffic_class", TD_OPT_I64, "0", -1, 255, NULL, offsetof(S, M.rdma_traffic_class), "0 = 106 (DSCP 26) on RoCE v2; -1 = none"},    \
     {"rdma_service_level", TD_OPT_I64, "0", 0, 15, NULL, offsetof(S, M.rdma_service_level), "service level"},                                \

@@ -584,7 +584,7 @@ static void wait_completion(struct td_xfer *x)
         fds[i] = (struct pollfd){.fd = xfer_rail_tells(&r->rail[i]) ? r->vb->cq_fd(r->rail[i].cq) : -1, .events = POLLIN};
         if (!xfer_rail_tells(&r->rail[i])) continue;
         r->vb->cq_clear(r->rail[i].cq);
-        r->vb->cq_arm(r->rail[i].cq);
+        (void)r->vb->cq_arm(r->rail[i].cq); /* it is polled again in 1 ms, whatever the channel says */
     }
     if (take_completions(x)) return;
     pthread_mutex_unlock(&x->lock);
@@ -1112,6 +1112,19 @@ static void on_completion(struct td_xfer *x, uint32_t rail_at, const struct td_v
     }
 }
 
+/* Nothing will be told on this rail any more: its links end, and their ops try another. */
+static void rail_is_deaf(struct td_xfer *x, uint32_t rail, const char *what, int error)
+{
+    struct xfer_rdma *r = x->rdma;
+    r->rail[rail].dead = true;
+    for (uint32_t k = 0; k < MAX_LINKS; k++)
+        for (uint32_t q = 0; r->link[k] && q < r->link[k]->n_qps; q++)
+            if (r->link[k]->qp[q].rail == rail && !r->link[k]->broken) {
+                xfer_say(r->link[k]->reason, "rdma: %s: its completion queue %s: %s", r->rail[rail].name, what, strerror(error));
+                r->link[k]->broken = r->link[k]->retry = true;
+            }
+}
+
 static bool take_completions(struct td_xfer *x)
 {
     struct xfer_rdma *r = x->rdma;
@@ -1125,14 +1138,8 @@ static bool take_completions(struct td_xfer *x)
             for (int k = 0; k < n; k++) on_completion(x, i, &wcs[k]);
             if (n > 0) any = true;
             if (n < 0) {
-                r->rail[i].dead = true; /* nothing will be told on this rail any more */
-                any = true;             /* who was about to sleep ends its links first */
-                for (uint32_t k = 0; k < MAX_LINKS; k++)
-                    for (uint32_t q = 0; r->link[k] && q < r->link[k]->n_qps; q++)
-                        if (r->link[k]->qp[q].rail == i && !r->link[k]->broken) {
-                            xfer_say(r->link[k]->reason, "rdma: %s: its completion queue is dead: %s", r->rail[i].name, strerror(-n));
-                            r->link[k]->broken = r->link[k]->retry = true;
-                        }
+                any = true; /* who was about to sleep ends its links first */
+                rail_is_deaf(x, i, "is dead", -n);
             }
         } while (n == 64);
     }
@@ -1243,6 +1250,7 @@ void xfer_rdma_close(struct td_xfer *x)
 bool xfer_rdma_sleep(struct td_xfer *x)
 {
     struct xfer_rdma *r = x->rdma;
+    bool may_sleep = true;
     if (r->flushing) return false;
     if (!r->n_links) return true;
     uint64_t until = td_now_ns() + r->spin_ns;
@@ -1251,9 +1259,12 @@ bool xfer_rdma_sleep(struct td_xfer *x)
     for (uint32_t i = 0; i < r->n_rails; i++) {
         if (!xfer_rail_tells(&r->rail[i])) continue;
         r->vb->cq_clear(r->rail[i].cq);
-        r->vb->cq_arm(r->rail[i].cq);
+        int error = r->vb->cq_arm(r->rail[i].cq);
+        if (!error) continue;
+        rail_is_deaf(x, i, "cannot be armed", error); /* asleep, nothing would wake it */
+        may_sleep = false;
     }
-    return !take_completions(x);
+    return !take_completions(x) && may_sleep;
 }
 
 void xfer_rdma_woke(struct td_xfer *x, uint64_t slept_ns, bool by_channel)

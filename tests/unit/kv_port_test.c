@@ -62,6 +62,7 @@ static void every_option_arrives(void **state)
     assert_int_equal(td_kv_port_fill(&o, "auto", &files, NULL, &port, &c, NULL), TD_OK);
     assert_null(c.rdma);
     assert_int_equal(port.rdma.gid_index, -1);
+    assert_int_equal(port.rdma.qps_per_rail, 0); /* by the speed of the port */
     assert_int_equal(port.rdma.traffic_class, -1);
     assert_int_equal(c.tcp_zerocopy, TD_XFER_ZEROCOPY_AUTO);
     assert_false(port.rdma.pull || port.rdma.windows || port.rdma.gpu_flush != TD_XFER_GPU_FLUSH_AUTO);

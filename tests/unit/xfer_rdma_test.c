@@ -171,6 +171,15 @@ static int spy_reg(struct td_vb_device *d, void *addr, uint64_t bytes, unsigned 
     return e->real->reg(d, addr, bytes, access, ret_mr);
 }
 
+static atomic_int spy_arm_error;      /* what every cq_arm says */
+static int (*spy_real_arm)(struct td_vb_cq *cq);
+
+static int spy_cq_arm(struct td_vb_cq *cq)
+{
+    int error = atomic_load(&spy_arm_error);
+    return error ? error : spy_real_arm(cq);
+}
+
 static int spy_qp_create(struct td_vb_device *d, struct td_vb_cq *cq, struct td_vb_qp_caps *caps, struct td_vb_qp **ret_qp)
 {
     uint32_t i;
@@ -357,6 +366,8 @@ static td_status end_open(struct end *e, const struct setup *s, const struct sid
     e->vb.close = spy_close;
     e->vb.reg = spy_reg;
     e->vb.qp_create = spy_qp_create;
+    spy_real_arm = e->vb.cq_arm;
+    e->vb.cq_arm = spy_cq_arm;
     e->vb.qp_destroy = spy_qp_destroy;
     e->vb.qp_init = spy_qp_init;
     e->vb.qp_rtr = spy_qp_rtr;
@@ -1019,6 +1030,24 @@ static void silent_death_is_bounded(void **state)
         assert_true(m.free_ns - began < 5 * TD_NS_PER_S);
         pair_close(t);
     }
+}
+
+/* A completion channel that cannot be armed wakes nobody: its links end at once, and nobody sleeps on them. Before, the result was not looked at. */
+static void a_channel_that_cannot_be_armed_ends_its_links(void **state)
+{
+    struct transfer m;
+    (void)state;
+    struct pair *t = pair_open(&plain);
+    whole(t, 3);
+    go_half(t, &m, N_DATA, WAIT_MS);
+    uint64_t began = td_now_ns();
+    atomic_store(&spy_arm_error, EIO);
+    the_rest(t, &m);
+    finish(t, &m, true);
+    atomic_store(&spy_arm_error, 0);
+    assert_true(m.slot_failed && m.op_failed);
+    assert_true(td_now_ns() - began < WAIT_MS * TD_NS_PER_MS / 2); /* and not by the deadline */
+    pair_close(t);
 }
 
 static void ports_go_down_and_up(void **state)
@@ -2443,6 +2472,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_dead_rail_is_left),
         cmocka_unit_test(the_last_rail_dies),
         cmocka_unit_test(silent_death_is_bounded),
+        cmocka_unit_test(a_channel_that_cannot_be_armed_ends_its_links),
         cmocka_unit_test(ports_go_down_and_up),
         cmocka_unit_test(an_address_changes),
         cmocka_unit_test(a_dead_writers_bytes_land_nowhere),
