@@ -23,7 +23,7 @@ __device__ static inline float score(const struct attn_params *a, const int32_t 
     return dot;
 }
 
-template <bool IS_BF16> __global__ void __launch_bounds__(WARPS *LANES) attn_plain(struct attn_params a)
+template <bool IS_BF16> __global__ void __launch_bounds__(WARPS *LANES, 4) attn_plain(struct attn_params a)
 {
     __shared__ float q_shared[WARPS][TD_ATTN_HEAD_DIM_MAX];
     int32_t warp = (int32_t)threadIdx.x / LANES, lane = (int32_t)threadIdx.x % LANES;
@@ -59,8 +59,11 @@ template <bool IS_BF16> __global__ void __launch_bounds__(WARPS *LANES) attn_pla
             for (int32_t k = lo; k <= hi; k++) {
                 float e = __shfl_sync(0xffffffff, k - tile < LANES ? s0 : s1, (k - tile) % LANES);
                 const uint8_t *value = a.kv + attn_key_offset(&a, table, kv_head, k) + a.v_offset;
-                for (int i = 0; i < OUT_PER_LANE; i++)
-                    if (lane + i * LANES < a.head_dim) o[i] = fmaf(e, widen<IS_BF16>(value, lane + i * LANES), o[i]);
+                for (int i = 0; i < OUT_PER_LANE; i++) {
+                    if (i * LANES >= a.head_dim) break;
+                    int32_t d = lane + i * LANES; /* beyond head_dim a lane sums up the last one: not stored, and no predicate per element */
+                    o[i] = fmaf(e, widen<IS_BF16>(value, d < a.head_dim ? d : a.head_dim - 1), o[i]);
+                }
             }
         }
         for (int m = LANES / 2; m > 0; m /= 2) sum += __shfl_xor_sync(0xffffffff, sum, m);
