@@ -617,6 +617,31 @@ static void test_wrong_kernels_are_reported(void **state)
     }
 }
 
+/* With TD_CUDA_EMU_STRICT a host that follows a device pointer ends; copies and kernels do not notice. */
+static void test_host_may_not_follow_device_pointers(void **state)
+{
+    (void)state;
+    for (int follows = 0; follows < 2; follows++) {
+        pid_t child = fork();
+        assert_true(child >= 0);
+        if (child == 0) {
+            signal(SIGSEGV, SIG_DFL);
+            set_env("TD_CUDA_EMU_STRICT", "1");
+            uint32_t *p, host[8] = {0};
+            if (cudaMalloc(&p, sizeof host)) _exit(1);
+            TD_LAUNCH(fill, 1, 8, 0, 0, p, 8u);
+            if (cudaMemcpy(host, p, sizeof host, cudaMemcpyDeviceToHost) || host[7] != 22) _exit(2);
+            if (follows) host[0] = *(volatile uint32_t *)p;
+            if (cudaFree(p)) _exit(3);
+            _exit(0);
+        }
+        int status;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        if (follows) assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+        else assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+}
+
 /* ---- the runtime */
 
 static void test_launch_limits(void **state)
@@ -973,6 +998,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_cp_async_lands_at_the_wait),
         cmocka_unit_test(test_bulk_copies_and_mbarriers),
         cmocka_unit_test(test_wrong_kernels_are_reported),
+        cmocka_unit_test(test_host_may_not_follow_device_pointers),
         cmocka_unit_test(test_launch_limits),
         cmocka_unit_test(test_work_is_done_when_it_is_waited_for),
         cmocka_unit_test(test_copies_are_checked),

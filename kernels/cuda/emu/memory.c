@@ -52,6 +52,42 @@ static int arena_fd = -1;
 static uint64_t total_bytes = (uint64_t)4 << 30, used_bytes;
 static struct list ours, theirs, pinned; /* ours: in the order of addresses */
 
+static bool is_strict;
+static uint32_t n_inside;
+
+static void allow(const struct range *r, bool is_allowed)
+{
+    if (mprotect(r->first, r->mapped, is_allowed ? PROT_READ | PROT_WRITE : PROT_NONE)) td_emu_die("mprotect of device memory: %m");
+}
+
+static void allow_all(bool is_allowed)
+{
+    for (size_t i = 0; i < ours.n; i++) allow(&ours.of[i], is_allowed);
+    for (size_t i = 0; i < theirs.n; i++) allow(&theirs.of[i], is_allowed);
+}
+
+void td_emu_memory_set_strict(bool is_now_strict)
+{
+    pthread_mutex_lock(&lock);
+    is_strict = is_now_strict;
+    if (!n_inside) allow_all(!is_strict);
+    pthread_mutex_unlock(&lock);
+}
+
+void td_emu_memory_enter(void)
+{
+    pthread_mutex_lock(&lock);
+    if (n_inside++ == 0 && is_strict) allow_all(true);
+    pthread_mutex_unlock(&lock);
+}
+
+void td_emu_memory_leave(void)
+{
+    pthread_mutex_lock(&lock);
+    if (--n_inside == 0 && is_strict) allow_all(false);
+    pthread_mutex_unlock(&lock);
+}
+
 static bool arena_open(void)
 {
     if (arena) return true;
@@ -144,6 +180,7 @@ cudaError_t td_emu_memory_alloc(size_t bytes, void **ret_memory)
     ASAN_POISON_MEMORY_REGION(r.first, (size_t)(r.base - r.first));
     ASAN_POISON_MEMORY_REGION(r.base + bytes, rounded - bytes);
 #endif
+    if (is_strict && !n_inside) allow(&r, false);
     used_bytes += rounded;
     *ret_memory = r.base;
     error = cudaSuccess;
@@ -161,6 +198,7 @@ cudaError_t td_emu_memory_free(void *memory)
         return cudaErrorInvalidValue;
     }
     struct range r = *found;
+    if (is_strict) allow(&r, true);
 #ifdef SANITIZED
     ASAN_UNPOISON_MEMORY_REGION(r.first, r.mapped);
 #endif
@@ -244,6 +282,7 @@ cudaError_t td_emu_memory_import(const cudaIpcMemHandle_t *handle, void **ret_me
         munmap(p, h.mapped);
         goto out;
     }
+    if (is_strict && !n_inside) allow(&r, false);
     *ret_memory = r.base;
     error = cudaSuccess;
 out:

@@ -23,6 +23,12 @@ cudaError_t td_emu_memory_alloc(size_t bytes, void **ret_memory);
 cudaError_t td_emu_memory_free(void *memory);
 enum td_emu_where td_emu_memory_where(const void *memory, size_t bytes);
 
+/* Strict: nobody reads or writes device memory but between enter and leave, which every piece of work stands in; a host that follows a device pointer ends with
+ * SIGSEGV, as on a machine with a GPU. Enter and leave count. */
+void td_emu_memory_set_strict(bool is_strict);
+void td_emu_memory_enter(void);
+void td_emu_memory_leave(void);
+
 cudaError_t td_emu_memory_export(void *memory, cudaIpcMemHandle_t *ret_handle);
 cudaError_t td_emu_memory_import(const cudaIpcMemHandle_t *handle, void **ret_memory);
 cudaError_t td_emu_memory_close(void *memory);

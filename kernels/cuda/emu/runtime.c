@@ -146,11 +146,13 @@ static uint64_t parse_bytes(const char *text, uint64_t fallback)
 static void read_environment(void)
 {
     char now[sizeof environment];
-    snprintf(now, sizeof now, "%s|%s|%s|%s", env("TD_CUDA_EMU_FAULT"), env("TD_CUDA_EMU_MEMORY"), env("TD_CUDA_EMU_DEVICES"), env("TD_CUDA_EMU_EAGER"));
+    snprintf(now, sizeof now, "%s|%s|%s|%s|%s", env("TD_CUDA_EMU_FAULT"), env("TD_CUDA_EMU_MEMORY"), env("TD_CUDA_EMU_DEVICES"), env("TD_CUDA_EMU_EAGER"),
+             env("TD_CUDA_EMU_STRICT"));
     if (is_read && !strcmp(now, environment)) return;
     is_read = true;
     memcpy(environment, now, sizeof environment);
     td_emu_memory_set_total(parse_bytes(env("TD_CUDA_EMU_MEMORY"), (uint64_t)4 << 30));
+    td_emu_memory_set_strict(*env("TD_CUDA_EMU_STRICT") == '1');
     is_eager = *env("TD_CUDA_EMU_EAGER") == '1';
     int n = (int)parse_bytes(env("TD_CUDA_EMU_DEVICES"), 1);
     n_devices = n < MAX_DEVICES ? n : MAX_DEVICES;
@@ -278,6 +280,8 @@ static void run(struct work *w)
 /* Under the lock, which is released meanwhile: until `until` works of the stream have run. */
 static void drain(struct td_emu_stream *s, uint64_t until)
 {
+    bool is_inside = s->n_done < until;
+    if (is_inside) td_emu_memory_enter();
     s->n_users++;
     while (s->n_done < until) {
         if (s->is_busy) {
@@ -308,6 +312,7 @@ static void drain(struct td_emu_stream *s, uint64_t until)
         pthread_cond_broadcast(&changed);
     }
     if (--s->n_users == 0) pthread_cond_broadcast(&changed);
+    if (is_inside) td_emu_memory_leave();
 }
 
 static void drain_all(bool blocking_only)

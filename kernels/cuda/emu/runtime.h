@@ -12,6 +12,7 @@
  * Environment (read again by each cudaGetDeviceCount, which every opening of a device makes):
  *   TD_CUDA_EMU_MEMORY   bytes of the device, with K, M or G (4G)
  *   TD_CUDA_EMU_DEVICES  how many (1)
+ *   TD_CUDA_EMU_STRICT   1: the host may not follow pointers into device memory (SIGSEGV); for tests where no stand-in for a NIC writes there
  *   TD_CUDA_EMU_SEED     order of threads and blocks (1)
  *   TD_CUDA_EMU_FAULT    comma list: launch:N, ecc:N (the N-th kernel fails and the device is lost), malloc:N (the N-th cudaMalloc finds no memory), nodevice,
  *                        nodriver, cc:75 (another compute capability; default 90)
