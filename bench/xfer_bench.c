@@ -22,27 +22,27 @@
 
 /* A path is one line here (and its name in the help of --path). */
 const struct bench_way_info bench_ways[BENCH_N_WAYS] = {
-    [BENCH_TCP] = {"tcp", TD_XFER_PATH_TCP, {BENCH_BARE, BENCH_IPERF}, NULL, 0},
-    [BENCH_SHM] = {"shm", TD_XFER_PATH_SHM, {BENCH_MEMCPY, BENCH_N_WAYS}, NULL, 0},
-    [BENCH_RDMA] = {"rdma", TD_XFER_PATH_RDMA, {BENCH_IB_WRITE, BENCH_N_WAYS}, NULL, 0},
-    [BENCH_TCP_SAMPLED] = {"tcp-digest-64", TD_XFER_PATH_TCP, {BENCH_TCP, BENCH_N_WAYS}, NULL, 64},
-    [BENCH_TCP_DIGESTS] = {"tcp-digest-1", TD_XFER_PATH_TCP, {BENCH_TCP, BENCH_N_WAYS}, NULL, 1},
-    [BENCH_SHM_SAMPLED] = {"shm-digest-64", TD_XFER_PATH_SHM, {BENCH_SHM, BENCH_N_WAYS}, NULL, 64},
-    [BENCH_SHM_DIGESTS] = {"shm-digest-1", TD_XFER_PATH_SHM, {BENCH_SHM, BENCH_N_WAYS}, NULL, 1},
+    [BENCH_TCP] = {"tcp", TD_XFER_PATH_TCP, {BENCH_BARE, BENCH_IPERF}, NULL, 0, false},
+    [BENCH_SHM] = {"shm", TD_XFER_PATH_SHM, {BENCH_MEMCPY, BENCH_N_WAYS}, NULL, 0, false},
+    [BENCH_RDMA] = {"rdma", TD_XFER_PATH_RDMA, {BENCH_IB_WRITE, BENCH_N_WAYS}, NULL, 0, false},
+    [BENCH_TCP_SAMPLED] = {"tcp-digest-64", TD_XFER_PATH_TCP, {BENCH_TCP, BENCH_N_WAYS}, NULL, 64, false},
+    [BENCH_TCP_DIGESTS] = {"tcp-digest-1", TD_XFER_PATH_TCP, {BENCH_TCP, BENCH_N_WAYS}, NULL, 1, false},
+    [BENCH_SHM_SAMPLED] = {"shm-digest-64", TD_XFER_PATH_SHM, {BENCH_SHM, BENCH_N_WAYS}, NULL, 64, false},
+    [BENCH_SHM_DIGESTS] = {"shm-digest-1", TD_XFER_PATH_SHM, {BENCH_SHM, BENCH_N_WAYS}, NULL, 1, false},
     [BENCH_CUDA_IPC] = {"cuda-ipc", TD_XFER_PATH_CUDA_IPC, {BENCH_DEVICE_COPY, BENCH_N_WAYS}, NULL, 0, true},
     [BENCH_STAGED] = {"tcp-staged", TD_XFER_PATH_TCP, {BENCH_PINNED_COPY, BENCH_N_WAYS}, NULL, 0, true},
     [BENCH_DEVICE_COPY] = {"device_copy", 0, {BENCH_N_WAYS, BENCH_N_WAYS}, "one batch of device-to-device copies between the same places, by the receiver", 0, true},
     [BENCH_PINNED_COPY] = {"pinned_copy", 0, {BENCH_N_WAYS, BENCH_N_WAYS}, "copies from page-locked memory to the same places, by the receiver", 0, true},
-    [BENCH_MEMCPY] = {"memcpy", 0, {BENCH_N_WAYS, BENCH_N_WAYS}, "memcpy between the same pages, in the receiver, one thread", 0},
+    [BENCH_MEMCPY] = {"memcpy", 0, {BENCH_N_WAYS, BENCH_N_WAYS}, "memcpy between the same pages, in the receiver, one thread", 0, false},
     [BENCH_BARE] = {"bare_tcp",
                     0,
                     {BENCH_N_WAYS, BENCH_N_WAYS},
-                    "send and recv over loopback between the same pages, one byte back per transfer", 0},
+                    "send and recv over loopback between the same pages, one byte back per transfer", 0, false},
     [BENCH_IPERF] = {"iperf3",
                      0,
                      {BENCH_N_WAYS, BENCH_N_WAYS},
-                     "iperf3 over loopback, same streams, writes of the transfer's size up to 1 MiB, one hot buffer", 0},
-    [BENCH_IB_WRITE] = {"ib_write_bw", 0, {BENCH_N_WAYS, BENCH_N_WAYS}, "ib_write_bw between the same devices, two queue pairs", 0},
+                     "iperf3 over loopback, same streams, writes of the transfer's size up to 1 MiB, one hot buffer", 0, false},
+    [BENCH_IB_WRITE] = {"ib_write_bw", 0, {BENCH_N_WAYS, BENCH_N_WAYS}, "ib_write_bw between the same devices, two queue pairs", 0, false},
 };
 
 static const struct {

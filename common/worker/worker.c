@@ -437,8 +437,8 @@ static bool step(struct td_worker *w)
 static struct {
     struct td_metric *kv_usage, *running, *waiting, *preemptions, *prompt_tokens, *output_tokens, *prefix_queries, *prefix_hits, *sent, *received, *steps;
     struct td_metric *peers[TD_XFER_N_PATHS], *path_bytes[TD_XFER_N_PATHS], *fallbacks, *fenced, *digest_ok, *digest_bad, *rail_errors;
-    struct td_metric *windows, *wide, *evicted;
-    uint64_t seen[8], path_seen[TD_XFER_N_PATHS], kv_seen[8];
+    struct td_metric *windows, *wide, *evicted, *flushes;
+    uint64_t seen[8], path_seen[TD_XFER_N_PATHS], kv_seen[9];
 } metrics;
 
 static void open_metrics(void)
@@ -466,6 +466,7 @@ static void open_metrics(void)
     metrics.evicted = td_counter("td_kv_transfer_evicted_total", "", "Grants whose writer did not answer and lost its memory windows");
     metrics.windows = td_counter("td_rdma_windows_total", "", "Memory windows opened for grants");
     metrics.wide = td_counter("td_rdma_wide_windows_total", "", "Grants whose windows covered blocks of others, for want of enough windows");
+    metrics.flushes = td_counter("td_rdma_gpu_flushes_total", "", "READs behind NICs' writes to GPU memory, one for each rail and round");
     metrics.rail_errors = td_counter("td_rdma_rail_errors_total", "", "Errors of RDMA devices and their links");
 }
 
@@ -502,6 +503,7 @@ static void update_metrics(const struct td_worker *w, const struct td_kv_pool_st
     count(metrics.windows, &metrics.kv_seen[5], xs->n_windows);
     count(metrics.wide, &metrics.kv_seen[6], xs->n_wide_windows);
     count(metrics.evicted, &metrics.kv_seen[7], xs->n_evicted);
+    count(metrics.flushes, &metrics.kv_seen[8], xs->n_gpu_flushes);
 }
 
 static void update_snapshot(struct td_worker *w)

@@ -11,7 +11,7 @@
 #define PULLS 4                    /* cuda-ipc: batches under way */
 #define FLIGHTS (STAGE_BUFFERS + PULLS)
 #define FLIGHT_PIECES 64
-#define FLIGHT_BYTES (64u << 20)   /* cuda-ipc: of one batch; so long a revoked slot may wait for its end */
+#define FLIGHT_BYTES (16u << 20)   /* cuda-ipc: of one batch; PULLS of them are what a revoked slot, and a small transfer, may wait for */
 #define REFUSED_PEERS 64
 #define NO_BUFFER (-1)
 
