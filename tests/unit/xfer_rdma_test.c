@@ -1041,7 +1041,8 @@ static void a_channel_that_cannot_be_armed_ends_its_links(void **state)
     whole(t, 3);
     go_half(t, &m, N_DATA, WAIT_MS);
     uint64_t began = td_now_ns();
-    atomic_store(&spy_arm_error, EIO);
+    atomic_store(&spy_arm_error, EIO); /* both sides are idle in mid-transfer: whoever looks at its timers next cannot go back to sleep */
+    WAIT_FOR(stats(&t->p).conns_by_path[TD_XFER_PATH_RDMA] == 0);
     the_rest(t, &m);
     finish(t, &m, true);
     atomic_store(&spy_arm_error, 0);
