@@ -198,8 +198,8 @@ static td_status cublas_open(struct td_err *err)
 }
 static void cublas_close(void) {}
 #else
-/* The library's first proposal, never the fastest of a few timed ones: what was fastest differs from run to run, and with it the bits of a request that
- * another worker finishes (I4). */
+/* The library's first proposal, never the fastest of a few timed ones: what was fastest differs from run to run, and with it the bits of a request
+ * that another worker finishes (I4). */
 #define N_ALGORITHMS 4096  /* direct-mapped: a shape that falls on another's place is chosen anew */
 #define INVARIANT_ROWS 256 /* deterministic: the algorithm of so many rows serves every M */
 
