@@ -2,6 +2,7 @@
  * layouts of fragments are written down here a second time, element by element, from the tables of the PTX ISA. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/ptx.h"
+#include "kernels/cuda/wgmma.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -505,6 +506,85 @@ static void test_bulk_copies_and_mbarriers(void **state)
     OK(cudaFree(dout));
 }
 
+/* d of one wgmma, and what it held before the wait. a: a panel for A from shared memory; r: fragments for A from registers. */
+static __global__ void wgmma_tile(float *d, float *before, const uint8_t *a, const uint32_t *r, const uint8_t *b, int column)
+{
+    TD_SHARED_BYTES(uint8_t, panels); /* its room is a multiple of 1024, and so is where it begins here: not a promise of the hardware's */
+    unsigned i = threadIdx.x;
+    float x[32];
+    for (unsigned k = i; k < 8192; k += 128) {
+        panels[k] = a[k];
+        panels[8192 + k] = b[k];
+    }
+    for (int e = 0; e < 32; e++) x[e] = 1;
+    td_fence_proxy_async();
+    __syncthreads();
+    TD_WGMMA_GROUP(group);
+    td_wgmma_hold(x);
+    td_wgmma_fence();
+    if (column >= 0) td_wgmma_m64n64k16_ss(group, x, panels, panels + 8192, column, true);
+    else td_wgmma_m64n64k16_rs(group, x, r + i * 4, panels + 8192);
+    td_wgmma_commit();
+    before[i] = x[i % 32];
+    td_wgmma_wait(group);
+    td_wgmma_hold(x);
+    for (int e = 0; e < 32; e++) d[i * 32 + (unsigned)e] = x[e];
+}
+
+/* PTX ISA: the 128-byte swizzle puts the 16-byte chunk c of row r of a group of eight rows (1024 bytes) at chunk c xor r. */
+static uint16_t *panel_element(uint8_t *panel, int row, int column)
+{
+    return (uint16_t *)(void *)(panel + row / 8 * 1024 + row % 8 * 128 + ((column / 8) ^ (row % 8)) * 16 + column % 8 * 2);
+}
+
+static void test_wgmma_fragments(void **state)
+{
+    (void)state;
+    static float a[64][64], b[64][64], d[128][32], before[128];
+    static uint8_t panel_a[8192], panel_b[8192];
+    static uint16_t fragments[128][8];
+    for (int row = 0; row < 64; row++) {
+        for (int column = 0; column < 64; column++) {
+            a[row][column] = bf16_random(panel_element(panel_a, row, column));
+            b[row][column] = bf16_random(panel_element(panel_b, row, column));
+        }
+    }
+    /* A in registers: thread i of the warpgroup, element e: row 16 (i / 32) + (lane / 4) + 8 for e in {2, 3, 6, 7}, column 2 (lane % 4) + (e & 1) + 8 for e >= 4. */
+    for (int i = 0; i < 128; i++) {
+        for (int e = 0; e < 8; e++) {
+            int row = i / 32 * 16 + i % 32 / 4 + (e & 2 ? 8 : 0), column = i % 4 * 2 + (e & 1) + (e < 4 ? 0 : 8);
+            fragments[i][e] = *panel_element(panel_a, row, column);
+        }
+    }
+    uint8_t *da = device_of(panel_a, 8192), *db = device_of(panel_b, 8192);
+    uint32_t *dr = device_of((const uint32_t *)(const void *)fragments, 128 * 4);
+    float *dd = device_of<float>(NULL, 128 * 32), *dbefore = device_of<float>(NULL, 128);
+    for (int column = -16; column < 64; column += 16) { /* below 0: A in registers, and B[k][n] instead of B[n][k] */
+        TD_LAUNCH(wgmma_tile, 1, 128, 16384, 0, dd, dbefore, da, dr, db, column);
+        OK(cudaGetLastError());
+        fetch(&d[0][0], dd, 128 * 32);
+        fetch(before, dbefore, 128);
+        for (int i = 0; i < 128; i++) {
+            assert_true(isnan(before[i]));
+            for (int e = 0; e < 32; e++) {
+                int row = i / 32 * 16 + i % 32 / 4 + (e & 2 ? 8 : 0), n = e / 4 * 8 + i % 4 * 2 + (e & 1);
+                double want = 1, size = 1;
+                for (int k = 0; k < 16; k++) {
+                    double product = column < 0 ? (double)a[row][k] * (double)b[k][n] : (double)a[row][column + k] * (double)b[n][column + k];
+                    want += product;
+                    size += fabs(product);
+                }
+                if (fabs(d[i][e] - want) > 17 * 0x1p-24 * size) fail_msg("column %d, thread %d, d[%d]: %g, not %g", column, i, e, (double)d[i][e], want);
+            }
+        }
+    }
+    OK(cudaFree(da));
+    OK(cudaFree(db));
+    OK(cudaFree(dr));
+    OK(cudaFree(dd));
+    OK(cudaFree(dbefore));
+}
+
 /* ---- wrong kernels: each ends the program with a report */
 
 __global__ void barrier_for_some(void) { if (threadIdx.x < 40) __syncthreads(); }
@@ -997,6 +1077,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_pack_and_exp2),
         cmocka_unit_test(test_cp_async_lands_at_the_wait),
         cmocka_unit_test(test_bulk_copies_and_mbarriers),
+        cmocka_unit_test(test_wgmma_fragments),
         cmocka_unit_test(test_wrong_kernels_are_reported),
         cmocka_unit_test(test_host_may_not_follow_device_pointers),
         cmocka_unit_test(test_launch_limits),
