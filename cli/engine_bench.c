@@ -146,7 +146,7 @@ int cli_engine_bench(int argc, char **argv)
                                       .dtype = c.dtype, .ops = c.ops, .cpus = c.cpus, .n_threads = (int32_t)c.threads, .kv_memory = c.kv_memory,
                                       .block_size = (int32_t)c.block_size, .max_seqs = (int32_t)c.batch, .max_batch = (int32_t)c.batch,
                                       .max_step_tokens = (int32_t)c.chunk, .prefix_cache = false, .quiet = c.json, .device = c.device,
-                                      .device_index = (int32_t)c.device_index, .deterministic = c.deterministic};
+                                      .device_index = (int32_t)c.device_index + cli_rank.rank, .deterministic = c.deterministic};
         ec.comm = ranks.comm;
         if (cli_rank.rank > 0) return td_engine_follow(&ec, &err) != TD_OK; /* rank 0 says why */
         s = td_engine_open(&ec, &e, &err);

@@ -46,10 +46,18 @@ struct td_device_config {
 
 #define TD_DEVICE_RANK_ID_BYTES 128
 
-/* One model over several devices, a process each. join: collective, blocks; max_floats: of one call below. leave: before close. Emulated: TD_ERR_UNSUPPORTED. */
+/* The ranks as the host knows them. The calls are for emulated devices, which do by them what others do with NCCL; as in common/base/comm.h. */
+struct td_device_group {
+    int32_t rank, n_ranks;
+    void *ctx;
+    td_status (*all_reduce_sum)(void *ctx, float *x, size_t n);
+    td_status (*gather_columns)(void *ctx, const float *mine, int32_t n_rows, const int32_t *first, float *out);
+};
+
+/* One model over several devices, a process each. join: collective, blocks; max_floats: of one call below. leave: before close. */
 struct td_device_ranks {
     td_status (*new_id)(uint8_t *ret_id, struct td_err *err); /* rank 0: [TD_DEVICE_RANK_ID_BYTES], for all ranks */
-    td_status (*join)(const uint8_t *id, int32_t rank, int32_t n_ranks, size_t max_floats, struct td_err *err);
+    td_status (*join)(const uint8_t *id, const struct td_device_group *group, size_t max_floats, struct td_err *err); /* *group is copied */
     /* Entries; all ranks issue the same ones. As in common/base/comm.h; with a deterministic device the sum is taken in the order of ranks (the same bits whatever n).
      * gather_columns on rank 0: its own columns are in out already. */
     void (*all_reduce_sum)(float *x, size_t n);

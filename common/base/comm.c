@@ -176,6 +176,12 @@ td_status td_comm_open(struct td_comm_segment *segment, int32_t rank, const stru
     return TD_OK;
 }
 
+td_status td_comm_again(const struct td_comm *comm, struct td_comm **ret_comm, struct td_err *err)
+{
+    struct td_comm_config config = {0};
+    return td_comm_open(comm->segment, comm->rank, &config, ret_comm, err);
+}
+
 void td_comm_close(struct td_comm *c)
 {
     if (!c) return;

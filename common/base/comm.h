@@ -52,6 +52,8 @@ struct td_comm_config {
 
 /* The segment is borrowed until close. Does not wait for the others: the first call does. */
 td_status td_comm_open(struct td_comm_segment *segment, int32_t rank, const struct td_comm_config *config, struct td_comm **ret_comm, struct td_err *err);
+/* Another handle of the same rank, for a thread of its own that only calls td_comm_check and td_comm_reason. */
+td_status td_comm_again(const struct td_comm *comm, struct td_comm **ret_comm, struct td_err *err);
 /* Says nothing to the others: to them this rank is alive as long as its process is. */
 void td_comm_close(struct td_comm *comm);
 

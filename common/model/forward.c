@@ -17,6 +17,7 @@
 #include <math.h>
 
 #include "common/model/model_internal.h"
+#include "kernels/device.h"
 
 #define ROWS_MAX (1 << 20)
 #define ALIGN_BYTES ((size_t)256) /* a cache line of either world, and what copies of a device like */
@@ -161,6 +162,10 @@ static void meet_threads(void *threads)
 static bool sum_ranks(const struct step *s, const struct rows *r)
 {
     if (td_comm_n_ranks(s->m->comm) == 1) return true;
+    if (s->m->ops->device) { /* issued like an entry; what goes wrong shows at the end of the step */
+        s->m->ops->device->ranks->all_reduce_sum(r->x, (size_t)r->n * (size_t)s->m->shard.hidden);
+        return true;
+    }
     const struct td_comm_team team = {.part = s->part, .n_parts = s->n_parts, .meet = meet_threads, .ctx = s->m->threads};
     td_status status = td_comm_all_reduce_sum(s->m->comm, &team, r->x, (size_t)r->n * (size_t)s->m->shard.hidden);
     if (s->part == 0) s->ws->comm_status = status;
@@ -358,7 +363,7 @@ void td_forward_walk(struct td_model *model, struct td_workspace *ws, const stru
         attend_prepare(&s, layer, &r, &kv);
         if (layer == c->n_layers - 1) {
             if (b->n_logit_rows == 0) { /* no logits to gather: the others' last K and V must be there, too, before anybody sends them on */
-                if (part == 0) ws->comm_status = td_comm_barrier(model->comm);
+                if (part == 0 && !model->ops->device) ws->comm_status = td_comm_barrier(model->comm);
                 return;
             }
             if (b->n_logit_rows < b->n_rows) keep_wanted(&s, &r);
@@ -366,7 +371,9 @@ void td_forward_walk(struct td_model *model, struct td_workspace *ws, const stru
         if (!attend_and_mlp(&s, layer, &r, &kv)) return;
     }
     norm_gemm(&s, &r, model->final_norm, &model->lm_head, ws->logits, NULL);
-    if (part == 0 && td_comm_n_ranks(model->comm) > 1)
+    if (td_comm_n_ranks(model->comm) > 1 && model->ops->device)
+        model->ops->device->ranks->gather_columns(td_comm_rank(model->comm) == 0 ? NULL : ws->logits, r.n, model->logit_first, ws->logits);
+    else if (part == 0 && td_comm_n_ranks(model->comm) > 1)
         ws->comm_status = td_comm_gather_columns(model->comm, td_comm_rank(model->comm) == 0 ? NULL : ws->logits, r.n, model->logit_first, ws->logits);
 }
 

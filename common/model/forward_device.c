@@ -10,9 +10,11 @@
  * the block ids, so that most steps repeat the shape of an earlier one: all that decides the entries' arguments. A shape's first step runs as it is, which also
  * lets the table choose its algorithms; its second is recorded under a key of its own and later ones only launch that. A workspace knows SHAPES_MAX shapes; steps of
  * further ones run as they are. Keys are never used twice in a process, since a graph holds the addresses of its workspace. */
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "common/model/model_internal.h"
 #include "kernels/device.h"
@@ -38,6 +40,12 @@ struct td_forward_device {
     size_t table_ints_max;
     float *logits; /* [max_logit_rows, vocab], the host's; untouched, and so not there, while a tail reads the logits */
     uint32_t serial;
+    /* Several ranks: a thread that looks after the others, since entries that wait for a dead one would wait for ever. */
+    bool has_ranks, stop;
+    struct td_comm *watched;
+    pthread_t watch;
+    pthread_mutex_t watch_lock;
+    pthread_cond_t watch_cond;
     struct {
         struct shape shape;
         uint32_t n_seen;
@@ -70,10 +78,82 @@ static struct plan plan_of(const struct td_workspace *ws, int32_t n_rows, int32_
     p.logit_rows = reserve(&p.bytes, k);
     p.position_last = reserve(&p.bytes, k);
     p.seq_last = reserve(&p.bytes, k);
-    p.plan = reserve(&p.bytes, m->ops->attn_plan_bytes(n_rows, m->config.n_kv_heads));
-    p.plan_last = reserve(&p.bytes, has_last ? m->ops->attn_plan_bytes(n_logit_rows, m->config.n_kv_heads) : 0);
+    p.plan = reserve(&p.bytes, m->ops->attn_plan_bytes(n_rows, m->shard.n_kv_heads));
+    p.plan_last = reserve(&p.bytes, has_last ? m->ops->attn_plan_bytes(n_logit_rows, m->shard.n_kv_heads) : 0);
     p.ids = reserve(&p.bytes, table_ints * 4);
     return p;
+}
+
+#define WATCH_MS 50
+
+static void *watch_ranks(void *arg)
+{
+    struct td_forward_device *d = arg;
+    pthread_mutex_lock(&d->watch_lock);
+    while (!d->stop) {
+        if (td_comm_check(d->watched)) {
+            d->dev->ranks->abort();
+            break;
+        }
+        struct timespec at;
+        clock_gettime(CLOCK_REALTIME, &at);
+        at.tv_nsec += WATCH_MS * 1000000;
+        at.tv_sec += at.tv_nsec / 1000000000;
+        at.tv_nsec %= 1000000000;
+        pthread_cond_timedwait(&d->watch_cond, &d->watch_lock, &at);
+    }
+    pthread_mutex_unlock(&d->watch_lock);
+    return NULL;
+}
+
+static void leave_ranks(struct td_forward_device *d)
+{
+    if (!d->has_ranks) return;
+    pthread_mutex_lock(&d->watch_lock);
+    d->stop = true;
+    pthread_cond_signal(&d->watch_cond);
+    pthread_mutex_unlock(&d->watch_lock);
+    pthread_join(d->watch, NULL);
+    pthread_mutex_destroy(&d->watch_lock);
+    pthread_cond_destroy(&d->watch_cond);
+    td_comm_close(d->watched);
+    d->dev->ranks->leave();
+}
+
+static td_status group_sum(void *comm, float *x, size_t n) { return td_comm_all_reduce_sum(comm, NULL, x, n); }
+
+static td_status group_gather(void *comm, const float *mine, int32_t n_rows, const int32_t *first, float *out)
+{
+    return td_comm_gather_columns(comm, mine, n_rows, first, out);
+}
+
+/* Collective: the ranks' devices find each other. */
+static td_status join_ranks(struct td_forward_device *d, const struct td_workspace *ws, struct td_err *err)
+{
+    const struct td_model *m = ws->model;
+    uint8_t id[TD_DEVICE_RANK_ID_BYTES];
+    size_t bytes = sizeof id, rows = (size_t)ws->max_rows * (size_t)m->shard.hidden, logits = (size_t)ws->max_logit_rows * (size_t)m->shard.vocab;
+    td_status s = td_comm_rank(m->comm) == 0 ? d->dev->ranks->new_id(id, err) : TD_OK;
+    if (s) return s;
+    if ((s = td_comm_broadcast(m->comm, id, &bytes, false))) {
+        char why[TD_COMM_REASON_MAX];
+        return td_fail(err, s, "ranks: %s", td_comm_reason(m->comm, why));
+    }
+    if ((s = td_comm_again(m->comm, &d->watched, err))) return s;
+    const struct td_device_group group = {td_comm_rank(m->comm), td_comm_n_ranks(m->comm), m->comm, group_sum, group_gather};
+    if ((s = d->dev->ranks->join(id, &group, rows > logits ? rows : logits, err))) {
+        td_comm_close(d->watched);
+        return s;
+    }
+    pthread_mutex_init(&d->watch_lock, NULL);
+    pthread_cond_init(&d->watch_cond, NULL);
+    if (pthread_create(&d->watch, NULL, watch_ranks, d)) {
+        td_comm_close(d->watched);
+        d->dev->ranks->leave();
+        return td_fail(err, TD_ERR_NOMEM, "ranks: no thread to look after them");
+    }
+    d->has_ranks = true;
+    return TD_OK;
 }
 
 td_status td_forward_device_create(struct td_workspace *ws, size_t bytes, uint8_t **ret_memory, struct td_err *err)
@@ -87,7 +167,7 @@ td_status td_forward_device_create(struct td_workspace *ws, size_t bytes, uint8_
     d->dev = dev;
     d->serial = atomic_fetch_add(&next_serial, 1);
     d->table_ints_max = ints > TABLE_INTS_MAX ? (per_seq > TABLE_INTS_MAX ? per_seq : TABLE_INTS_MAX) : ints < TABLE_INTS_MIN ? TABLE_INTS_MIN : ints;
-    size_t last = plan_of(ws, ws->max_rows, ws->max_logit_rows, ws->max_rows, 0).bytes + 256 + m->ops->attn_plan_bytes(ws->max_logit_rows, m->config.n_kv_heads);
+    size_t last = plan_of(ws, ws->max_rows, ws->max_logit_rows, ws->max_rows, 0).bytes + 256 + m->ops->attn_plan_bytes(ws->max_logit_rows, m->shard.n_kv_heads);
     size_t desc = last + d->table_ints_max * 4 + 256;
     void *memory = NULL, *pinned = NULL, *there = NULL;
     td_status s = dev->alloc(bytes, "workspace", &memory, err);
@@ -100,13 +180,14 @@ td_status td_forward_device_create(struct td_workspace *ws, size_t bytes, uint8_
     d->logits = malloc((size_t)ws->max_logit_rows * (size_t)m->config.vocab * sizeof(float));
     if (!d->logits) return td_fail(err, TD_ERR_NOMEM, "workspace: no memory for the logits of %d rows", ws->max_logit_rows);
     *ret_memory = d->memory;
-    return TD_OK;
+    return td_comm_n_ranks(m->comm) > 1 ? join_ranks(d, ws, err) : TD_OK;
 }
 
 void td_forward_device_destroy(struct td_workspace *ws)
 {
     struct td_forward_device *d = ws->device;
     if (!d) return;
+    leave_ranks(d);
     if (d->memory) d->dev->release(d->memory);
     if (d->device) d->dev->release(d->device);
     if (d->pinned) d->dev->release_pinned(d->pinned);
@@ -200,7 +281,7 @@ static void fill(const struct td_forward_device *d, const struct plan *p, const 
 /* Offsets into the descriptor. */
 static void make_plan(const struct td_workspace *ws, size_t positions, size_t row_seq, int32_t n_rows, size_t to, uint64_t *ret_shape)
 {
-    const struct td_model_config *c = &ws->model->config;
+    const struct td_model_config *c = &ws->model->shard;
     uint8_t *at = ws->device->pinned;
     struct td_attn_plan_args a = {.positions = (const int32_t *)(const void *)(at + positions), .row_seq = (const int32_t *)(const void *)(at + row_seq),
                                   .n_rows = n_rows, .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads};
@@ -241,6 +322,7 @@ td_status td_forward_device(struct td_model *model, struct td_workspace *ws, con
                              .n_logit_rows = k,
                              .kv_base = a->kv_base,
                              .kv = a->kv,
+                             .kv_stride = a->kv_stride,
                              .logit_rows = (const int32_t *)(const void *)(there + p.logit_rows),
                              .position_last = (const int32_t *)(const void *)(there + p.position_last),
                              .seq_last = (const int32_t *)(const void *)(there + p.seq_last),
@@ -255,7 +337,7 @@ td_status td_forward_device(struct td_model *model, struct td_workspace *ws, con
     s = dev->step_end(a->err);
     if (!s) s = dev->wait(a->err);
     *ret_logits = NULL;
-    if (s || tail || k == 0) return s;
+    if (s || tail || k == 0 || td_comm_rank(model->comm) > 0) return s;
     s = dev->download(d->logits, ws->logits, (size_t)a->n_logit_rows * (size_t)model->config.vocab * sizeof(float), a->err);
     if (!s) *ret_logits = d->logits;
     return s;

@@ -114,7 +114,8 @@ static td_status make_shard(struct td_model *m, struct td_err *err)
     int32_t n = td_comm_n_ranks(m->comm);
     td_status s = td_model_check_ranks(&m->config, n, err);
     if (s) return s;
-    if (n > 1 && m->ops->device) return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, and device is %s: ranks on devices are not available", n, m->ops->name);
+    if (n > 1 && m->ops->device && !m->ops->device->ranks) return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, and this device has no way to others", n);
+    if (n > 1) m->no_graphs = true; /* a graph with calls between ranks must be recorded by all of them at the same step: not looked after yet */
     m->shard = m->config;
     m->shard.n_heads /= n;
     m->shard.n_kv_heads = m->config.n_kv_heads >= n ? m->config.n_kv_heads / n : 1;

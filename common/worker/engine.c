@@ -97,6 +97,7 @@ static td_status engine_open_kv(struct td_engine *e, const struct td_engine_conf
     if (bytes > available)
         return td_fail(err, TD_ERR_NOMEM, "kv_memory asks for %llu MiB, only %llu MiB are available", (unsigned long long)(bytes >> 20),
                        (unsigned long long)(available >> 20));
+    if (e->device) per_block = e->ranks.part.block_bytes; /* each rank on its own device */
     uint64_t n = bytes / per_block;
     if (n < 2)
         return td_fail(err, TD_ERR_INVALID, "kv_memory %llu bytes holds %llu KV blocks of %llu bytes, need at least 2", (unsigned long long)bytes,
@@ -104,14 +105,24 @@ static td_status engine_open_kv(struct td_engine *e, const struct td_engine_conf
     if (n > 1 << 24) n = 1 << 24;
     struct td_kv_pool_config kc = {
         .layout = e->layout, .n_blocks = (int32_t)n, .shareable = c->shareable_kv, .prefix_cache = c->prefix_cache};
-    if (e->device && (s = td_engine_device_kv_alloc(e->device, n * e->layout.block_bytes, &kc.borrowed, &kc.borrowed_bytes, err))) return s;
-    if (e->comm) { /* all of it, for all ranks, whose other processes map it */
+    if (e->device) {
+        if (e->comm && (s = td_rank_agree(e->comm, kc.n_blocks, &kc.n_blocks, err))) return s;
+        n = (uint64_t)kc.n_blocks;
+        kc.layout = e->ranks.part;
+        if ((s = td_engine_device_kv_alloc(e->device, n * per_block, &kc.borrowed, &kc.borrowed_bytes, err))) return s;
+    } else if (e->comm) { /* all of it, for all ranks, whose other processes map it */
         if ((s = td_arena_create(td_rank_kv_bytes(&e->ranks, kc.n_blocks), 1, "tandem-kv", &e->ranks_arena, err))) return s;
         kc.borrowed = e->ranks_arena.base;
     }
-    if ((s = td_kv_pool_create(&kc, &e->kv, err))) return s;
     e->ranks.n_blocks = kc.n_blocks;
-    e->ranks.base = e->device ? NULL : td_kv_pool_block(e->kv, 0); /* what is on a device stays as it is */
+    e->ranks.stride = e->device ? e->ranks.part.block_bytes : e->layout.block_bytes;
+    if (td_comm_rank(e->comm) > 0) { /* no pool: rank 0 decides. On the host its memory comes with the boot */
+        e->ranks.mine = kc.borrowed;
+        return TD_OK;
+    }
+    if ((s = td_kv_pool_create(&kc, &e->kv, err))) return s;
+    e->ranks.mine = td_kv_pool_block(e->kv, 0);
+    e->ranks.base = e->device ? NULL : e->ranks.mine; /* what is on a device stays as it is */
     e->layout_hash = td_kv_layout_hash(&e->layout, td_model_hash(e->model));
     uint64_t pool_tokens = n * (uint64_t)c->block_size;
     e->max_len = td_model_max_len(e->model);
@@ -160,8 +171,6 @@ static td_status engine_open_model(struct td_engine *e, const struct td_engine_c
     const struct td_ops *ops = NULL;
     if (c->ops && c->ops[0] && !(ops = td_model_ops_by_name(c->ops)))
         return td_fail(err, TD_ERR_UNSUPPORTED, "ops \"%s\" is unknown or this CPU lacks it (ref, avx2, avx512)", c->ops);
-    if (td_comm_n_ranks(c->comm) > 1 && c->device && c->device[0] && strcmp(c->device, "cpu") != 0) /* before it is opened, in as many processes */
-        return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, and device is %s: ranks on devices are not available", td_comm_n_ranks(c->comm), c->device);
     td_status s = td_engine_device_open(c, &e->device, err);
     if (!s) s = engine_open_threads(e, c, err);
     if (s) return s;
@@ -169,6 +178,17 @@ static td_status engine_open_model(struct td_engine *e, const struct td_engine_c
                                 .ops = e->device ? td_engine_device_ops(e->device) : ops, .comm = c->comm, .max_model_len = c->max_model_len,
                                 .quiet = c->quiet || td_comm_rank(c->comm) > 0, .no_graphs = c->no_graphs};
     return td_model_open(&p, &e->model, err);
+}
+
+/* Before the KV pool, which may be a share of what is left. */
+static td_status engine_open_workspace(struct td_engine *e, const struct td_engine_config *c, struct td_err *err)
+{
+    e->max_batch = c->max_batch;
+    e->max_step_tokens = c->max_step_tokens < c->max_batch ? c->max_batch : c->max_step_tokens;
+    e->vocab = td_model_config(e->model)->vocab;
+    td_status s = td_workspace_create(e->model, e->max_step_tokens, e->max_batch, &e->ws, err);
+    if (!s && e->device && !c->host_sampling && td_comm_rank(e->comm) == 0) s = td_engine_device_sampler_open(e->device, e->max_batch, e->vocab, err);
+    return s;
 }
 
 /* The others must not wait for a rank that will not come. */
@@ -183,34 +203,27 @@ static void tell_failure(struct td_comm *comm, const struct td_err *err)
 td_status td_engine_follow(const struct td_engine_config *c, struct td_err *err)
 {
     TD_ASSERT(td_comm_rank(c->comm) > 0);
-    struct td_engine e = {0}; /* threads, model and KV of an engine that decides nothing */
+    struct td_engine e = {.comm = c->comm}; /* threads, model and KV of an engine that decides nothing */
     struct td_rank_boot boot = {0};
     struct td_arena arena = {.memfd = -1};
     td_status s = engine_open_model(&e, c, err);
-    if (!s) s = td_rank_kv_init(&e.ranks, e.model, c->block_size, 1, err);
+    if (!s) s = engine_open_workspace(&e, c, err);
+    if (!s) s = e.device ? engine_open_kv(&e, c, err) : td_rank_kv_init(&e.ranks, e.model, c->block_size, 1, err);
     if (!s) s = td_rank_boot_tell(c->comm, &boot, NULL, &arena, err);
-    if (!s) {
+    if (!s && !e.device) {
         e.ranks.n_blocks = boot.n_blocks;
         e.ranks.base = arena.base;
-        s = td_rank_follow(c->comm, e.model, &e.ranks, &boot, err);
+        e.ranks.stride = e.ranks.whole.block_bytes;
+        e.ranks.mine = td_rank_kv_base(&e.ranks, td_comm_rank(c->comm));
     }
+    if (!s) s = td_rank_follow(c->comm, e.model, e.ws, &e.ranks, &boot, err);
     if (s) tell_failure(c->comm, err);
+    td_workspace_destroy(e.ws);
     td_arena_destroy(&arena);
     td_rank_kv_free(&e.ranks);
     td_model_close(e.model);
     td_engine_device_close(e.device);
     td_thread_pool_destroy(e.threads);
-    return s;
-}
-
-/* Before the KV pool, which may be a share of what is left. */
-static td_status engine_open_workspace(struct td_engine *e, const struct td_engine_config *c, struct td_err *err)
-{
-    e->max_batch = c->max_batch;
-    e->max_step_tokens = c->max_step_tokens < c->max_batch ? c->max_batch : c->max_step_tokens;
-    e->vocab = td_model_config(e->model)->vocab;
-    td_status s = td_workspace_create(e->model, e->max_step_tokens, e->max_batch, &e->ws, err);
-    if (!s && e->device && !c->host_sampling) s = td_engine_device_sampler_open(e->device, e->max_batch, e->vocab, err);
     return s;
 }
 
@@ -271,7 +284,7 @@ void td_engine_close(struct td_engine *e)
 struct td_model *td_engine_model(struct td_engine *e) { return e->model; }
 struct td_kv_pool *td_engine_kv(struct td_engine *e) { return e->kv; }
 const struct td_device_info *td_engine_device_info(const struct td_engine *e) { return e->device ? &td_engine_device_ops(e->device)->device->info : NULL; }
-const struct td_arena *td_engine_kv_arena(const struct td_engine *e) { return e->ranks.n_ranks > 1 ? &e->ranks_arena : td_kv_pool_arena(e->kv); }
+const struct td_arena *td_engine_kv_arena(const struct td_engine *e) { return e->ranks_arena.base ? &e->ranks_arena : td_kv_pool_arena(e->kv); }
 int32_t td_engine_n_ranks(const struct td_engine *e) { return e->ranks.n_ranks; }
 int32_t td_engine_kv_parts(const struct td_engine *e) { return e->ranks.n_parts; }
 const struct td_device_memory *td_engine_device_memory(const struct td_engine *e) { return e->device ? td_engine_device_ops(e->device)->device->memory : NULL; }
@@ -515,7 +528,7 @@ td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_
         if (seq->n_computed + items[i].n_new == seq->n_tokens) e->logit_rows[n_logits++] = n_rows - 1;
     }
     struct td_forward_args a = {.tokens = e->row_tokens, .positions = e->row_positions, .row_seq = e->row_seq, .block_tables = e->block_tables,
-                                .n_rows = n_rows, .kv_base = td_kv_pool_block(e->kv, 0), .kv = &e->ranks.part, .kv_stride = e->layout.block_bytes, .logit_rows = e->logit_rows,
+                                .n_rows = n_rows, .kv_base = td_kv_pool_block(e->kv, 0), .kv = &e->ranks.part, .kv_stride = e->ranks.stride, .logit_rows = e->logit_rows,
                                 .n_logit_rows = n_logits, .err = err};
     float *logits = NULL;
     struct td_forward_tail tail;
@@ -525,9 +538,9 @@ td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_
     }
     td_status s = e->comm ? td_rank_step_tell(e->comm, &a, e->seq_blocks, n_items, e->step_room) : TD_OK;
     if (!s) s = td_model_forward(e->model, e->ws, &a, &logits);
-    if (s == TD_ERR_PEER) {
+    if (s && td_comm_check(e->comm)) { /* a device only knows that a call failed */
         char why[TD_COMM_REASON_MAX];
-        return td_fail(err, s, "%s", td_comm_reason(e->comm, why));
+        return td_fail(err, TD_ERR_PEER, "%s", td_comm_reason(e->comm, why));
     }
     if (s == TD_ERR_DEVICE) return td_err_prefix(err, "forward of %d rows", n_rows);
     if (s) return td_fail(err, s, "forward of %d rows failed: %s", n_rows, td_status_name(s));

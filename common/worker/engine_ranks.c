@@ -173,7 +173,8 @@ td_status td_rank_boot_tell(struct td_comm *comm, struct td_rank_boot *boot, con
     size_t bytes = sizeof *boot;
     int fd = -1;
     td_status s = td_comm_broadcast(comm, boot, &bytes, false);
-    if (!s) s = td_comm_share_fd(comm, arena ? arena->memfd : -1, &fd);
+    if (s || boot->arena_bytes == 0) return s ? lost(comm, s, err) : TD_OK;
+    s = td_comm_share_fd(comm, arena ? arena->memfd : -1, &fd);
     if (s) return lost(comm, s, err);
     if (td_comm_rank(comm) == 0) return TD_OK;
     void *base = mmap(NULL, (size_t)boot->arena_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -186,7 +187,7 @@ td_status td_rank_boot_tell(struct td_comm *comm, struct td_rank_boot *boot, con
 }
 
 /* One step as rank 0 told it. */
-static td_status do_step(struct td_comm *comm, struct td_model *model, struct td_workspace *ws, const struct td_rank_kv *kv, const int32_t *in, const int32_t **tables,
+static td_status do_step(struct td_model *model, struct td_workspace *ws, const struct td_rank_kv *kv, const int32_t *in, const int32_t **tables,
                          struct td_err *err)
 {
     int32_t n_rows = in[1], n_logits = in[2], n_seqs = in[3];
@@ -197,20 +198,30 @@ static td_status do_step(struct td_comm *comm, struct td_model *model, struct td
         ids += n_blocks[s];
     }
     struct td_forward_args a = {.tokens = tokens, .positions = positions, .row_seq = row_seq, .block_tables = tables, .n_rows = n_rows,
-                                .kv_base = td_rank_kv_base(kv, td_comm_rank(comm)), .kv = &kv->part, .kv_stride = kv->whole.block_bytes,
+                                .kv_base = kv->mine, .kv = &kv->part, .kv_stride = kv->stride,
                                 .logit_rows = logit_rows, .n_logit_rows = n_logits, .err = err};
     float *logits;
     return td_model_forward(model, ws, &a, &logits);
 }
 
-td_status td_rank_follow(struct td_comm *comm, struct td_model *model, struct td_rank_kv *kv, const struct td_rank_boot *boot, struct td_err *err)
+td_status td_rank_agree(struct td_comm *comm, int32_t n_blocks, int32_t *ret_n_blocks, struct td_err *err)
 {
-    struct td_workspace *ws = NULL;
+    int32_t all[TD_COMM_MAX_RANKS];
+    td_status s = td_comm_all_gather(comm, &n_blocks, sizeof n_blocks, all);
+    if (s) return lost(comm, s, err);
+    for (int32_t r = 0; r < td_comm_n_ranks(comm); r++)
+        if (all[r] < n_blocks) n_blocks = all[r];
+    *ret_n_blocks = n_blocks;
+    return TD_OK;
+}
+
+td_status td_rank_follow(struct td_comm *comm, struct td_model *model, struct td_workspace *ws, const struct td_rank_kv *kv, const struct td_rank_boot *boot,
+                         struct td_err *err)
+{
     size_t room = td_rank_step_bytes(boot->max_rows, boot->max_seqs, boot->max_blocks_per_seq);
     int32_t *in = malloc(room);
     const int32_t **tables = calloc((size_t)boot->max_seqs, sizeof *tables);
-    td_status s = in && tables ? td_workspace_create(model, boot->max_rows, boot->max_seqs, &ws, err)
-                               : td_fail(err, TD_ERR_NOMEM, "rank %d: no memory for steps of %zu bytes", td_comm_rank(comm), room);
+    td_status s = in && tables ? TD_OK : td_fail(err, TD_ERR_NOMEM, "rank %d: no memory for steps of %zu bytes", td_comm_rank(comm), room);
     while (!s) {
         size_t bytes = room;
         if ((s = td_comm_broadcast(comm, in, &bytes, true))) {
@@ -218,9 +229,9 @@ td_status td_rank_follow(struct td_comm *comm, struct td_model *model, struct td
             break;
         }
         if (in[0] == END) break;
-        s = do_step(comm, model, ws, kv, in, tables, err);
+        s = do_step(model, ws, kv, in, tables, err);
+        if (s && td_comm_check(comm)) s = lost(comm, TD_ERR_PEER, err); /* a device only knows that a call failed */
     }
-    td_workspace_destroy(ws);
     free(in);
     free(tables);
     return s;

@@ -28,7 +28,9 @@ struct td_rank_copy { /* inside a block */
 struct td_rank_kv {
     struct td_kv_layout whole, part; /* of all heads (n_parts of the others); of one rank's */
     int32_t n_ranks, n_parts, n_copies, n_blocks;
-    uint8_t *base;                   /* copy 0, block 0 */
+    uint8_t *base;                   /* copy 0, block 0; NULL: on devices, where each rank has a memory of its own */
+    uint8_t *mine;                   /* this rank's part of block 0 */
+    size_t stride;                   /* bytes from a block to the next */
     struct td_rank_copy *copies[5];  /* from 1, 2, 4, 8, 16 parts to n_parts; NULL: cannot be, or nothing to do */
     int32_t n_of_copies[5];
     uint8_t *scratch;                /* [n_scratch][whole.block_bytes] */
@@ -53,11 +55,14 @@ void td_rank_end_tell(struct td_comm *comm, int32_t *room);
 /* Rank 0's pool and sizes, to all. The others get rank 0's arena mapped (*ret_arena). */
 struct td_rank_boot {
     int32_t n_blocks, max_rows, max_seqs, max_blocks_per_seq;
-    uint64_t arena_bytes;
+    uint64_t arena_bytes; /* 0: each rank has its own */
 };
 td_status td_rank_boot_tell(struct td_comm *comm, struct td_rank_boot *boot, const struct td_arena *arena, struct td_arena *ret_arena, struct td_err *err);
 
 /* The others' life: one forward for each step told. TD_OK: told to end. */
-td_status td_rank_follow(struct td_comm *comm, struct td_model *model, struct td_rank_kv *kv, const struct td_rank_boot *boot, struct td_err *err);
+td_status td_rank_follow(struct td_comm *comm, struct td_model *model, struct td_workspace *ws, const struct td_rank_kv *kv, const struct td_rank_boot *boot,
+                         struct td_err *err);
+/* Devices: the number of blocks that every rank has room for. Collective. */
+td_status td_rank_agree(struct td_comm *comm, int32_t n_blocks, int32_t *ret_n_blocks, struct td_err *err);
 
 #endif

@@ -618,7 +618,7 @@ static td_status open_ranks(struct td_worker *w, struct td_err *err)
     struct td_model_config mc;
     if (c->tp == 1) return TD_OK;
     if (strcmp(c->device, "cpu") != 0)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, and device is %s: ranks on devices are not available", (int)c->tp, c->device);
+        return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, and device is %s: KV in the memory of several devices cannot be handed over yet", (int)c->tp, c->device);
     td_status s = c->model[0] ? td_model_config_load(c->model, &mc, err) : td_model_config_load_file(c->random_weights, &mc, err);
     if (!s) s = td_model_check_ranks(&mc, (int32_t)c->tp, err);
     if (!s) s = td_ranks_start((int32_t)c->tp, (int32_t)c->threads, &w->ranks, err);

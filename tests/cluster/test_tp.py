@@ -175,7 +175,7 @@ def test_idle_worker_loses_a_rank():
 
 
 @pytest.mark.parametrize("args,says", [(["--tp", 4], "tp is 4, must divide num_attention_heads 6"), (["--tp", 3], "tp is 3, must be 1, 2, 4, 8 or 16"),
-                                       (["--tp", 2, "--device", "cuda"], "tp is 2, and device is cuda: ranks on devices are not available"),
+                                       (["--tp", 2, "--device", "cuda"], "tp is 2, and device is cuda: KV in the memory of several devices cannot be handed over yet"),
                                        (["--tp", 2, "--kv-memory", "1"], "kv_memory 1 bytes holds 0 KV blocks"),
                                        (["--tp", 2, "--cpus", "0"], "cpus lists 1 CPUs, threads is 2")])
 def test_refusals(args, says):

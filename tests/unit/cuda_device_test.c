@@ -93,23 +93,6 @@ static void test_search_beside_the_program(void **state)
     assert_int_equal(setenv("TANDEM_CUDA_LIBRARY", library, 1), 0);
 }
 
-/* Ranks need devices of their own, and NCCL. */
-static void test_no_ranks_when_emulated(void **state)
-{
-    (void)state;
-    uint8_t id[TD_DEVICE_RANK_ID_BYTES];
-    assert_int_equal(try_open(0, NULL), TD_OK);
-    if (!ops->device->info.is_emulated) {
-        close_device();
-        skip();
-    }
-    assert_int_equal(ops->device->ranks->new_id(id, &err), TD_ERR_UNSUPPORTED);
-    expect_text("tp on the emulated device: not available");
-    memset(id, 0, sizeof id);
-    assert_int_equal(ops->device->ranks->join(id, 0, 2, 16, &err), TD_ERR_UNSUPPORTED);
-    close_device();
-}
-
 static void test_other_interface(void **state)
 {
     (void)state;
@@ -431,7 +414,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_library),
         cmocka_unit_test(test_search_beside_the_program),
-        cmocka_unit_test(test_other_interface), cmocka_unit_test(test_no_ranks_when_emulated),
+        cmocka_unit_test(test_other_interface),
         cmocka_unit_test(test_bad_index_and_second_open),
         cmocka_unit_test(test_reasons_why_not),
         cmocka_unit_test(test_unknown_way_of_products),

@@ -18,6 +18,7 @@
 #include "common/base/clock.h"
 #include "common/base/comm.h"
 #include "common/worker/engine.h"
+#include "common/worker/ranks.h"
 
 enum { BS = 16, VOCAB = 128, MAX_LEN = 256, N = 24, MAX_OUT = 64 };
 
@@ -56,12 +57,18 @@ struct shape {
     int32_t n_ranks, n_kv_heads; /* 0: 1, 2 */
 };
 
+static const char *device(void) { return getenv("TANDEM_ENGINE_TEST_DEVICE"); }
+
+/* A device that has no others: only the emulated one does. */
+static bool has_no_ranks(void) { return device() && !strstr(getenv("TANDEM_CUDA_LIBRARY"), "emu"); }
+
 /* The other ranks of an engine are children of this process. */
 struct group {
     struct td_engine *e;
     struct td_comm_segment segment;
     struct td_comm *comm;
     pid_t pids[TD_COMM_MAX_RANKS];
+    struct td_ranks started; /* on a device: this program again, since a copy of a process that has used a device is of no use */
 };
 
 static struct group groups[4];
@@ -76,6 +83,15 @@ static struct group *group_of(const struct td_engine *e)
 static void start_ranks(struct td_engine_config *c, int32_t n_ranks, struct group *g)
 {
     struct td_err err = {0};
+    if (device()) {
+        char text[256];
+        snprintf(text, sizeof text, "%s %d %d %d %s", c->random_config, c->max_seqs, c->max_batch, c->max_step_tokens, c->kv_memory);
+        setenv("TD_ENGINE_TEST_RANK", text, 1);
+        if (td_ranks_start(n_ranks, 1, &g->started, &err)) fail_msg("%s", err.msg);
+        for (int32_t r = 1; r < n_ranks; r++) g->pids[r] = g->started.pids[r];
+        c->comm = g->started.comm;
+        return;
+    }
     struct td_comm_config cfg = {.timeout_ms = 30000};
     if (td_comm_segment_create(n_ranks, 4096, &g->segment, &err)) fail_msg("%s", err.msg);
     for (int32_t r = 1; r < n_ranks; r++) {
@@ -110,6 +126,12 @@ static int wait_rank(pid_t pid)
 
 static void end_ranks(struct group *g)
 {
+    if (g->started.comm) {
+        memset(g->started.pids, 0, sizeof g->started.pids); /* waited for */
+        td_ranks_stop(&g->started);
+        memset(g, 0, sizeof *g);
+        return;
+    }
     td_comm_close(g->comm);
     td_comm_segment_close(&g->segment);
     memset(g, 0, sizeof *g);
@@ -125,13 +147,12 @@ static void close_engine(struct td_engine *e)
     if (g) end_ranks(g);
 }
 
-static const char *device(void) { return getenv("TANDEM_ENGINE_TEST_DEVICE"); }
-
 static struct td_engine *open_engine(struct shape s)
 {
     char kv[32];
     int32_t n_kv = s.n_kv_heads ? s.n_kv_heads : 2, copies = s.n_ranks > n_kv ? s.n_ranks / n_kv : 1;
-    snprintf(kv, sizeof kv, "%d", s.n_blocks * BS * 2 * 2 * n_kv * 16 * 4 * copies); /* tokens x layers x K,V x kv heads x head_dim x f32 */
+    int32_t heads = device() && s.n_ranks > 1 ? n_kv / (s.n_ranks < n_kv ? s.n_ranks : n_kv) : n_kv * copies; /* each device's own; or all ranks' together */
+    snprintf(kv, sizeof kv, "%d", s.n_blocks * BS * 2 * 2 * heads * 16 * 4); /* tokens x layers x K,V x kv heads x head_dim x f32 */
     struct td_engine_config c = {.random_config = n_kv == 4 ? config4_path : config_path, .dtype = "f32", .n_threads = s.n_threads ? s.n_threads : 1, .kv_memory = kv,
                                  .block_size = BS, .max_seqs = s.max_seqs, .max_batch = s.max_batch, .max_step_tokens = s.chunk,
                                  .prefix_cache = s.prefix, .quiet = true, .device = device(), .deterministic = true, .no_graphs = s.no_graphs,
@@ -613,7 +634,7 @@ static void test_import(void **state)
 static void test_ranks_as_alone(void **state)
 {
     (void)state;
-    if (device()) skip();
+    if (has_no_ranks()) skip();
     static const struct {
         struct shape shape;
         int32_t concurrency, cancel_permille;
@@ -623,7 +644,7 @@ static void test_ranks_as_alone(void **state)
         {{.n_blocks = 400, .max_seqs = N, .max_batch = N, .chunk = 33, .n_ranks = 4}, N, 0, false},
         {{.n_blocks = 400, .max_seqs = N, .max_batch = 16, .chunk = 64, .prefix = true, .n_ranks = 4, .n_kv_heads = 4}, 16, 30, false},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < (device() ? 1 : sizeof cases / sizeof *cases); i++) { /* emulated ranks are slow */
         make_oracle_of(cases[i].shape.n_ranks, cases[i].shape.n_kv_heads);
         struct driver d = {.e = open_engine(cases[i].shape), .cancel_permille = cases[i].cancel_permille, .greedy_admission = cases[i].must_preempt};
         assert_int_equal(td_engine_n_ranks(d.e), cases[i].shape.n_ranks);
@@ -709,7 +730,7 @@ static void test_kv_is_there_after_a_step(void **state)
 static void test_rank_dies(void **state)
 {
     (void)state;
-    if (device()) skip();
+    if (has_no_ranks()) skip();
     for (int how = 0; how < 2; how++) {
         struct td_engine *e = open_engine((struct shape){.n_blocks = 64, .max_seqs = 4, .max_batch = 4, .chunk = 16, .n_ranks = 4});
         struct group *g = group_of(e);
@@ -887,8 +908,28 @@ static void test_device_refusals(void **state)
     close_engine(e);
 }
 
-int main(void)
+/* What start_ranks has started on a device. */
+static int be_a_rank(const struct td_ranks_place *place)
 {
+    char path[64], kv[32];
+    static struct td_ranks ranks;
+    struct td_err err = {0};
+    struct td_engine_config c = {.random_config = path, .dtype = "f32", .n_threads = 1, .kv_memory = kv, .block_size = BS, .quiet = true, .device = device(),
+                                 .device_index = place->rank, .deterministic = true};
+    const char *text = getenv("TD_ENGINE_TEST_RANK");
+    if (!text || sscanf(text, "%63s %d %d %d %31s", path, &c.max_seqs, &c.max_batch, &c.max_step_tokens, kv) != 5) return 1;
+    td_status s = td_ranks_join(place, &ranks, &err);
+    c.comm = ranks.comm;
+    if (!s) s = td_engine_follow(&c, &err);
+    return s == TD_OK ? 0 : s == TD_ERR_PEER ? 7 : 1;
+}
+
+int main(int argc, char **argv)
+{
+    struct td_ranks_place place;
+    if (td_ranks_take(&argc, argv, &place, NULL)) return 1;
+    if (place.rank > 0) return be_a_rank(&place);
+    setenv("TD_CUDA_EMU_DEVICES", "4", 1); /* a device for each rank */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_batch_choose),
         cmocka_unit_test(test_as_alone),
