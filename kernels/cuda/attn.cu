@@ -89,24 +89,23 @@ static int32_t choose_rows_many(const struct td_attn_plan_args *a)
     }
 }
 
-/* Decode rows are cut into pieces of `length` splits, a power of two: the shortest for which the card gets no more than a dozen blocks per multiprocessor (its
- * few resident ones several times over, so that the last of them do not leave it half empty), and for which there is scratch. */
+/* Decode rows are cut into pieces of `length` splits, a power of two: the shortest for which cutting adds no more than a dozen blocks per multiprocessor (its
+ * few resident ones several times over, so that the last of them do not leave it half empty), and for which there is scratch. What cutting adds counts, not what
+ * is there anyway: among many short rows a long one would be a single block that all others wait for. */
 static int32_t piece_length(const struct td_attn_plan_args *a, int32_t rows_many)
 {
     int32_t target = 12 * td_cuda.n_sms / a->n_kv_heads;
     for (int32_t length = 1;; length *= 2) {
         struct attn_item item;
         bool is_many, is_cut = false;
-        int64_t n_items = 0, n_more = 0, n_slots = 0;
+        int64_t n_more = 0, n_slots = 0;
         for (int32_t r = 0; next_item(a, rows_many, &r, &item, &is_many);) {
-            if (is_many) continue;
-            n_items += item.split_end > length ? (item.split_end + length - 1) / length : 1;
-            if (item.split_end <= length) continue;
+            if (is_many || item.split_end <= length) continue;
             is_cut = true;
             n_more += (item.split_end + length - 1) / length - 1;
             n_slots += (int64_t)item.n_tokens * (1 + item.split_end - length);
         }
-        if (!is_cut || (n_items <= target && n_more <= ATTN_PIECES && n_slots <= ATTN_SLOTS)) return length;
+        if (!is_cut || (n_more <= target && n_more <= ATTN_PIECES && n_slots <= ATTN_SLOTS)) return length;
     }
 }
 

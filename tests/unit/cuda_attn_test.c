@@ -335,9 +335,32 @@ static void test_later_infinity_stays_later(void **state)
     }
 }
 
+/* The shape of a step of n short decode rows and a last one that sees n_long keys. */
+static uint64_t shape_of(int32_t n, int32_t n_long)
+{
+    int32_t *pos = malloc((size_t)(n + 1) * 4), *seq = malloc((size_t)(n + 1) * 4);
+    for (int32_t i = 0; i <= n; i++) pos[i] = i < n ? 99 : n_long - 1, seq[i] = i;
+    struct td_attn_plan_args a = {.positions = pos, .row_seq = seq, .n_rows = n + 1, .n_heads = 4, .n_kv_heads = 1};
+    void *plan = malloc(ops->attn_plan_bytes(n + 1, 1));
+    uint64_t shape;
+    ops->attn_plan(&a, plan, &shape);
+    free(plan), free(pos), free(seq);
+    return shape;
+}
+
+static void test_a_long_row_is_cut_among_many_short_ones(void **state)
+{
+    (void)state;
+    int32_t n = 1; /* a power of two, so that one piece more is a larger grid; more blocks than a card wants, before any row is cut */
+    while (n < 16 * device->info.n_sms) n *= 2;
+    assert_true(shape_of(n - 1, 200000) > shape_of(n - 1, 100));
+    assert_true(shape_of(3, 200000) > shape_of(3, 100));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_long_row_is_cut_among_many_short_ones),
         cmocka_unit_test(test_against_ref),
         cmocka_unit_test(test_decode_over_splits),
         cmocka_unit_test(test_chunks_and_company_leave_the_bits),
