@@ -59,6 +59,6 @@ bool xfer_flight_go(struct td_xfer *x, struct flight *f, enum td_device_copy kin
 void xfer_device_say_lost(struct td_xfer *x, const char *why);
 /* Copies n_bytes (at most STAGE_BYTES) from the device to d->digest and waits. The lock need not be held. */
 td_status xfer_device_read(const struct xfer_device *d, const void *from, size_t n_bytes, struct td_err *err);
-bool xfer_ipc_pull(struct td_xfer *x);                                              /* issues copies; true: some */
+bool xfer_ipc_pull(struct td_xfer *x);                                              /* issues a batch of copies, one in a turn: others may have come */
 
 #endif

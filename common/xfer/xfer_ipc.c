@@ -135,26 +135,21 @@ bool xfer_ipc_pull(struct td_xfer *x)
 {
     struct xfer_device *d = x->device;
     struct td_xfer_copy copy;
-    bool any = false;
-    for (;;) {
-        struct flight *f = NULL;
-        size_t n_bytes = 0;
-        while (n_bytes < FLIGHT_BYTES && (f ? f->n < FLIGHT_PIECES && d->n_runs < d->max_runs : d->n_pulls < PULLS)) {
-            size_t room = d->max_runs - (f ? d->n_runs : 0);
-            if (!td_xfer_core_pull_next(&x->core, &d->pull_turns, FLIGHT_BYTES - n_bytes, (int32_t)room, &copy)) break;
-            if (!f) f = xfer_flight_new(d, NO_BUFFER);
-            struct td_xfer_conn *c = xfer_conn_by_id(x, copy.conn);
-            TD_ASSERT(c && c->peer_pool); /* OPEN comes after SETUP, and the slot is unbound when its connection goes */
-            struct piece p = {.id = copy.slot, .conn = copy.conn, .handle = copy.handle, .n_bytes = copy.n_bytes, .word = &c->words[copy.op]};
-            const struct td_xfer_slot *s = &x->core.slots[copy.slot];
-            f->piece[f->n++] = p;
-            n_bytes += copy.n_bytes;
-            c->last_use_ns = xfer_now(x);
-            for (int32_t b = copy.grant_block; b < copy.grant_block + copy.n_blocks; b++)
-                xfer_runs_add(d, x->base + (uint64_t)s->dst[b] * x->block_bytes, c->peer_pool + (uint64_t)s->src[b] * x->block_bytes, x->block_bytes);
-        }
-        if (!f) return any;
-        any = true;
-        if (!xfer_flight_go(x, f, TD_COPY_ON_DEVICE)) return any;
+    struct flight *f = NULL;
+    size_t n_bytes = 0;
+    while (n_bytes < FLIGHT_BYTES && (f ? f->n < FLIGHT_PIECES && d->n_runs < d->max_runs : d->n_pulls < PULLS)) {
+        size_t room = d->max_runs - (f ? d->n_runs : 0);
+        if (!td_xfer_core_pull_next(&x->core, &d->pull_turns, FLIGHT_BYTES - n_bytes, (int32_t)room, &copy)) break;
+        if (!f) f = xfer_flight_new(d, NO_BUFFER);
+        struct td_xfer_conn *c = xfer_conn_by_id(x, copy.conn);
+        TD_ASSERT(c && c->peer_pool); /* OPEN comes after SETUP, and the slot is unbound when its connection goes */
+        const struct td_xfer_slot *s = &x->core.slots[copy.slot];
+        f->piece[f->n++] = (struct piece){.id = copy.slot, .conn = copy.conn, .handle = copy.handle, .n_bytes = copy.n_bytes, .word = &c->words[copy.op]};
+        n_bytes += copy.n_bytes;
+        c->last_use_ns = xfer_now(x);
+        for (int32_t b = copy.grant_block; b < copy.grant_block + copy.n_blocks; b++)
+            xfer_runs_add(d, x->base + (uint64_t)s->dst[b] * x->block_bytes, c->peer_pool + (uint64_t)s->src[b] * x->block_bytes, x->block_bytes);
     }
+    if (f) xfer_flight_go(x, f, TD_COPY_ON_DEVICE);
+    return f != NULL;
 }

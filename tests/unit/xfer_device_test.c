@@ -41,6 +41,7 @@ struct end {                   /* how one side is opened */
     const char *device;        /* "": the host's memory */
     bool child;
     uint32_t lanes, n_blocks, block_bytes, timeout_ms;
+    bool small_sockets;
     const char *fabric;        /* NULL: no RDMA; else more options of the fake */
     enum td_xfer_gpu_flush flush;
 };
@@ -62,7 +63,7 @@ static struct node *open_end(const struct end *e)
     struct node *n = e->child ? node_spawn(program) : node_local();
     struct node_command c = {.verb = NODE_OPEN, .path = e->path, .shareable = true, .max_slots = 32, .max_ops = 32, .timeout_ms = e->timeout_ms ? e->timeout_ms : 2000,
                              .block_bytes = e->block_bytes ? e->block_bytes : BLOCK_BYTES, .layout_hash = 0x1a70, .n_blocks = e->n_blocks ? (int32_t)e->n_blocks : N_BLOCKS,
-                             .lanes = e->lanes ? e->lanes : 1};
+                             .lanes = e->lanes ? e->lanes : 1, .small_sockets = e->small_sockets};
     snprintf(c.device, sizeof c.device, "%s", e->device);
     set_rdma(&c, e);
     struct node_reply r = ask(n, &c);
@@ -502,7 +503,7 @@ static void stopped_peers_do_not_hold_the_ring(void **state)
     struct end e = {.path = TD_XFER_PATH_TCP, .device = "slow", .lanes = 4, .n_blocks = 48, .block_bytes = 256 << 10, .timeout_ms = 60000};
     struct node *p = open_end(&e), *d[STOPPED + 1];
     struct transfer t[STOPPED + 1];
-    e.child = true;
+    e.child = e.small_sockets = true;
     for (int i = 0; i <= STOPPED; i++) {
         d[i] = open_end(&e);
         grant(&t[i], p, d[i], 0, 8); /* so that connections and lanes stand */

@@ -115,6 +115,10 @@ static void open_node(struct node *n, const struct node_command *c, struct node_
     }
     if (!r->status) r->status = td_xfer_open(&config, &n->x, err);
     if (!r->status) r->status = td_xfer_mem_add(n->x, &n->arena, c->block_bytes, c->n_blocks, err);
+    for (int fd = 3, bytes = 32768, on = 0; c->small_sockets && fd < 1024; fd++) {
+        socklen_t size = sizeof on;
+        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &on, &size) == 0 && on) setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
+    }
     n->block_bytes = c->block_bytes;
     if (n->x) r->port = td_xfer_port(n->x);
 }

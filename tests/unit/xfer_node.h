@@ -33,6 +33,7 @@ struct node_command {
     uint32_t srq_peers;
     char tls[128], tls_ca[128];    /* "": none; else PREFIX of PREFIX.crt and PREFIX.key; the CA's file, "": anybody */
     bool pull;
+    bool small_sockets;            /* connections that come in have small receive buffers, which do not grow */
     enum td_xfer_zerocopy zerocopy;
     char device[64];               /* "": a pool of the host's; else words of fake_device_open: the pool lies in a device's memory */
     uint64_t block_bytes, layout_hash;

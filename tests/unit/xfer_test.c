@@ -2099,7 +2099,7 @@ static struct variant variants[] = {
     {TD_XFER_PATH_TCP, RECEIVER_CHILD, ", device", 4, 3, "", false, false, "device"}, {TD_XFER_PATH_TCP, RECEIVER_CHILD, ", device, tls, 2 lanes", 2, 1, "", true, false, "slow"},
     {TD_XFER_PATH_RDMA, RECEIVER_CHILD, ", device", 0, 3, ",device_late=1", false, false, "slow"},
     {TD_XFER_PATH_RDMA, SENDER_CHILD, ", device, 2 rails, unordered, pulled", 0, 0, ",devices=2,unordered=1,device_late=1", false, true, "device"},
-    {TD_XFER_PATH_CUDA_IPC, BOTH_HERE, "", 0, 1, "", false, false, "slow"}, {TD_XFER_PATH_CUDA_IPC, SENDER_CHILD, "", 0, 0, "", false, false, "slow"},
+    {TD_XFER_PATH_CUDA_IPC, BOTH_HERE, "", 0, 1, "", false, false, "slow"}, {TD_XFER_PATH_CUDA_IPC, SENDER_CHILD, ", no digests", 0, 0, "", false, false, "slow"},
     {TD_XFER_PATH_CUDA_IPC, RECEIVER_CHILD, "", 0, 4, "", false, false, "device"},
 };
 
@@ -2164,7 +2164,8 @@ int main(int argc, char **argv)
             if (real && (variants[k].path != TD_XFER_PATH_RDMA || (variants[k].name[0] && strcmp(variants[k].name, ", windows")))) continue;
             if (suite[i].needs_child && variants[k].where == BOTH_HERE) continue;
             if (is_zerocopy(&variants[k]) && suite[i].function == a_cancel_inside_a_frame_keeps_the_connection) continue; /* its blocks are free when the kernel says so */
-            if (suite[i].tls_only && !variants[k].tls) continue;
+            if (suite[i].tls_only && (!variants[k].tls || variants[k].device)) continue;
+            if (variants[k].device && (suite[i].function == strangers_are_refused || suite[i].function == silent_connections_are_bounded)) continue; /* no pool has to do with it */
             bool stops = suite[i].function == stop_at_every_point || suite[i].function == stop_in_the_middle_of_bytes ||
                          suite[i].function == stop_before_the_slot_is_bound;
             if (stops && variants[k].name[0] && (is_short() || !strstr(variants[k].name, "windows"))) continue; /* seconds of waiting each */
