@@ -209,22 +209,64 @@ __device__ static inline bool is_last_piece(const struct attn_item *item, uint32
     return true;
 }
 
-template <int D> __device__ static void combine(const struct attn_params *a, const struct attn_item *item, int32_t kv_head, struct attn_scratch scratch)
+/* The states in ascending order, 32 splits at a time: first a warp per row finds how much each state is scaled by (the maxima so far are a scan, max being exact),
+ * then a thread per few elements does the sums, whose loads do not wait for one another. board: shared memory that nobody uses any more, 6.3 KiB. */
+template <int D> __device__ static void combine(const struct attn_params *a, const struct attn_item *item, int32_t kv_head, struct attn_scratch scratch, float *board)
 {
+    enum { ROWS = ATTN_ROWS_FEW, THREADS = 4 * LANES, MINE = (ROWS * D + THREADS - 1) / THREADS };
+    float *keeps = board, *takes = keeps + ROWS * LANES, *sums = takes + ROWS * LANES, *most = sums + ROWS * LANES, *divide = most + ROWS;
     int32_t n_splits = a->positions[item->row0 + item->n_tokens - 1] / ATTN_SPLIT + 1, begin = attn_first(a, a->positions[item->row0]) / ATTN_SPLIT;
+    int32_t n_packed = item->n_tokens * a->group, thread = (int32_t)threadIdx.x, lane = thread % LANES;
+    int64_t step = (int64_t)item->n_tokens * a->n_heads, row_state = 0;
+    float o[MINE], sum = 0;
     if (begin < item->n_first) begin = item->n_first;
-    for (int32_t i = (int32_t)threadIdx.x; i < item->n_tokens * a->group * D; i += (int32_t)blockDim.x) {
-        int32_t row = i / D, d = i % D, token = row / a->group, head = kv_head * a->group + row % a->group;
-        int64_t state = (int64_t)(item->slot0 + token) * a->n_heads + head, step = (int64_t)item->n_tokens * a->n_heads;
-        float max = scratch.max_sum[2 * state], sum = scratch.max_sum[2 * state + 1], o = scratch.out[state * D + d];
-        state += (1 + begin - item->n_first) * step;
-        for (int32_t s = begin; s < n_splits; s++, state += step) {
-            float keep, take;
-            attn_merge_scales(&max, scratch.max_sum[2 * state], a->c, &keep, &take);
-            sum = attn_merge(sum, scratch.max_sum[2 * state + 1], keep, take);
-            o = attn_merge(o, scratch.out[state * D + d], keep, take);
+    ATTN_UNROLL
+    for (int e = 0; e < MINE; e++) {
+        int32_t i = e * THREADS + thread, row = i / D;
+        o[e] = 0;
+        if (row < n_packed) o[e] = scratch.out[((int64_t)(item->slot0 + row / a->group) * a->n_heads + kv_head * a->group + row % a->group) * D + i % D];
+    }
+    if (thread < n_packed) {
+        row_state = (int64_t)(item->slot0 + thread / a->group) * a->n_heads + kv_head * a->group + thread % a->group;
+        most[thread] = scratch.max_sum[2 * row_state], sum = scratch.max_sum[2 * row_state + 1];
+    }
+    __syncthreads();
+    for (int32_t split = begin; split < n_splits; split += LANES) {
+        int32_t n = n_splits - split < LANES ? n_splits - split : LANES;
+        for (int32_t row = thread / LANES; row < n_packed; row += THREADS / LANES) {
+            int64_t state = (int64_t)(item->slot0 + row / a->group) * a->n_heads + kv_head * a->group + row % a->group + (1 + split + lane - item->n_first) * step;
+            float max = lane < n ? scratch.max_sum[2 * state] : -INFINITY, before = most[row], upto = fmaxf(before, max), left;
+            for (int m = 1; m < LANES; m *= 2) {
+                float other = __shfl_up_sync(0xffffffff, upto, (unsigned)m);
+                if (lane >= m) upto = fmaxf(upto, other);
+            }
+            left = __shfl_up_sync(0xffffffff, upto, 1u);
+            if (lane == 0) left = before;
+            keeps[row * LANES + lane] = attn_rescale(left, upto, a->c), takes[row * LANES + lane] = attn_rescale(max, upto, a->c);
+            sums[row * LANES + lane] = lane < n ? scratch.max_sum[2 * state + 1] : 0;
+            __syncwarp(0xffffffff);
+            if (lane == LANES - 1) most[row] = upto;
         }
-        a->out[(item->row0 + token) * a->out_stride + (int64_t)head * D + d] = o * (1.0f / sum);
+        __syncthreads();
+        ATTN_UNROLL_BY_4
+        for (int32_t s = 0; s < n; s++) {
+            ATTN_UNROLL
+            for (int e = 0; e < MINE; e++) {
+                int32_t i = e * THREADS + thread, row = i / D;
+                if (row >= n_packed) continue;
+                int64_t state = (int64_t)(item->slot0 + row / a->group) * a->n_heads + kv_head * a->group + row % a->group + (1 + split + s - item->n_first) * step;
+                o[e] = attn_merge(o[e], scratch.out[state * D + i % D], keeps[row * LANES + s], takes[row * LANES + s]);
+            }
+            if (thread < n_packed) sum = attn_merge(sum, sums[thread * LANES + s], keeps[thread * LANES + s], takes[thread * LANES + s]);
+        }
+        __syncthreads();
+    }
+    if (thread < n_packed) divide[thread] = 1.0f / sum;
+    __syncthreads();
+    ATTN_UNROLL
+    for (int e = 0; e < MINE; e++) {
+        int32_t i = e * THREADS + thread, row = i / D;
+        if (row < n_packed) a->out[(item->row0 + row / a->group) * a->out_stride + (int64_t)(kv_head * a->group + row % a->group) * D + i % D] = o[e] * divide[row];
     }
 }
 

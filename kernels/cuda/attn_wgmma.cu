@@ -133,8 +133,8 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
         }
     }
     if (is_first) store<D, PAIRS>(a, item, kv_head, row0, &total, total_o, 0, 1, item->n_pieces > 1 ? item->slot0 : -1, scratch);
-    if (item->n_pieces > 1 && is_last_piece(item, (uint32_t *)(void *)(plan + head->counters_at) + item->counter * a->n_kv_heads + kv_head))
-        combine<D>(a, item, kv_head, scratch);
+    if (!IS_WIDE && item->n_pieces > 1 && is_last_piece(item, (uint32_t *)(void *)(plan + head->counters_at) + item->counter * a->n_kv_heads + kv_head))
+        combine<D>(a, item, kv_head, scratch, (float *)(void *)tiles);
 }
 
 template <int D> __global__ void __launch_bounds__(WARPS_WIDE *LANES, 1) attn_wide(struct attn_params a, uint8_t *plan, struct attn_scratch scratch)

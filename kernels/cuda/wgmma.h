@@ -109,7 +109,7 @@ static inline void td_wgmma_hold(float *) {}
 /* Descriptor of a panel from byte `at` on: 128-byte swizzle, groups of 8 rows 1024 bytes apart. */
 __device__ __forceinline__ uint64_t td_wgmma_descriptor(const void *panel, int32_t at)
 {
-    return (uint64_t)((td_shared_address(panel) + (uint32_t)at & 0x3ffffu) >> 4) | 1ull << 16 | (uint64_t)(8 * WGMMA_ROW_BYTES >> 4) << 32 | 1ull << 62;
+    return (uint64_t)(((td_shared_address(panel) + (uint32_t)at) & 0x3ffffu) >> 4) | 1ull << 16 | (uint64_t)(8 * WGMMA_ROW_BYTES >> 4) << 32 | 1ull << 62;
 }
 
 __device__ __forceinline__ void td_wgmma_ss_(float *d, const void *a, const void *b, int32_t column, bool is_adding)

@@ -205,13 +205,14 @@ static void test_against_ref(void **state)
 static void test_decode_over_splits(void **state)
 {
     (void)state;
-    for (int c = 0; c < 5; c++) {
+    for (int c = 0; c < 6; c++) {
         int32_t len[N_SEQS] = {513, 512, 511, 600};
         if (c == 4) len[0] = 1200, len[1] = 1025, len[2] = 1024, len[3] = 520; /* the window leaves out whole splits */
+        if (c == 5) len[0] = 16900, len[1] = len[2] = len[3] = 1;              /* more pieces than a warp has lanes */
         struct world *w = malloc(sizeof *w);
         struct rows *rows = calloc(1, sizeof *rows);
         assert_true(w && rows);
-        world_make(w, 1, c % 2 ? 4 : 7, c % 2 || is_wgmma ? 64 : 32, 16, c == 3 ? TD_F32 : TD_BF16, len, c == 2 ? 300 : c == 4 ? 150 : 0);
+        world_make(w, 1, c == 5 ? 2 : c % 2 ? 4 : 7, is_wgmma || (c % 2 && c < 5) ? 64 : 32, c == 5 ? 64 : 16, c == 3 ? TD_F32 : TD_BF16, len, c == 2 ? 300 : c == 4 ? 150 : 0);
         for (int s = 0; s < N_SEQS; s++) rows_add(rows, s, len[s] - 1, 1);
         check_against_ref(w, rows);
         world_free(w), free(w), free(rows);

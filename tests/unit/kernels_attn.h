@@ -5,7 +5,7 @@
 
 #include "tests/unit/kernels_test.h"
 
-enum { N_SEQS = 4, MAX_BLOCKS = 700, LEN_MAX = 1300 };
+enum { N_SEQS = 4, MAX_BLOCKS = 700, LEN_MAX = 1300, ROWS_MAX = 17000 };
 
 /* A cache with N_SEQS sequences. The true K and V of every position are kept in f32 (k, v); `expose` writes some into the cache. */
 struct world {
@@ -65,7 +65,7 @@ static inline void world_free(struct world *w)
 
 /* Rows of one call. */
 struct rows {
-    int32_t n, seq[N_SEQS * LEN_MAX], pos[N_SEQS * LEN_MAX];
+    int32_t n, seq[ROWS_MAX], pos[ROWS_MAX];
 };
 static inline void rows_add(struct rows *r, int32_t seq, int32_t from, int32_t n)
 {
