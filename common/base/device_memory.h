@@ -1,13 +1,13 @@
 /* device_memory.h - memory that this process's CPU must not touch, and what moves its bytes.
  *
- * Why here: the KV pool of a GPU worker lies in such memory. kernels/cuda fills this table, common/xfer moves blocks with it, and neither may include the
- * other. Tests fill it with a fake whose pages no instruction can read or write (tests/unit/fake_device.h).
+ * Why here: the KV pool of a GPU worker lies in such memory. kernels/cuda fills this table, common/xfer moves blocks with it, and neither may
+ * include the other. Tests fill it with a fake whose pages no instruction can read or write (tests/unit/fake_device.h).
  *
- * Copies go to streams of their own beside whatever computes: they are ordered with nothing but what their caller waited for. So a caller copies from what
- * was computed only after the computation is known to be complete, and computes with what was copied only after `done` has said so.
+ * Copies go to streams of their own beside whatever computes: they are ordered with nothing but what their caller waited for. So a caller copies
+ * from what was computed only after the computation is known to be complete, and computes with what was copied only after `done` has said so.
  *
- * Threads: every entry may be called by any thread. Errors: TD_ERR_DEVICE with the driver's words; after one in copy or done nothing that was issued runs
- * any more, the device is lost for the process and every later call fails the same way. */
+ * Threads: every entry may be called by any thread. Errors: TD_ERR_DEVICE with the driver's words; after one in copy or done nothing that was
+ * issued runs any more, the device is lost for the process and every later call fails the same way. */
 #ifndef TD_BASE_DEVICE_MEMORY_H
 #define TD_BASE_DEVICE_MEMORY_H
 
@@ -44,15 +44,16 @@ struct td_device_memory {
     td_status (*done)(void *ctx, uint64_t ticket, struct td_err *err); /* TD_OK: complete; TD_INPROGRESS: not yet. Once OK, always OK. Does not block */
     td_status (*wait)(void *ctx, uint64_t ticket, struct td_err *err); /* blocks until it is */
 
-    /* Between processes of this host. export: the handle is of the whole allocation that `memory` lies in, ret_offset bytes from its start. open fails in the
-     * process that exported (there the pointer itself is good), where the device cannot reach the exporter's, and for anything that is not a handle. close
-     * comes after every copy from it is done. TD_ERR_UNSUPPORTED: not with this memory, device or container; err says why. NULL: not at all. */
+    /* Between processes of this host. export: the handle is of the whole allocation that `memory` lies in, ret_offset bytes from its start. open
+     * fails in the process that exported (there the pointer itself is good), where the device cannot reach the exporter's, and for anything that is
+     * not a handle. close comes after every copy from it is done. TD_ERR_UNSUPPORTED: not with this memory, device or container; err says why.
+     * NULL: not at all. */
     td_status (*ipc_export)(void *ctx, const void *memory, uint8_t ret_handle[TD_DEVICE_HANDLE_BYTES], uint64_t *ret_offset, struct td_err *err);
     td_status (*ipc_open)(void *ctx, const uint8_t handle[TD_DEVICE_HANDLE_BYTES], void **ret_base, struct td_err *err);
     void (*ipc_close)(void *ctx, void *base);
 
-    /* A dma-buf over the pages that [memory, memory + bytes) lies in, which begins at its byte *ret_offset; the caller closes the descriptor. TD_ERR_UNSUPPORTED
-     * with the reason: no such thing here. NULL: not at all. */
+    /* A dma-buf over the pages that [memory, memory + bytes) lies in, which begins at its byte *ret_offset; the caller closes the descriptor.
+     * TD_ERR_UNSUPPORTED with the reason: no such thing here. NULL: not at all. */
     td_status (*dmabuf)(void *ctx, const void *memory, size_t bytes, int *ret_fd, uint64_t *ret_offset, struct td_err *err);
 };
 

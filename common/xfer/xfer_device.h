@@ -1,5 +1,5 @@
-/* xfer_device.h - what xfer_device.c (copies and staging) and xfer_ipc.c (cuda-ipc) share. Not for others. Guarded by the endpoint's lock; the progress
- * thread's, but for open and close. */
+/* xfer_device.h - what xfer_device.c (copies and staging) and xfer_ipc.c (cuda-ipc) share. Not for others. Guarded by the endpoint's lock; the
+ * progress thread's, but for open and close. */
 #ifndef TD_XFER_DEVICE_H
 #define TD_XFER_DEVICE_H
 

@@ -1,17 +1,20 @@
 /* xfer_ipc.c - cuda-ipc: two processes of one host whose pools lie in device memory; the receiver's device copies from the sender's pool.
  *
- * As on shm the unix socket of the grant shows that both sides share the host and the user, REF names source blocks, and a control word per op tells the
- * receiver whether they are still the op's (xfer_shm.c has the argument; here the second look is when the copy is complete). Before READY lies SETUP:
+ * As on shm the unix socket of the grant shows that both sides share the host and the user, REF names source blocks, and a control word per op
+ * tells the receiver whether they are still the op's (xfer_shm.c has the argument; here the second look is when the copy is complete). Before READY
+ * lies SETUP:
  *
- *   sender    DEVICE_OFFER: the handle of its allocation, where the pool lies in it, which device, 64 random bytes that it has put behind the pool, and its
+ *   sender    DEVICE_OFFER: the handle of its allocation, where the pool lies in it, which device, 64 random bytes that it has put behind the pool,
+ *   and its
  *             control words as a descriptor
  *   receiver  opens the handle, reads those bytes through it, DEVICE_ACCEPT; or says why not, and the sender takes the next path
  *
- * So wrong handles, devices that cannot reach one another and containers that hide them show before a block depends on it. In one process a handle cannot be
- * opened and need not be: the address is good.
+ * So wrong handles, devices that cannot reach one another and containers that hide them show before a block depends on it. In one process a handle
+ * cannot be opened and need not be: the address is good.
  *
- * Order: the sender submits blocks when what computed them is known to be complete (xfer.h), so no event need travel between the processes; the receiver's
- * READY comes when its copies are known to be complete. Many copies are under way at a time, a batch of up to FLIGHT_BYTES each, neighbours joined. */
+ * Order: the sender submits blocks when what computed them is known to be complete (xfer.h), so no event need travel between the processes; the
+ * receiver's READY comes when its copies are known to be complete. Many copies are under way at a time, a batch of up to FLIGHT_BYTES each,
+ * neighbours joined. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>

@@ -1,12 +1,13 @@
-/* copy.cu - what KV transfer does with the device's memory (common/base/device_memory.h): copies beside the steps, handles for other processes, dma-bufs.
+/* copy.cu - what KV transfer does with the device's memory (common/base/device_memory.h): copies beside the steps, handles for other processes,
+ * dma-bufs.
  *
- * One stream per direction, so that both copy engines and the device's own bandwidth are used at a time; within one, tickets end in order. A ticket is the
- * number of its batch on its stream and an event recorded behind it; N_EVENTS batches may be under way on each, one more waits for the oldest.
+ * One stream per direction, so that both copy engines and the device's own bandwidth are used at a time; within one, tickets end in order. A ticket
+ * is the number of its batch on its stream and an event recorded behind it; N_EVENTS batches may be under way on each, one more waits for the oldest.
  *
- * Batches. Copies of KV blocks are few and large (a MiB each) or many and small (a shard's block of 16 KiB). A cudaMemcpyAsync costs the host and the copy
- * engine some microseconds whatever its size, so small ones are moved by one kernel instead: a block of threads for each run, 16 bytes a thread where the
- * run is aligned. It reaches page-locked memory by its own address. SMALL_RUN is where a copy of its own is expected to be as fast (25 GB/s x 2.5 us); it is
- * to be measured on a card (`tandem bench xfer --device cuda` has both).
+ * Batches. Copies of KV blocks are few and large (a MiB each) or many and small (a shard's block of 16 KiB). A cudaMemcpyAsync costs the host and
+ * the copy engine some microseconds whatever its size, so small ones are moved by one kernel instead: a block of threads for each run, 16 bytes a
+ * thread where the run is aligned. It reaches page-locked memory by its own address. SMALL_RUN is where a copy of its own is expected to be as fast
+ * (25 GB/s x 2.5 us); it is to be measured on a card (`tandem bench xfer --device cuda` has both).
  *
  * Errors of a copy are the device's and final (td_cuda_ok). Errors of export, open and dmabuf are answers: they are cleared, and said. */
 #include <pthread.h>

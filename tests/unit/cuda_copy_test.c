@@ -1,5 +1,5 @@
-/* cuda_copy_test.c - the device's side of KV transfer (copy.cu): batches of runs in all three directions against the same moves in the host's memory, tickets,
- * handles between processes, and what becomes of them when the device is lost. TANDEM_CUDA_LIBRARY as in cuda_device_test.c. */
+/* cuda_copy_test.c - the device's side of KV transfer (copy.cu): batches of runs in all three directions against the same moves in the host's
+ * memory, tickets, handles between processes, and what becomes of them when the device is lost. TANDEM_CUDA_LIBRARY as in cuda_device_test.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -96,8 +96,8 @@ static bool is_pinned(const struct fake_device *d, const void *at, size_t n)
     return false;
 }
 
-/* A device's own copy: the thread sanitizer watches no device. It may read what is being written, when its source was given up under it (cuda-ipc): what it
- * brings then counts for nothing. */
+/* A device's own copy: the thread sanitizer watches no device. It may read what is being written, when its source was given up under it (cuda-ipc):
+ * what it brings then counts for nothing. */
 static void device_copy(uint8_t *to, const uint8_t *from, size_t bytes)
 {
 #if defined(__SANITIZE_THREAD__)

@@ -1,9 +1,10 @@
-/* fake_device.h - device memory for tests of KV transfer: a table (device_memory.h) over memory whose addresses no instruction of this process can use.
+/* fake_device.h - device memory for tests of KV transfer: a table (device_memory.h) over memory whose addresses no instruction of this process can
+ * use.
  *
- * An allocation is a memfd that is mapped twice: without any right at the address that the program knows, so that a stray load or store is a SIGSEGV, and
- * with all rights elsewhere, where the copies go. Copies of a table run in the order of their tickets, as on a stream, but not before somebody has asked for
- * them: until then the destination holds garbage. What is read before `done`, or what is overwritten because a copy was forgotten about, is thus found.
- * Page-locked memory is checked to be this table's. Thread-safe. */
+ * An allocation is a memfd that is mapped twice: without any right at the address that the program knows, so that a stray load or store is a
+ * SIGSEGV, and with all rights elsewhere, where the copies go. Copies of a table run in the order of their tickets, as on a stream, but not before
+ * somebody has asked for them: until then the destination holds garbage. What is read before `done`, or what is overwritten because a copy was
+ * forgotten about, is thus found. Page-locked memory is checked to be this table's. Thread-safe. */
 #ifndef FAKE_DEVICE_H
 #define FAKE_DEVICE_H
 
@@ -13,9 +14,9 @@
 
 struct fake_device;
 
-/* words, separated by commas: "eager": copies run when they are issued; "slow": `done` says "not yet" a few times before it runs one (both wherever they
- * should not matter); "no-ipc": export fails; "blind-ipc": opening fails; "wrong-ipc": opens memory of its own instead; "no-dmabuf": no NIC reaches its memory; "owner": the driver says that NICs'
- * writes are visible (else it does not); "fails=N": the N-th copy and
+/* words, separated by commas: "eager": copies run when they are issued; "slow": `done` says "not yet" a few times before it runs one (both wherever
+ * they should not matter); "no-ipc": export fails; "blind-ipc": opening fails; "wrong-ipc": opens memory of its own instead; "no-dmabuf": no NIC
+ * reaches its memory; "owner": the driver says that NICs' writes are visible (else it does not); "fails=N": the N-th copy and
  * everything after it fails. Else: "device". */
 struct fake_device *fake_device_open(const char *words);
 void fake_device_close(struct fake_device *d);                       /* NULL is fine; asserts that opened handles were given back */

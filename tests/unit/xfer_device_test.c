@@ -1,6 +1,6 @@
-/* xfer_device_test.c - pools in device memory, what xfer_test's suite (which runs over them, too) does not reach: copies that are under way when something
- * else happens, how paths are chosen, devices that fail, rings that are full. The device is fake_device's: a load or a store of its memory by this program is a
- * SIGSEGV, and what is read before a copy is known to be complete is garbage. */
+/* xfer_device_test.c - pools in device memory, what xfer_test's suite (which runs over them, too) does not reach: copies that are under way when
+ * something else happens, how paths are chosen, devices that fail, rings that are full. The device is fake_device's: a load or a store of its
+ * memory by this program is a SIGSEGV, and what is read before a copy is known to be complete is garbage. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -612,8 +612,8 @@ static bool content_is_right(const struct transfer *t)
     return ask(t->d, &c).ok;
 }
 
-/* What a NIC wrote to a GPU is seen when the same NIC has READ behind it. The fake's writes stay on their way until then: without a flush READY is a lie,
- * which is what the driver's word decides. */
+/* What a NIC wrote to a GPU is seen when the same NIC has READ behind it. The fake's writes stay on their way until then: without a flush READY is
+ * a lie, which is what the driver's word decides. */
 static void writes_of_nics_are_flushed(void **state)
 {
     (void)state;
