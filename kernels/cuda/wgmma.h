@@ -85,7 +85,8 @@ static inline void td_emu_wgmma_run(struct td_emu_wgmmas *w)
                 if (m->a_panel) {
                     x = td_emu_wgmma_element(m->a_panel, warp * 16 + row, m->column + k);
                 } else {
-                    uint64_t pair = (k < 8 ? a01 : a23)[row % 8 * 4 + k % 8 / 2];
+                    const uint64_t *pairs = k < 8 ? a01 : a23; /* by a pointer: gcc 12 with UBSan takes a wrong element of (c ? x : y)[i] */
+                    uint64_t pair = pairs[row % 8 * 4 + k % 8 / 2];
                     x = td_cu_bf16_to_f32((uint16_t)(pair >> (row / 8 * 32 + k % 2 * 16)));
                 }
                 sum = fmaf(x, y, sum);
