@@ -1131,8 +1131,8 @@ int main(int argc, char **argv)
         else if (!strcmp(name, "--commit") && value) o.commit = value;
         else if (!strcmp(name, "--path") && value) {
             int p = 0;
-            while (p < TD_XFER_N_PATHS && strcmp(value, p ? td_xfer_path_name((enum td_xfer_path)p) : "all") != 0) p++;
-            if (p == TD_XFER_N_PATHS) return fprintf(stderr, "xfer_soak: --path is \"%s\", must be tcp, shm, rdma or all\n", value), 2;
+            while (p <= TD_XFER_PATH_RDMA && strcmp(value, p ? td_xfer_path_name((enum td_xfer_path)p) : "all") != 0) p++;
+            if (p > TD_XFER_PATH_RDMA) return fprintf(stderr, "xfer_soak: --path is \"%s\", must be tcp, shm, rdma or all\n", value), 2;
             o.path = (enum td_xfer_path)p;
         } else if (!strcmp(name, "--break") && value) {
             int b = 0;
@@ -1149,7 +1149,7 @@ int main(int argc, char **argv)
         setrlimit(RLIMIT_NOFILE, &files);
     }
     int failed = 0;
-    for (int p = TD_XFER_PATH_TCP; p < TD_XFER_N_PATHS && (n_reconnects || n_peers); p++) {
+    for (int p = TD_XFER_PATH_TCP; p <= TD_XFER_PATH_RDMA && (n_reconnects || n_peers); p++) {
         if (o.path && (int)o.path != p) continue;
         if (n_reconnects) failed |= soak_reconnects((enum td_xfer_path)p, n_reconnects);
         if (n_peers) failed |= soak_storm((enum td_xfer_path)p, n_peers);
