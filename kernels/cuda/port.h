@@ -1,12 +1,13 @@
 /* port.h - the words that every .cu of this folder is written in, for two compilers.
  *
- * Why here: no ordinary machine has a GPU, so each .cu compiles with nvcc (libtandem_cuda.so) and, as C++ with -DTD_CUDA_EMULATE, with the host's compiler
- * (libtandem_cuda_emu.so): blocks, warps, shared memory, barriers, shuffles and atomics are then emu/emu.h's, the runtime calls emu/runtime.h's, and the
- * machine's special instructions (ptx.h) have twins with the same layout of fragments. What a .cu may use is what stands here and in ptx.h.
+ * Why here: no ordinary machine has a GPU, so each .cu compiles with nvcc (libtandem_cuda.so) and, as C++ with -DTD_CUDA_EMULATE, with the host's
+ * compiler
+ * (libtandem_cuda_emu.so): blocks, warps, shared memory, barriers, shuffles and atomics are then emu/emu.h's, the runtime calls emu/runtime.h's, and
+ * the machine's special instructions (ptx.h) have twins with the same layout of fragments. What a .cu may use is what stands here and in ptx.h.
  *
- * House rules for .cu files: C style, no STL; templates only over constants. Explicit fmaf() (nvcc runs with -fmad=false, the host with -ffp-contract=off). Only
- * TD_LAUNCH, never <<<>>>. Shared memory: TD_SHARED_BYTES for the launch's dynamic bytes, __shared__ for small fixed arrays. Every warp word takes a full
- * mask (0xffffffff). A pointer of a kernel is device memory; 16-bit floats are uint16_t and td_bf16 words. */
+ * House rules for .cu files: C style, no STL; templates only over constants. Explicit fmaf() (nvcc runs with -fmad=false, the host with
+ * -ffp-contract=off). Only TD_LAUNCH, never <<<>>>. Shared memory: TD_SHARED_BYTES for the launch's dynamic bytes, __shared__ for small fixed
+ * arrays. Every warp word takes a full mask (0xffffffff). A pointer of a kernel is device memory; 16-bit floats are uint16_t and td_bf16 words. */
 #ifndef TD_KERNELS_CUDA_PORT_H
 #define TD_KERNELS_CUDA_PORT_H
 
@@ -26,8 +27,9 @@ static inline void td_wait_for_previous(void) {}
 
 #define TD_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__)
 
-/* A launch that may begin while the kernel before it on the stream ends (is_early; sm_90): every thread of such a kernel calls td_wait_for_previous() before it
- * touches anything that an earlier kernel writes or reads. Weights are written by none. A kernel launched otherwise waits for all before it as ever. */
+/* A launch that may begin while the kernel before it on the stream ends (is_early; sm_90): every thread of such a kernel calls
+ * td_wait_for_previous() before it touches anything that an earlier kernel writes or reads. Weights are written by none. A kernel launched otherwise
+ * waits for all before it as ever. */
 template <class... P, class... A>
 static inline void td_launch_early(bool is_early, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, A... args)
 {

@@ -1,19 +1,21 @@
 /* ptx.h - the machine's special instructions, each under a name of ours, with a twin for the emulated GPU of the same layout and the same traps.
  *
- * Why here: tensor cores and asynchronous copies have no words in CUDA C. A kernel says td_mma_m16n8k16_bf16, nvcc emits the instruction, and the host runs the
- * twin (emu/ptx.c), so that a fragment put in the wrong lane is found on any machine. Source of the layouts: NVIDIA's PTX ISA, the tables of each instruction;
- * tests/unit/cuda_emu_test.cu writes them down a second time.
+ * Why here: tensor cores and asynchronous copies have no words in CUDA C. A kernel says td_mma_m16n8k16_bf16, nvcc emits the instruction, and the
+ * host runs the twin (emu/ptx.c), so that a fragment put in the wrong lane is found on any machine. Source of the layouts: NVIDIA's PTX ISA, the
+ * tables of each instruction; tests/unit/cuda_emu_test.cu writes them down a second time.
  *
  * Fragments. lane = 4 * g + t, g in 0..7, t in 0..3. A register of two bf16 holds the lower column (row, for B) in its lower half.
- *   A 16x16   a[0]: row g,   columns 2t, 2t+1      a[1]: row g+8, the same      a[2]: row g, columns 2t+8, 2t+9      a[3]: row g+8, columns 2t+8, 2t+9
- *   B 16x8    b[0]: rows 2t, 2t+1 of column g      b[1]: rows 2t+8, 2t+9 of column g
+ *   A 16x16   a[0]: row g,   columns 2t, 2t+1      a[1]: row g+8, the same      a[2]: row g, columns 2t+8, 2t+9      a[3]: row g+8, columns 2t+8,
+ *   2t+9 B 16x8    b[0]: rows 2t, 2t+1 of column g      b[1]: rows 2t+8, 2t+9 of column g
  *   C 16x8    c[0], c[1]: row g, columns 2t, 2t+1  c[2], c[3]: row g+8, the same
- *   8x8 of ldmatrix: r[i] is the two elements at columns 2t, 2t+1 of row g of matrix i (trans: rows 2t, 2t+1 of column g); lane l gives the address of row l % 8 of
- *   matrix l / 8.
- * So ldmatrix_x4 with row addresses (row l % 16, column half l / 16) gives an A; plain ldmatrix of W[n][k] gives B = W^T, and trans of V[k][n] gives B = V.
+ *   8x8 of ldmatrix: r[i] is the two elements at columns 2t, 2t+1 of row g of matrix i (trans: rows 2t, 2t+1 of column g); lane l gives the address
+ *   of row l % 8 of matrix l / 8.
+ * So ldmatrix_x4 with row addresses (row l % 16, column half l / 16) gives an A; plain ldmatrix of W[n][k] gives B = W^T, and trans of V[k][n] gives
+ * B = V.
  *
- * Asynchronous copies: from the issue until the wait that covers it the destination holds NaN in the emulation - on a GPU it is anybody's guess - so both a missing
- * wait and an issue before the last reader is done show. What waits for its own copies only says nothing about other threads': a barrier must follow. */
+ * Asynchronous copies: from the issue until the wait that covers it the destination holds NaN in the emulation - on a GPU it is anybody's guess - so
+ * both a missing wait and an issue before the last reader is done show. What waits for its own copies only says nothing about other threads': a
+ * barrier must follow. */
 #ifndef TD_KERNELS_CUDA_PTX_H
 #define TD_KERNELS_CUDA_PTX_H
 

@@ -1,8 +1,9 @@
 /* block.c - see block.h.
  *
- * Who runs. A lane that stops picks the next ready lane of its warp and switches to it directly; with none left it goes back to the scheduler (the host's own
- * stack), which draws a warp. The last lane to arrive completes the meeting and simply goes on. Fibers live as long as the machine that holds them: a thread that
- * ended waits in its loop for the next block. There is one machine (stacks, shared memory), made by the first launch; `lock` is held while a grid runs. */
+ * Who runs. A lane that stops picks the next ready lane of its warp and switches to it directly; with none left it goes back to the scheduler (the
+ * host's own stack), which draws a warp. The last lane to arrive completes the meeting and simply goes on. Fibers live as long as the machine that
+ * holds them: a thread that ended waits in its loop for the next block. There is one machine (stacks, shared memory), made by the first launch;
+ * `lock` is held while a grid runs. */
 #include "kernels/cuda/emu/block.h"
 
 #include <pthread.h>

@@ -1,9 +1,10 @@
 /* block.h - one block of threads at a time: lanes, warps, the places where they meet.
  *
- * Why here: what a kernel may rely on is what happens between two meetings, and nothing else. Every thread of a block is a fiber that runs until it comes to a
- * meeting: a warp word (shuffle, vote, ldmatrix, mma, __syncwarp: all 32 lanes of its warp) or a barrier (all threads of the block). Who runs next is drawn from
- * a seed (TD_CUDA_EMU_SEED), lanes and warps alike, so a kernel that needs an order which no meeting gives it comes out wrong. Blocks run one after another, in a
- * drawn order, on the thread of the host that runs the launch; of several such threads one runs a grid and the others wait for its end. All shared memory holds NaN
+ * Why here: what a kernel may rely on is what happens between two meetings, and nothing else. Every thread of a block is a fiber that runs until it
+ * comes to a meeting: a warp word (shuffle, vote, ldmatrix, mma, __syncwarp: all 32 lanes of its warp) or a barrier (all threads of the block). Who
+ * runs next is drawn from a seed (TD_CUDA_EMU_SEED), lanes and warps alike, so a kernel that needs an order which no meeting gives it comes out
+ * wrong. Blocks run one after another, in a drawn order, on the thread of the host that runs the launch; of several such threads one runs a grid and
+ * the others wait for its end. All shared memory holds NaN
  * (0xff) when a block begins.
  *
  * Reported, with kernel, block, thread and word, and then abort():
@@ -95,8 +96,8 @@ struct td_emu_block {
     void *bulks;              /* ptx.c: bulk copies on their way */
 };
 
-/* The thread that runs, on this thread of the host; NULL outside a kernel. (No initial-exec model: __shared__ arrays are thread-local too, and a library
- * that is loaded later finds no static room for them.) */
+/* The thread that runs, on this thread of the host; NULL outside a kernel. (No initial-exec model: __shared__ arrays are thread-local too, and a
+ * library that is loaded later finds no static room for them.) */
 extern __thread struct td_emu_lane *td_emu_self __attribute__((visibility("hidden")));
 
 /* Runs a launch to its end. Sizes are in bounds (runtime.c checks). */

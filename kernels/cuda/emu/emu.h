@@ -22,9 +22,9 @@
 #define __host__
 #define __constant__
 #define __forceinline__ inline __attribute__((always_inline))
-/* Static, since one block runs at a time; block.c fills the section with NaN before each. gcc leaves arrays of templates out of the section (they keep what the last
- * block left; clang's build does fill them), and wants functions with such arrays to be static ("section type conflict" otherwise). used: what they hold changes
- * where the compiler does not see it. */
+/* Static, since one block runs at a time; block.c fills the section with NaN before each. gcc leaves arrays of templates out of the section (they
+ * keep what the last block left; clang's build does fill them), and wants functions with such arrays to be static ("section type conflict"
+ * otherwise). used: what they hold changes where the compiler does not see it. */
 #define __shared__ static __attribute__((section("td_shared"), used))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
@@ -150,7 +150,8 @@ template <class T> static inline T __shfl_down_sync(unsigned mask, T value, unsi
     return td_emu_value<T>(all[delta < n - (me & (n - 1)) ? me + delta : me]);
 }
 
-/* A partner in a later group gives one's own value; one in an earlier group gives its own, as PTX has it (shfl.bfly reads lanes up to the group's end). */
+/* A partner in a later group gives one's own value; one in an earlier group gives its own, as PTX has it (shfl.bfly reads lanes up to the group's
+ * end). */
 template <class T> static inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32)
 {
     unsigned n = td_emu_group("__shfl_xor_sync", width), me = td_emu_self->lane, partner = me ^ (unsigned)lane_mask;

@@ -1,11 +1,11 @@
 /* runtime.c - see runtime.h.
  *
- * Work. Every asynchronous call makes a `struct work` and appends it to its stream (or to the graph that the stream records). Work runs in drain(): in the order
- * of its stream, outside the lock, by whichever thread first needs it done; `is_busy` keeps a second thread out of the same stream. A stream that comes to a wait
- * for an event drains the event's stream first. Records come before the waits that name them, so this ends.
+ * Work. Every asynchronous call makes a `struct work` and appends it to its stream (or to the graph that the stream records). Work runs in drain():
+ * in the order of its stream, outside the lock, by whichever thread first needs it done; `is_busy` keeps a second thread out of the same stream. A
+ * stream that comes to a wait for an event drains the event's stream first. Records come before the waits that name them, so this ends.
  *
- * Errors. A call's own error is its answer and the thread's last error. A failed kernel loses the device: `lost` is every later call's answer, and work that is
- * still queued is dropped (its events count as done, so that no wait hangs).
+ * Errors. A call's own error is its answer and the thread's last error. A failed kernel loses the device: `lost` is every later call's answer, and
+ * work that is still queued is dropped (its events count as done, so that no wait hangs).
  *
  * Lock order: `lock` before those of memory.c and block.c; none is held while work runs. */
 #include "kernels/cuda/emu/runtime.h"

@@ -1,10 +1,12 @@
 /* runtime.h - the calls of the CUDA runtime that this project makes, with CUDA's names, values and manners, on the host.
  *
- * Why here: everything between the kernels and the daemons - streams, events, graphs, copies, IPC, errors - is tested on machines without a GPU; and what CUDA
- * leaves open is done in the least convenient way that CUDA allows:
- *   - Work is done as late as it may be: when somebody synchronises with it, or asks (an event or stream queried answers "not ready" once). A wait that is
+ * Why here: everything between the kernels and the daemons - streams, events, graphs, copies, IPC, errors - is tested on machines without a GPU; and
+ * what CUDA leaves open is done in the least convenient way that CUDA allows:
+ *   - Work is done as late as it may be: when somebody synchronises with it, or asks (an event or stream queried answers "not ready" once). A wait
+ *   that is
  *     missing therefore reads old bytes. TD_CUDA_EMU_EAGER=1 does work at once instead.
- *   - New device memory up to 16 MiB holds NaN (0xff). Memory that is not allocated is not mapped: a kernel that leaves its buffers ends with SIGSEGV.
+ *   - New device memory up to 16 MiB holds NaN (0xff). Memory that is not allocated is not mapped: a kernel that leaves its buffers ends with
+ *   SIGSEGV.
  *   - A recorded graph holds the arguments of its launches as they were, and the addresses of its copies.
  *   - A copy outside an allocation, or with a direction that does not fit its pointers, answers cudaErrorInvalidValue or ...InvalidMemcpyDirection.
  * Device memory is one memfd per process: cudaIpcOpenMemHandle in another process of the same user maps the same bytes, also after the owner's end.
@@ -14,7 +16,8 @@
  *   TD_CUDA_EMU_DEVICES  how many (1)
  *   TD_CUDA_EMU_STRICT   1: the host may not follow pointers into device memory (SIGSEGV); for tests where no stand-in for a NIC writes there
  *   TD_CUDA_EMU_SEED     order of threads and blocks (1)
- *   TD_CUDA_EMU_FAULT    comma list: launch:N, ecc:N (the N-th kernel fails and the device is lost), malloc:N (the N-th cudaMalloc finds no memory), nodevice,
+ *   TD_CUDA_EMU_FAULT    comma list: launch:N, ecc:N (the N-th kernel fails and the device is lost), malloc:N (the N-th cudaMalloc finds no memory),
+ *   nodevice,
  *                        nodriver, cc:75 (another compute capability; default 90)
  *
  * Threads: any. Every call may be made beside any other; a stream does its work in order, on the thread of the host that first needs it done. */
