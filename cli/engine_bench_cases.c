@@ -1,11 +1,13 @@
-/* engine_bench_cases.c - `tandem engine-bench --cases`: prefill and single decode steps of one loaded model at several batches and contexts, beside floors.
+/* engine_bench_cases.c - `tandem engine-bench --cases`: prefill and single decode steps of one loaded model at several batches and contexts, beside
+ * floors.
  *
- * A case BxN holds B sequences of N prompt tokens each: all are prefilled (timed as one run), then `output_len` decode steps are timed one by one; the median step
- * stands beside half the distance of the quartiles. Prompts differ, so nothing is shared. The first steps of a shape choose algorithms and record graphs: as many
- * untimed steps go before.
+ * A case BxN holds B sequences of N prompt tokens each: all are prefilled (timed as one run), then `output_len` decode steps are timed one by one;
+ * the median step stands beside half the distance of the quartiles. Prompts differ, so nothing is shared. The first steps of a shape choose
+ * algorithms and record graphs: as many untimed steps go before.
  *
- * Floors, when the rates are given (tandem-cuda-bench measures both on the same card): a decode step must read the weights once and the KV of every sequence once,
- * over --floor-gb-s; a prefill must do the products' and attention's operations, over --floor-tflops. Percent is floor time over measured time. */
+ * Floors, when the rates are given (tandem-cuda-bench measures both on the same card): a decode step must read the weights once and the KV of every
+ * sequence once, over --floor-gb-s; a prefill must do the products' and attention's operations, over --floor-tflops. Percent is floor time over
+ * measured time. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

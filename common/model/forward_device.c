@@ -1,15 +1,16 @@
 /* forward_device.c - one batch on a device: a step of its table (kernels/device.h).
  *
- * What a step's entries read besides weights and cache is one descriptor: tokens, positions, sequences, block tables, wanted rows, attention's plans. It is written
- * into pinned memory and goes down with one put, ahead of the entries, which forward.c's walk issues. Nothing waits until the end of the step; then the logits
- * come down, unless the caller's tail (the sampler) reads them where they are.
+ * What a step's entries read besides weights and cache is one descriptor: tokens, positions, sequences, block tables, wanted rows, attention's
+ * plans. It is written into pinned memory and goes down with one put, ahead of the entries, which forward.c's walk issues. Nothing waits until the
+ * end of the step; then the logits come down, unless the caller's tail (the sampler) reads them where they are.
  *
  *   pinned, device:  [pointers of block tables | tokens | positions | row_seq | logit_rows | position_last | seq_last | plan | plan_last | block ids]
  *
- * Graphs. A batch in which every row is a sequence's wanted one is a decode step. It is padded (rows of position -1) to one of a few sizes, and so is the space of
- * the block ids, so that most steps repeat the shape of an earlier one: all that decides the entries' arguments. A shape's first step runs as it is, which also
- * lets the table choose its algorithms; its second is recorded under a key of its own and later ones only launch that. A workspace knows SHAPES_MAX shapes; steps of
- * further ones run as they are. Keys are never used twice in a process, since a graph holds the addresses of its workspace. */
+ * Graphs. A batch in which every row is a sequence's wanted one is a decode step. It is padded (rows of position -1) to one of a few sizes, and so
+ * is the space of the block ids, so that most steps repeat the shape of an earlier one: all that decides the entries' arguments. A shape's first
+ * step runs as it is, which also lets the table choose its algorithms; its second is recorded under a key of its own and later ones only launch
+ * that. A workspace knows SHAPES_MAX shapes; steps of further ones run as they are. Keys are never used twice in a process, since a graph holds the
+ * addresses of its workspace. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>

@@ -1,7 +1,8 @@
 /* engine_device.c - see engine_device.h.
  *
- * Sampling is the tail of a step: rows of jobs go down, results come up, both in pinned memory at fixed addresses, so that a recorded graph stays good. Penalties
- * and biases lie in pinned memory too and are read from there by the device; PAYLOAD_BYTES of them at most, since 4096 sequences of full length would be gigabytes. */
+ * Sampling is the tail of a step: rows of jobs go down, results come up, both in pinned memory at fixed addresses, so that a recorded graph stays
+ * good. Penalties and biases lie in pinned memory too and are read from there by the device; PAYLOAD_BYTES of them at most, since 4096 sequences of
+ * full length would be gigabytes. */
 #include "common/worker/engine_device.h"
 
 #include <inttypes.h>

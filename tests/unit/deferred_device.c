@@ -1,4 +1,5 @@
-/* deferred_device.c - a device table over the plain kernels, strict where a GPU is: libtandem_deferred_device.so, loaded in place of libtandem_cuda.so.
+/* deferred_device.c - a device table over the plain kernels, strict where a GPU is: libtandem_deferred_device.so, loaded in place of
+ * libtandem_cuda.so.
  *
  * What the forward pass and the engine may not do shows here at once, fast and under every sanitizer:
  *   - memory handed out by alloc has no access rights but while entries run or a copy does: touching it from outside ends the process;

@@ -1,8 +1,8 @@
 /* forward_device_test.c - the forward pass on a device's table: what TANDEM_CUDA_LIBRARY names.
  *
- * Against the plain kernels within a tolerance; and bit for bit against itself, however a prompt is cut, whoever shares the batch, padded or not, with graphs or
- * without (I1). The models are those of tests/golden/fixtures: every architecture and oddity that the loader takes. With TANDEM_DEVICE_TEST_MODELS=N only every
- * N-th of them is run: an emulated GPU is slow. */
+ * Against the plain kernels within a tolerance; and bit for bit against itself, however a prompt is cut, whoever shares the batch, padded or not,
+ * with graphs or without (I1). The models are those of tests/golden/fixtures: every architecture and oddity that the loader takes. With
+ * TANDEM_DEVICE_TEST_MODELS=N only every N-th of them is run: an emulated GPU is slow. */
 #include "tests/golden/model_rig.h"
 
 #include <dirent.h>
