@@ -7,6 +7,7 @@
 
 #include <dirent.h>
 #include <math.h>
+#include <unistd.h>
 
 #include "common/base/mem.h"
 
@@ -228,6 +229,51 @@ static void batches_padding_and_graphs(void **state)
         }
 }
 
+/* Eight contexts that grow past 256 blocks in all: the block ids of a step then take more room, and that is another graph. */
+static void contexts_grow(void **state)
+{
+    (void)state;
+    enum { FROM = 250, STEPS = 13, LEN = FROM + STEPS, STEP_ROWS = 50 };
+    static const char config[] = "{\"model_type\":\"llama\",\"hidden_size\":16,\"intermediate_size\":24,\"num_hidden_layers\":1,\"num_attention_heads\":2,"
+                                 "\"num_key_value_heads\":1,\"vocab_size\":32,\"max_position_embeddings\":512}";
+    char path[] = "/tmp/td_forward_device_XXXXXX";
+    static int32_t tokens[RIG_SEQS][LEN];
+    float *first = NULL;
+    int fd = mkstemp(path);
+    assert_true(fd >= 0 && write(fd, config, sizeof config - 1) == (ssize_t)sizeof config - 1 && close(fd) == 0);
+    for (int no_graphs = 0; no_graphs < 2; no_graphs++) {
+        struct rig g;
+        rig_open(&g, &(struct td_model_params){.random_config = path, .dtype = "f32", .ops = device, .no_graphs = no_graphs},
+                 1, BLOCK_SIZE, STEP_ROWS, LEN);
+        size_t step_floats = (size_t)RIG_SEQS * (size_t)g.vocab;
+        float *all = malloc(STEPS * step_floats * sizeof(float));
+        assert_non_null(all);
+        uint32_t z = 5;
+        for (int32_t s = 0; s < RIG_SEQS; s++) {
+            for (int32_t i = 0; i < LEN; i++) tokens[s][i] = (int32_t)(((z = z * 1664525u + 1013904223u) >> 8) % (uint32_t)g.vocab);
+            for (int32_t at = 0; at < FROM; at += STEP_ROWS) rig_chunk(&g, s, tokens[s], at, STEP_ROWS, true, NULL);
+        }
+        for (int32_t step = 0; step < STEPS; step++) {
+            int32_t ids[RIG_SEQS], positions[RIG_SEQS], rows[RIG_SEQS];
+            const int32_t *tables[RIG_SEQS];
+            for (int32_t s = 0; s < RIG_SEQS; s++) ids[s] = tokens[s][FROM + step], positions[s] = FROM + step, rows[s] = s, tables[s] = g.tables[s];
+            struct td_forward_args a = {.tokens = ids, .positions = positions, .row_seq = rows, .block_tables = tables, .n_rows = RIG_SEQS,
+                                        .kv_base = g.cache, .kv = &g.kv, .logit_rows = rows, .n_logit_rows = RIG_SEQS};
+            float *logits = NULL;
+            assert_int_equal(td_model_forward(g.model, g.ws, &a, &logits), TD_OK);
+            memcpy(all + (size_t)step * step_floats, logits, step_floats * sizeof(float));
+        }
+        if (!first) first = all;
+        else {
+            same_bits("contexts past 256 blocks", all, first, STEPS * step_floats, g.vocab);
+            free(all);
+        }
+        rig_close(&g);
+    }
+    free(first);
+    unlink(path);
+}
+
 static void random_weights_are_the_hosts(void **state)
 {
     (void)state;
@@ -276,6 +322,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(as_the_plain_kernels),
         cmocka_unit_test(batches_padding_and_graphs),
+        cmocka_unit_test(contexts_grow),
         cmocka_unit_test(random_weights_are_the_hosts),
         cmocka_unit_test(too_much_is_refused),
     };
