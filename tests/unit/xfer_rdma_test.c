@@ -172,12 +172,12 @@ static int spy_reg(struct td_vb_device *d, void *addr, uint64_t bytes, unsigned 
 }
 
 static atomic_int spy_arm_error;      /* what every cq_arm says */
-static int (*spy_real_arm)(struct td_vb_cq *cq);
+static int (*_Atomic spy_real_arm)(struct td_vb_cq *cq); /* the same for every end; set by each that opens, called by the threads of those that stand */
 
 static int spy_cq_arm(struct td_vb_cq *cq)
 {
     int error = atomic_load(&spy_arm_error);
-    return error ? error : spy_real_arm(cq);
+    return error ? error : atomic_load(&spy_real_arm)(cq);
 }
 
 static int spy_qp_create(struct td_vb_device *d, struct td_vb_cq *cq, struct td_vb_qp_caps *caps, struct td_vb_qp **ret_qp)
@@ -366,7 +366,7 @@ static td_status end_open(struct end *e, const struct setup *s, const struct sid
     e->vb.close = spy_close;
     e->vb.reg = spy_reg;
     e->vb.qp_create = spy_qp_create;
-    spy_real_arm = e->vb.cq_arm;
+    atomic_store(&spy_real_arm, e->vb.cq_arm);
     e->vb.cq_arm = spy_cq_arm;
     e->vb.qp_destroy = spy_qp_destroy;
     e->vb.qp_init = spy_qp_init;
