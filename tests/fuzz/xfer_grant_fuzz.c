@@ -17,7 +17,7 @@ static void try_one(const uint8_t *bytes, size_t n_bytes)
     TD_ASSERT((status == TD_OK) == (err.msg[0] == 0));
     if (status) return;
     TD_ASSERT(strlen(g.host) < sizeof g.host && strlen(g.shm_name) < sizeof g.shm_name && strlen(g.instance) < sizeof g.instance);
-    TD_ASSERT(g.n_blocks >= 0 && g.n_blocks <= TD_XFER_MAX_BLOCKS && g.path <= TD_XFER_PATH_RDMA);
+    TD_ASSERT(g.n_blocks >= 0 && g.n_blocks <= TD_XFER_MAX_BLOCKS && g.path < TD_XFER_N_PATHS);
     td_xfer_grant_encode(&g, again);
     TD_ASSERT(memcmp(again, bytes, sizeof again) == 0);
 }
