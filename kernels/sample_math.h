@@ -37,6 +37,23 @@ TD_SAMPLE_FN uint64_t td_sample_bits(double d)
     return bits;
 }
 
+/* e^r from p = 1/12!: once for one number here and for vectors of them in the CPU's sampler, so that both take the same steps. */
+#define TD_SAMPLE_TAYLOR(p, r)          \
+    do {                                \
+        (p) = (p) * (r) + 1.0 / 39916800; \
+        (p) = (p) * (r) + 1.0 / 3628800;  \
+        (p) = (p) * (r) + 1.0 / 362880;   \
+        (p) = (p) * (r) + 1.0 / 40320;    \
+        (p) = (p) * (r) + 1.0 / 5040;     \
+        (p) = (p) * (r) + 1.0 / 720;      \
+        (p) = (p) * (r) + 1.0 / 120;      \
+        (p) = (p) * (r) + 1.0 / 24;       \
+        (p) = (p) * (r) + 1.0 / 6;        \
+        (p) = (p) * (r) + 0.5;            \
+        (p) = (p) * (r) + 1.0;            \
+        (p) = (p) * (r) + 1.0;            \
+    } while (0)
+
 /* e^y for y <= 0; NaN and what is below -100 count as -100. y = k ln2 + r, |r| <= ln2 / 2, Taylor to r^12 (the rest is below 2e-16), times 2^k. */
 TD_SAMPLE_FN double td_sample_exp(double y)
 {
@@ -45,18 +62,7 @@ TD_SAMPLE_FN double td_sample_exp(double y)
     double km = y * 0x1.71547652b82fep0 + magic, k = km - magic;
     double r = (y - k * 0x1.62e42feep-1) - k * 0x1.a39ef35793c76p-33;
     double p = 1.0 / 479001600;
-    p = p * r + 1.0 / 39916800;
-    p = p * r + 1.0 / 3628800;
-    p = p * r + 1.0 / 362880;
-    p = p * r + 1.0 / 40320;
-    p = p * r + 1.0 / 5040;
-    p = p * r + 1.0 / 720;
-    p = p * r + 1.0 / 120;
-    p = p * r + 1.0 / 24;
-    p = p * r + 1.0 / 6;
-    p = p * r + 0.5;
-    p = p * r + 1.0;
-    p = p * r + 1.0;
+    TD_SAMPLE_TAYLOR(p, r);
     return p * td_sample_from_bits((td_sample_bits(km) + 1023) << 52);
 }
 

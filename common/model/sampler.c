@@ -81,18 +81,7 @@ static inline __attribute__((always_inline)) void weigh_body(const double *x, do
         v4d km = y * 0x1.71547652b82fep0 + magic, k = km - magic;
         v4d r = (y - k * 0x1.62e42feep-1) - k * 0x1.a39ef35793c76p-33;
         v4d p = 1.0 / 479001600 + (v4d){0};
-        p = p * r + 1.0 / 39916800;
-        p = p * r + 1.0 / 3628800;
-        p = p * r + 1.0 / 362880;
-        p = p * r + 1.0 / 40320;
-        p = p * r + 1.0 / 5040;
-        p = p * r + 1.0 / 720;
-        p = p * r + 1.0 / 120;
-        p = p * r + 1.0 / 24;
-        p = p * r + 1.0 / 6;
-        p = p * r + 0.5;
-        p = p * r + 1.0;
-        p = p * r + 1.0;
+        TD_SAMPLE_TAYLOR(p, r);
         p *= (v4d)(((v4u)km + 1023) << 52);
         memcpy(ret_e + i, &p, sizeof p);
     }
