@@ -3,8 +3,9 @@
 
 Flags come from BUILD_DIR/compile_commands.json: a header is compiled like a source file of its folder; like the one with the same last word
 in its name when there is one (vec_avx512.h like gemm_avx512.c), because that word may be an instruction set. TEMPLATES are left out, and so
-are headers of folders that this build leaves out (daemons without gRPC, say). Two headers planted first, one that lacks an include and one
-that does not, show that the check can tell them apart."""
+are headers that only sources include which this build leaves out (one without daemons need not have gRPC's headers). A header that no source
+includes at all is one too many. Two headers planted first, one that lacks an include and one that does not, show that the check can tell them
+apart."""
 import fnmatch
 import json
 import os
@@ -21,6 +22,7 @@ TEMPLATES = ("kernels/cpu/*_simd.h",)
 # CUDA's headers, compiled as the emulated GPU's C++ is: with the flags of a .cu file. Left out of a build that has none.
 CUDA = ("kernels/cuda/*.h", "kernels/cuda/emu/emu.h")
 CUDA_BUT_C = "kernels/cuda/emu/*.h"
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]*)"', re.MULTILINE)
 
 
 def is_cuda(header):
@@ -31,16 +33,30 @@ def last_word(path):
     return os.path.splitext(os.path.basename(path))[0].split("_")[-1]
 
 
-def compile_flags(build_dir):
-    """folder -> {last word of a source file's name: its flags, without what names the file itself}. Of .cu files: folder "cuda"."""
+def sources(build_dir):
+    """(path from ROOT, compile command) of each of our files that this build compiles."""
     with open(os.path.join(build_dir, "compile_commands.json"), encoding="utf-8") as f:
         commands = json.load(f)
+    found = [(os.path.relpath(os.path.realpath(entry["file"]), ROOT), entry["command"]) for entry in commands]
+    return [(path, command) for path, command in found if not path.startswith("..") and not path.startswith("build" + os.sep)]
+
+
+def included(paths):
+    """Every file of the tree that one of these includes in quotes, or what it includes does. Conditions are not looked at."""
+    seen, to_read = set(), list(paths)
+    while to_read:
+        for quoted in INCLUDE.findall(code_only(read(ROOT, to_read.pop()), keep_strings=True)):
+            if quoted not in seen and os.path.isfile(os.path.join(ROOT, quoted)):
+                seen.add(quoted)
+                to_read.append(quoted)
+    return seen
+
+
+def compile_flags(compiled):
+    """folder -> {last word of a source file's name: its flags, without what names the file itself}. Of .cu files: folder "cuda"."""
     flags = {}
-    for entry in commands:
-        path = os.path.relpath(os.path.realpath(entry["file"]), ROOT)
-        if path.startswith("..") or path.startswith("build" + os.sep):
-            continue
-        words, kept, skip = shlex.split(entry["command"]), [], False
+    for path, command in compiled:
+        words, kept, skip = shlex.split(command), [], False
         for word in words:
             if skip:
                 skip = False
@@ -74,7 +90,8 @@ def self_test(flags, scratch):
 def main():
     if len(sys.argv) != 2:
         sys.exit("usage: headers_alone.py BUILD_DIR")
-    flags = compile_flags(sys.argv[1])
+    compiled = sources(sys.argv[1])
+    flags, of_build, of_tree = compile_flags(compiled), included(path for path, _ in compiled), included(source_files(ROOT, (".c", ".cu")))
     n_checked, left_out, failed = 0, [], []
     with tempfile.TemporaryDirectory() as scratch:
         self_test(next(iter(next(iter(flags.values())).values())), scratch)
@@ -86,7 +103,11 @@ def main():
                 folder = os.path.dirname(folder)
             if is_cuda(header):
                 folder = "cuda" if "cuda" in flags else ""
-            if not folder:
+            if header not in of_tree:
+                failed.append(header)
+                print(f"{header}: no source file includes it")
+                continue
+            if not folder or header not in of_build:
                 left_out.append(header)
                 continue
             if not re.search(r"^#ifndef\s+\w+\s*\n#define\s+\w+", text, re.MULTILINE) and "#pragma once" not in text:
@@ -103,7 +124,7 @@ def main():
                 failed.append(header)
                 print(f"{header}: does not compile alone:\n{result.stderr}")
     for header in left_out:
-        print(f"{header}: left out, a template or of a folder that this build leaves out")
+        print(f"{header}: left out, a template or of a part that this build leaves out")
     print(f"headers_alone: {n_checked} headers compiled, {len(failed)} failed, {len(left_out)} left out")
     if n_checked == 0:
         sys.exit("no header was compiled: the check looked at nothing")
