@@ -17,85 +17,13 @@
 #include "common/model/sampler.h"
 #include "kernels/device.h"
 #include "kernels/sample_math.h"
+#include "tests/unit/sample_rows.h"
 
 #define LEN(a) ((int)(sizeof(a) / sizeof *(a)))
 
 enum { MAX_ROWS = 32, MAX_TOKENS = 300, PAYLOAD_BYTES = MAX_ROWS * (MAX_TOKENS * 4 + 8 + 1024 * 8) };
 
 /* ---- rows ------------------------------------------------------------------------------------------------------------------------------ */
-
-static uint64_t rng_state;
-
-static uint64_t rng(void)
-{
-    uint64_t z = (rng_state += 0x9e3779b97f4a7c15ull);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-}
-
-static int below(int n)
-{
-    return (int)(rng() % (uint64_t)n);
-}
-
-static double unit(void)
-{
-    return (double)(rng() >> 11) * 0x1p-53;
-}
-
-static float gauss(void)
-{
-    return (float)((unit() + unit() + unit() + unit() - 2) * 1.7320508);
-}
-
-enum kind {
-    ROW_GAUSS,
-    ROW_NARROW,     /* as of random weights */
-    ROW_TIES,       /* few distinct values */
-    ROW_FLAT,
-    ROW_TWO,        /* two values, the higher one once, often or nearly always */
-    ROW_HOLES,      /* -inf and NaN between */
-    ROW_HUGE,
-    ROW_BITS,       /* any finite float */
-    ROW_CLUSTER,    /* one far above a narrow lot: a bucket of nearly all */
-    ROW_CLUSTERS,   /* the narrow lot on top, the rest far below */
-    ROW_GEOMETRIC,
-    ROW_DENORMAL,   /* and zeros of either sign */
-    ROW_ONE,        /* one finite logit */
-    ROW_NOTHING,
-    ROW_OVERFLOW,
-    N_KINDS
-};
-
-static void fill_row(float *l, int n, enum kind kind)
-{
-    int often = 1 << below(12), at = below(n);
-    for (int i = 0; i < n; i++) {
-        float g = gauss();
-        uint32_t u = (uint32_t)rng();
-        switch (kind) {
-        case ROW_GAUSS: l[i] = 4 * g; break;
-        case ROW_NARROW: l[i] = 0.02f * g; break;
-        case ROW_TIES: l[i] = (float)(int)(2 * g); break;
-        case ROW_FLAT: l[i] = 1.5f; break;
-        case ROW_TWO: l[i] = below(often) == 0 ? 3.0f : -1.0f; break;
-        case ROW_HOLES: l[i] = below(3) == 0 ? -INFINITY : below(3) == 0 ? NAN : 2 * g; break;
-        case ROW_HUGE: l[i] = g * 1e38f; break;
-        case ROW_BITS:
-            u = (u & 0x7f800000u) == 0x7f800000u ? u & 0x807fffffu : u;
-            memcpy(&l[i], &u, sizeof l[i]);
-            break;
-        case ROW_CLUSTER: l[i] = i == at ? 9.0f : -1.0f + 1e-6f * g; break;
-        case ROW_CLUSTERS: l[i] = below(2) ? 5.0f + 1e-5f * (float)(int)(8 * g) : 2.0f + 1e-6f * g; break;
-        case ROW_GEOMETRIC: l[i] = -ldexpf(1.0f, -(i % 100)); break;
-        case ROW_DENORMAL: l[i] = (float)((int)(u % 5) - 2) * (u & 64 ? 1e-45f : 0.0f); break;
-        default: l[i] = below(2) ? -INFINITY : NAN; break;
-        }
-    }
-    if (kind == ROW_HOLES || kind == ROW_ONE) l[at] = below(2) ? gauss() : below(2) ? -0.0f : 0.0f;
-    if (kind == ROW_OVERFLOW) l[at] = INFINITY;
-}
 
 struct row {
     struct td_sampling s;
@@ -317,9 +245,9 @@ static void play(struct bed *b, struct row *rows, int n, int what, uint64_t grap
 {
     int kinds[MAX_ROWS], n_padding = n > 1 ? below(n / 2 + 1) : 0;
     for (int i = 0; i < b->max_rows; i++) {
-        kinds[i] = below(N_KINDS + 6); /* the ordinary ones more often */
-        if (kinds[i] >= N_KINDS) kinds[i] = below(3) ? ROW_GAUSS : below(2) ? ROW_TIES : ROW_CLUSTERS;
-        fill_row(b->logits + (size_t)i * (size_t)b->stride, b->vocab, (enum kind)kinds[i]);
+        kinds[i] = below(N_ROW_KINDS + 6); /* the ordinary ones more often */
+        if (kinds[i] >= N_ROW_KINDS) kinds[i] = below(3) ? ROW_GAUSS : below(2) ? ROW_TIES : ROW_CLUSTERS;
+        fill_row(b->logits + (size_t)i * (size_t)b->stride, b->vocab, (enum row_kind)kinds[i]);
     }
     for (int i = 0; i < n - n_padding; i++) {
         make_row(&rows[i], b->vocab, what);
@@ -380,7 +308,7 @@ static void same_bits_large(void **state)
     for (int c = 0; c < LEN(cases); c += getenv("TANDEM_TEST_SHORT") ? 3 : 1) { /* short: as the sanitizer stages run it */
         struct bed b;
         bed_open(&b, ops, cases[c].vocab, 1);
-        fill_row(b.logits, b.vocab, (enum kind)cases[c].kind);
+        fill_row(b.logits, b.vocab, (enum row_kind)cases[c].kind);
         for (int i = 0; i < LEN(how); i++) {
             make_row(&rows[0], b.vocab, how[i].penalties);
             rows[0].logits_row = 0;

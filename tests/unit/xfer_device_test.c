@@ -21,7 +21,7 @@
 #include "common/base/hash.h"
 #include "common/xfer/xfer_wire.h"
 #include "tests/unit/fake_device.h"
-#include "tests/unit/xfer_node.h"
+#include "tests/unit/xfer_ask.h"
 
 #define N_BLOCKS 64
 #define BLOCK_BYTES 12288
@@ -32,13 +32,6 @@
 #endif
 
 static const char *program;
-
-static struct node_reply ask(struct node *n, const struct node_command *c)
-{
-    static struct node_reply r;
-    node_do(n, c, &r);
-    return r;
-}
 
 struct end {                   /* how one side is opened */
     enum td_xfer_path path;
@@ -130,30 +123,6 @@ static void submit(struct transfer *t, int32_t first, int32_t n, bool final)
     assert_int_equal(ask(t->p, &c).status, TD_OK);
 }
 
-static struct td_xfer_event event_within(struct node *n, uint64_t ms, bool *ret_any)
-{
-    struct node_command c = {.verb = NODE_EVENT, .deadline_ms = ms};
-    struct node_reply r = ask(n, &c);
-    *ret_any = r.ok;
-    return r.event;
-}
-
-static struct td_xfer_event event(struct node *n)
-{
-    bool any;
-    struct td_xfer_event e = event_within(n, WAIT_MS, &any);
-    if (!any) fail_msg("no event within %d ms", WAIT_MS);
-    return e;
-}
-
-#define expect(node, kind_, status_)                                                                                                                 \
-    do {                                                                                                                                             \
-        struct td_xfer_event e_ = event(node);                                                                                                       \
-        if (e_.kind != (kind_) || e_.status != (status_))                                                                                            \
-            fail_msg("%s:%d: event %d status %d (%s), wanted %d status %d", __FILE__, __LINE__, (int)e_.kind, (int)e_.status, e_.reason, (int)(kind_), \
-                     (int)(status_));                                                                                                                \
-    } while (0)
-
 static void expect_none(struct node *n)
 {
     bool any;
@@ -161,11 +130,16 @@ static void expect_none(struct node *n)
     if (any) fail_msg("event %d (%s), and copies are under way", (int)e.kind, e.reason);
 }
 
-static void check_content(const struct transfer *t)
+static struct node_reply compare_content(const struct transfer *t)
 {
     struct node_command c = {.verb = NODE_CHECK, .seed = t->seed, .n = t->n};
     memcpy(c.ids, t->dst, sizeof c.ids);
-    struct node_reply r = ask(t->d, &c);
+    return ask(t->d, &c);
+}
+
+static void check_content(const struct transfer *t)
+{
+    struct node_reply r = compare_content(t);
     if (!r.ok) fail_msg("grant block %d differs", r.n);
 }
 
@@ -609,13 +583,6 @@ static void a_killed_process_leaves_nothing(void **state)
     }
 }
 
-static bool content_is_right(const struct transfer *t)
-{
-    struct node_command c = {.verb = NODE_CHECK, .seed = t->seed, .n = t->n};
-    memcpy(c.ids, t->dst, sizeof c.ids);
-    return ask(t->d, &c).ok;
-}
-
 /* What a NIC wrote to a GPU is seen when the same NIC has READ behind it. The fake's writes stay on their way until then: without a flush READY is
  * a lie, which is what the driver's word decides. */
 static void writes_of_nics_are_flushed(void **state)
@@ -650,7 +617,7 @@ static void writes_of_nics_are_flushed(void **state)
             struct td_xfer_event ready = event(d);
             if (ready.kind != TD_XFER_SLOT_READY) fail_msg("row %zu: %s", i, ready.reason);
             assert_int_equal(ready.path, TD_XFER_PATH_RDMA);
-            if (content_is_right(&t) != rows[i].is_right) fail_msg("row %zu, big %d: content is %s", i, big, rows[i].is_right ? "wrong" : "right");
+            if (compare_content(&t).ok != rows[i].is_right) fail_msg("row %zu, big %d: content is %s", i, big, rows[i].is_right ? "wrong" : "right");
             int n = (int)(ask(d, &stats).stats.n_gpu_flushes - before);
             if (rows[i].n_flushes < 0 ? n < 1 + (big && rows[i].fabric[0]) : n != rows[i].n_flushes) fail_msg("row %zu, big %d: %d flushes", i, big, n);
             expect(p, TD_XFER_OP_DONE, TD_OK);

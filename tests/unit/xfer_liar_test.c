@@ -23,7 +23,7 @@
 #include "common/xfer/rdma_select.h"
 #include "common/xfer/verbs.h"
 #include "common/xfer/xfer_wire.h"
-#include "tests/unit/xfer_node.h"
+#include "tests/unit/xfer_ask.h"
 
 #define BLOCK_BYTES 8192
 #define N_BLOCKS 64
@@ -36,13 +36,6 @@ static char real_devices[2][64]; /* receiver, sender; "" = the fake */
 static char fabric_path[96];
 
 /* --- the honest ends ------------------------------------------------------------------------------------------------------------- */
-
-static struct node_reply ask(struct node *n, const struct node_command *c)
-{
-    struct node_reply r;
-    node_do(n, c, &r);
-    return r;
-}
 
 static void honest_open(struct node *n, int sender, bool windows)
 {
@@ -82,14 +75,6 @@ static struct node_reply grant(struct node *n, int32_t first, int32_t count, uin
     struct node_reply r = ask(n, &c);
     if (r.status) fail_msg("grant: %s", r.msg);
     return r;
-}
-
-static struct td_xfer_event event(struct node *n)
-{
-    struct node_command c = {.verb = NODE_EVENT, .deadline_ms = WAIT_MS};
-    struct node_reply r = ask(n, &c);
-    if (!r.ok) fail_msg("no event within %d ms", WAIT_MS);
-    return r.event;
 }
 
 static void take_back(struct node *n, uint32_t slot)

@@ -34,7 +34,7 @@
 #include "common/xfer/xfer_tls.h"
 #include "common/xfer/xfer_wire.h"
 #include "tests/unit/tls_files.h"
-#include "tests/unit/xfer_node.h"
+#include "tests/unit/xfer_ask.h"
 
 #define N_BLOCKS 48
 #define BLOCK_BYTES 24576      /* several per frame, and no power of two */
@@ -87,13 +87,6 @@ struct pair {
     uint16_t port;             /* receiver's */
     uint64_t seed;
 };
-
-static struct node_reply ask(struct node *n, const struct node_command *c)
-{
-    static struct node_reply r;
-    node_do(n, c, &r);
-    return r;
-}
 
 /* --- certificates: those of two workers and of a stranger by one CA, one of another CA ------------------------------------------------ */
 
@@ -248,30 +241,6 @@ static td_status submit(struct pair *t, struct transfer *m, int32_t first, int32
     if (t->v.pull && first == 0 && n > 1 && !final) c.verb = NODE_SUBMIT_PULL;
     return ask(t->p, &c).status;
 }
-
-static struct td_xfer_event event_within(struct node *n, uint64_t ms, bool *ret_any)
-{
-    struct node_command c = {.verb = NODE_EVENT, .deadline_ms = ms};
-    struct node_reply r = ask(n, &c);
-    *ret_any = r.ok;
-    return r.event;
-}
-
-static struct td_xfer_event event(struct node *n)
-{
-    bool any;
-    struct td_xfer_event e = event_within(n, WAIT_MS, &any);
-    if (!any) fail_msg("no event within %d ms", WAIT_MS);
-    return e;
-}
-
-#define expect(node, kind_, status_)                                                                                                                 \
-    do {                                                                                                                                             \
-        struct td_xfer_event e_ = event(node);                                                                                                       \
-        if (e_.kind != (kind_) || e_.status != (status_))                                                                                            \
-            fail_msg("%s:%d: event %d status %d (%s), wanted %d status %d", __FILE__, __LINE__, (int)e_.kind, (int)e_.status, e_.reason, (int)(kind_), \
-                     (int)(status_));                                                                                                                \
-    } while (0)
 
 /* The granted blocks hold the source's bytes; with `content` false they may hold anything. All others hold the poison. */
 static void check_pool(struct pair *t, const struct transfer *m, bool content)

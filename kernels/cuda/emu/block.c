@@ -15,14 +15,7 @@
 
 #include "kernels/cuda/emu/ptx.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#ifdef SANITIZED
+#ifdef TD_EMU_ASAN
 #include <sanitizer/asan_interface.h>
 enum { STACK_BYTES = 256 * 1024 };
 #else
@@ -331,7 +324,7 @@ static void shared_open(struct td_emu_block *b)
     b->shared = b->shared_end - room;
     memset(b->shared, POISON, room);
     if (__start_td_shared) memset(__start_td_shared, POISON, (size_t)(__stop_td_shared - __start_td_shared));
-#ifdef SANITIZED
+#ifdef TD_EMU_ASAN
     ASAN_POISON_MEMORY_REGION(b->shared_end - SHARED_ROOM, SHARED_ROOM);
     ASAN_UNPOISON_MEMORY_REGION(b->shared, b->shared_bytes);
 #endif
@@ -339,7 +332,7 @@ static void shared_open(struct td_emu_block *b)
 
 static void shared_close(struct td_emu_block *b)
 {
-#ifdef SANITIZED
+#ifdef TD_EMU_ASAN
     ASAN_UNPOISON_MEMORY_REGION(b->shared_end - SHARED_ROOM, SHARED_ROOM);
 #endif
     for (const uint8_t *p = b->shared + b->shared_bytes; p < b->shared_end; p++) {

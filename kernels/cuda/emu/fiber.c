@@ -4,14 +4,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__SANITIZE_ADDRESS__)
-#define TD_EMU_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define TD_EMU_ASAN 1
-#endif
-#endif
-
 #ifdef TD_EMU_ASAN
 #include <sanitizer/common_interface_defs.h>
 #endif

@@ -10,6 +10,14 @@
 
 #include <stddef.h>
 
+#if defined(__SANITIZE_ADDRESS__)
+#define TD_EMU_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define TD_EMU_ASAN 1
+#endif
+#endif
+
 #if !defined(__x86_64__) && !defined(__aarch64__)
 #define TD_EMU_UCONTEXT 1
 #include <ucontext.h>

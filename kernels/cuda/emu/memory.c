@@ -10,14 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#if defined(__SANITIZE_ADDRESS__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#ifdef SANITIZED
+#ifdef TD_EMU_ASAN
 #include <sanitizer/asan_interface.h>
 #endif
 
@@ -176,7 +169,7 @@ cudaError_t td_emu_memory_alloc(size_t bytes, void **ret_memory)
     memset(r.first, WATCH, (size_t)(r.base - r.first));
     memset(r.base + bytes, WATCH, rounded - bytes);
     if (bytes <= FILL_BYTES) memset(r.base, 0xff, bytes);
-#ifdef SANITIZED
+#ifdef TD_EMU_ASAN
     ASAN_POISON_MEMORY_REGION(r.first, (size_t)(r.base - r.first));
     ASAN_POISON_MEMORY_REGION(r.base + bytes, rounded - bytes);
 #endif
@@ -199,7 +192,7 @@ cudaError_t td_emu_memory_free(void *memory)
     }
     struct range r = *found;
     if (is_strict) allow(&r, true);
-#ifdef SANITIZED
+#ifdef TD_EMU_ASAN
     ASAN_UNPOISON_MEMORY_REGION(r.first, r.mapped);
 #endif
     for (const uint8_t *p = r.first; p < r.first + r.mapped; p++) {
