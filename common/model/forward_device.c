@@ -337,6 +337,7 @@ td_status td_forward_device(struct td_model *model, struct td_workspace *ws, con
     }
     s = dev->step_end(a->err);
     if (!s) s = dev->wait(a->err);
+    if (!s && k == 0) s = td_comm_barrier(model->comm); /* no logits were gathered: the others' last K and V must be there, too, before anybody sends them on */
     *ret_logits = NULL;
     if (s || tail || k == 0 || td_comm_rank(model->comm) > 0) return s;
     s = dev->download(d->logits, ws->logits, (size_t)a->n_logit_rows * (size_t)model->config.vocab * sizeof(float), a->err);

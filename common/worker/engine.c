@@ -85,6 +85,20 @@ static td_status engine_open_threads(struct td_engine *e, const struct td_engine
     return td_thread_pool_create(e->n_threads, pinned ? cpus + rank * e->n_threads : NULL, 50, &e->threads, err);
 }
 
+/* Of any rank: its own memory. Others than rank 0 have no pool: it decides for all. */
+static td_status engine_open_device_kv(struct td_engine *e, struct td_kv_pool_config *kc, struct td_err *err)
+{
+    struct td_engine_device_kv m;
+    bool leads = td_comm_rank(e->comm) == 0;
+    size_t bytes = (size_t)kc->n_blocks * e->ranks.part.block_bytes;
+    td_status s = td_engine_device_kv_alloc(e->device, bytes, leads ? TD_RANK_SCRATCH_BLOCKS * e->layout.block_bytes : 0, &m, err);
+    if (!s) s = td_rank_kv_on_devices(&e->ranks, e->comm, td_engine_device_ops(e->device)->device->memory, m.blocks, kc->n_blocks, m.bytes - bytes, m.scratch, err);
+    if (s) return s;
+    kc->borrowed = e->ranks.base;
+    kc->borrowed_bytes = (size_t)kc->n_blocks * e->layout.block_bytes + (m.bytes - bytes);
+    return TD_OK;
+}
+
 static td_status engine_open_kv(struct td_engine *e, const struct td_engine_config *c, struct td_err *err)
 {
     td_status s = td_rank_kv_init(&e->ranks, e->model, c->block_size, e->n_threads, err);
@@ -108,21 +122,13 @@ static td_status engine_open_kv(struct td_engine *e, const struct td_engine_conf
     if (e->device) {
         if (e->comm && (s = td_rank_agree(e->comm, kc.n_blocks, &kc.n_blocks, err))) return s;
         n = (uint64_t)kc.n_blocks;
-        kc.layout = e->ranks.part;
-        if ((s = td_engine_device_kv_alloc(e->device, n * per_block, &kc.borrowed, &kc.borrowed_bytes, err))) return s;
+        if ((s = engine_open_device_kv(e, &kc, err)) || td_comm_rank(e->comm) > 0) return s;
     } else if (e->comm) { /* all of it, for all ranks, whose other processes map it */
         if ((s = td_arena_create(td_rank_kv_bytes(&e->ranks, kc.n_blocks), 1, "tandem-kv", &e->ranks_arena, err))) return s;
         kc.borrowed = e->ranks_arena.base;
     }
-    e->ranks.n_blocks = kc.n_blocks;
-    e->ranks.stride = e->device ? e->ranks.part.block_bytes : e->layout.block_bytes;
-    if (td_comm_rank(e->comm) > 0) { /* no pool: rank 0 decides. On the host its memory comes with the boot */
-        e->ranks.mine = kc.borrowed;
-        return TD_OK;
-    }
     if ((s = td_kv_pool_create(&kc, &e->kv, err))) return s;
-    e->ranks.mine = td_kv_pool_block(e->kv, 0);
-    e->ranks.base = e->device ? NULL : e->ranks.mine; /* what is on a device stays as it is */
+    if (!e->device) td_rank_kv_on_host(&e->ranks, 0, td_kv_pool_block(e->kv, 0), kc.n_blocks);
     e->layout_hash = td_kv_layout_hash(&e->layout, td_model_hash(e->model));
     uint64_t pool_tokens = n * (uint64_t)c->block_size;
     e->max_len = td_model_max_len(e->model);
@@ -210,12 +216,7 @@ td_status td_engine_follow(const struct td_engine_config *c, struct td_err *err)
     if (!s) s = engine_open_workspace(&e, c, err);
     if (!s) s = e.device ? engine_open_kv(&e, c, err) : td_rank_kv_init(&e.ranks, e.model, c->block_size, 1, err);
     if (!s) s = td_rank_boot_tell(c->comm, &boot, NULL, &arena, err);
-    if (!s && !e.device) {
-        e.ranks.n_blocks = boot.n_blocks;
-        e.ranks.base = arena.base;
-        e.ranks.stride = e.ranks.whole.block_bytes;
-        e.ranks.mine = td_rank_kv_base(&e.ranks, td_comm_rank(c->comm));
-    }
+    if (!s && !e.device) td_rank_kv_on_host(&e.ranks, td_comm_rank(c->comm), arena.base, boot.n_blocks);
     if (!s) s = td_rank_follow(c->comm, e.model, e.ws, &e.ranks, &boot, err);
     if (s) tell_failure(c->comm, err);
     td_workspace_destroy(e.ws);
@@ -253,13 +254,13 @@ td_status td_engine_open(const struct td_engine_config *c, struct td_engine **re
 void td_engine_close(struct td_engine *e)
 {
     if (!e) return;
+    td_rank_kv_free(&e->ranks); /* before the others give back what it has opened */
     if (e->step_room) td_rank_end_tell(e->comm, e->step_room);
     for (int32_t i = 0; e->samplers && i < e->n_threads; i++) td_sampler_destroy(e->samplers[i]);
     free(e->samplers);
     td_workspace_destroy(e->ws);
     td_pool_destroy(e->seqs);
     td_kv_pool_destroy(e->kv);
-    td_rank_kv_free(&e->ranks);
     td_arena_destroy(&e->ranks_arena);
     free(e->step_room);
     free(e->seq_blocks);
@@ -287,7 +288,7 @@ const struct td_device_info *td_engine_device_info(const struct td_engine *e) { 
 const struct td_arena *td_engine_kv_arena(const struct td_engine *e) { return e->ranks_arena.base ? &e->ranks_arena : td_kv_pool_arena(e->kv); }
 int32_t td_engine_n_ranks(const struct td_engine *e) { return e->ranks.n_ranks; }
 int32_t td_engine_kv_parts(const struct td_engine *e) { return e->ranks.n_parts; }
-const struct td_device_memory *td_engine_device_memory(const struct td_engine *e) { return e->device ? td_engine_device_ops(e->device)->device->memory : NULL; }
+const struct td_device_memory *td_engine_device_memory(const struct td_engine *e) { return e->ranks.memory; }
 uint64_t td_engine_layout_hash(const struct td_engine *e) { return e->layout_hash; }
 int32_t td_engine_max_len(const struct td_engine *e) { return e->max_len; }
 int32_t td_engine_max_batch(const struct td_engine *e) { return e->max_batch; }
@@ -528,7 +529,7 @@ td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_
         if (seq->n_computed + items[i].n_new == seq->n_tokens) e->logit_rows[n_logits++] = n_rows - 1;
     }
     struct td_forward_args a = {.tokens = e->row_tokens, .positions = e->row_positions, .row_seq = e->row_seq, .block_tables = e->block_tables,
-                                .n_rows = n_rows, .kv_base = td_kv_pool_block(e->kv, 0), .kv = &e->ranks.part, .kv_stride = e->ranks.stride, .logit_rows = e->logit_rows,
+                                .n_rows = n_rows, .kv_base = e->ranks.mine, .kv = &e->ranks.part, .kv_stride = e->ranks.stride, .logit_rows = e->logit_rows,
                                 .n_logit_rows = n_logits, .err = err};
     float *logits = NULL;
     struct td_forward_tail tail;
@@ -542,7 +543,11 @@ td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_
         char why[TD_COMM_REASON_MAX];
         return td_fail(err, TD_ERR_PEER, "%s", td_comm_reason(e->comm, why));
     }
-    if (s == TD_ERR_DEVICE) return td_err_prefix(err, "forward of %d rows", n_rows);
+    if (s == TD_ERR_DEVICE) {
+        td_err_prefix(err, "forward of %d rows", n_rows);
+        if (e->comm) tell_failure(e->comm, err); /* they wait for this rank's part of it */
+        return s;
+    }
     if (s) return td_fail(err, s, "forward of %d rows failed: %s", n_rows, td_status_name(s));
     for (int32_t i = 0; i < n_items; i++) {
         items[i].seq->n_computed += items[i].n_new;

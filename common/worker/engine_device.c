@@ -19,7 +19,7 @@
 struct td_engine_device {
     const struct td_ops *ops;
     const struct td_device *dev;
-    void *kv;
+    struct td_engine_device_kv kv;
     /* sampler */
     int32_t max_rows, vocab, n_rows;
     uint32_t features;
@@ -50,7 +50,7 @@ td_status td_engine_device_open(const struct td_engine_config *c, struct td_engi
 void td_engine_device_close(struct td_engine_device *d)
 {
     if (!d) return;
-    void *const there[] = {d->rows_there, d->results_there, d->scratch, d->kv}, *const pinned[] = {d->rows, d->results, d->payload.base};
+    void *const there[] = {d->rows_there, d->results_there, d->scratch, d->kv.scratch, d->kv.blocks}, *const pinned[] = {d->rows, d->results, d->payload.base};
     for (size_t i = 0; i < sizeof there / sizeof *there; i++)
         if (there[i]) d->dev->release(there[i]);
     for (size_t i = 0; i < sizeof pinned / sizeof *pinned; i++)
@@ -85,11 +85,13 @@ td_status td_engine_device_kv_bytes(const struct td_engine_device *d, const char
     return TD_OK;
 }
 
-td_status td_engine_device_kv_alloc(struct td_engine_device *d, uint64_t bytes, void **ret_memory, size_t *ret_bytes, struct td_err *err)
+td_status td_engine_device_kv_alloc(struct td_engine_device *d, uint64_t bytes, size_t scratch_bytes, struct td_engine_device_kv *ret_kv, struct td_err *err)
 {
-    td_status s = d->dev->alloc((size_t)bytes + KV_TAIL_BYTES, "KV blocks (kv_memory)", &d->kv, err);
-    *ret_memory = d->kv;
-    *ret_bytes = (size_t)bytes + KV_TAIL_BYTES;
+    struct td_engine_device_kv *kv = &d->kv;
+    kv->bytes = (size_t)bytes + KV_TAIL_BYTES;
+    td_status s = d->dev->alloc(kv->bytes, "KV blocks (kv_memory)", &kv->blocks, err);
+    if (!s && scratch_bytes) s = d->dev->alloc(scratch_bytes, "KV blocks whose order is changed", &kv->scratch, err);
+    *ret_kv = *kv;
     return s;
 }
 

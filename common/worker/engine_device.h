@@ -16,8 +16,12 @@ const struct td_ops *td_engine_device_ops(const struct td_engine_device *d); /* 
 
 /* What kv_memory means on the device, and a size of it; as td_engine_kv_bytes for the host. Names what was asked, what is free, and what to lower. */
 td_status td_engine_device_kv_bytes(const struct td_engine_device *d, const char *text, uint64_t *ret_bytes, struct td_err *err);
-/* Once; freed by close. *ret_bytes: with room behind the blocks where a transfer tries its paths. */
-td_status td_engine_device_kv_alloc(struct td_engine_device *d, uint64_t bytes, void **ret_memory, size_t *ret_bytes, struct td_err *err);
+struct td_engine_device_kv {
+    void *blocks, *scratch;
+    size_t bytes; /* of blocks: with room behind them where a transfer tries its paths */
+};
+/* Once; freed by close. scratch_bytes 0: none. */
+td_status td_engine_device_kv_alloc(struct td_engine_device *d, uint64_t bytes, size_t scratch_bytes, struct td_engine_device_kv *ret_kv, struct td_err *err);
 
 /* Buffers for max_rows rows of logits. Without it, or when the table has no sampler, fill answers UNSUPPORTED and the host samples: same tokens. */
 td_status td_engine_device_sampler_open(struct td_engine_device *d, int32_t max_rows, int32_t vocab, struct td_err *err);

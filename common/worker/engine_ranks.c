@@ -65,6 +65,63 @@ static td_status plan_copies(const struct td_kv_layout *whole, int32_t from, int
     return TD_OK;
 }
 
+/* What a rank tells the others of its memory. */
+struct place {
+    uint8_t handle[TD_DEVICE_HANDLE_BYTES];
+    uint64_t offset;
+    char uuid[48];
+};
+
+/* The others' memory, as rank 0's device reaches it. */
+static td_status open_places(struct td_rank_kv *kv, const struct place *all, void **ret_base, struct td_err *err)
+{
+    const struct td_device_memory *m = kv->device;
+    for (int32_t r = 1; r < kv->n_ranks; r++) {
+        td_status s = m->ipc_open(m->ctx, all[r].handle, &kv->opened[r], err);
+        if (s) return td_err_prefix(err, "rank 0's device %s does not reach the KV of rank %d on %s", m->uuid, r, all[r].uuid);
+        ret_base[r] = (uint8_t *)kv->opened[r] + all[r].offset;
+    }
+    return TD_OK;
+}
+
+td_status td_rank_kv_on_devices(struct td_rank_kv *kv, struct td_comm *comm, const struct td_device_memory *device, void *mine, int32_t n_blocks, size_t tail_bytes,
+                                void *scratch, struct td_err *err)
+{
+    struct place place = {.offset = 0}, all[TD_COMM_MAX_RANKS];
+    void *base[TD_COMM_MAX_RANKS] = {mine};
+    int32_t rank = td_comm_rank(comm);
+    kv->n_blocks = n_blocks;
+    kv->mine = kv->base = mine;
+    kv->stride = kv->part.block_bytes;
+    kv->device = kv->memory = device;
+    if (kv->n_ranks > 1) {
+        td_status s = TD_OK;
+        if (!device->ipc_export || !device->ipc_open) s = td_fail(err, TD_ERR_UNSUPPORTED, "tp: device %s hands no memory to other processes", device->name);
+        else if (rank > 0) s = device->ipc_export(device->ctx, mine, place.handle, &place.offset, err);
+        if (s) return s;
+        memcpy(place.uuid, device->uuid, sizeof place.uuid);
+        if ((s = td_comm_all_gather(comm, &place, sizeof place, all))) return lost(comm, s, err);
+        if (rank > 0) return TD_OK;
+        if ((s = open_places(kv, all, base, err))) return s;
+        struct td_split_config c = {.device = device, .rank_base = base, .n_parts = kv->n_parts, .n_copies = kv->n_copies, .n_blocks = n_blocks,
+                                    .part_bytes = kv->part.block_bytes, .tail_bytes = tail_bytes};
+        if ((s = td_split_memory_create(&c, &kv->split, err))) return s;
+        kv->base = td_split_memory_base(kv->split);
+        kv->copy_bytes = td_split_memory_bytes(kv->split);
+        kv->memory = td_split_memory_table(kv->split);
+    }
+    size_t per_block = 1;
+    for (int k = 0; k < 5; k++)
+        if (per_block < (size_t)kv->n_of_copies[k]) per_block = (size_t)kv->n_of_copies[k];
+    kv->max_runs = TD_RANK_SCRATCH_BLOCKS * (size_t)kv->n_copies * per_block;
+    kv->runs = calloc(kv->max_runs, sizeof *kv->runs);
+    if (!kv->runs) return td_fail(err, TD_ERR_NOMEM, "engine: no memory for %zu copies", kv->max_runs);
+    free(kv->scratch); /* from here on it is the device's */
+    kv->scratch = scratch;
+    kv->n_scratch = TD_RANK_SCRATCH_BLOCKS;
+    return TD_OK;
+}
+
 td_status td_rank_kv_init(struct td_rank_kv *kv, const struct td_model *model, int32_t block_size, int32_t n_threads, struct td_err *err)
 {
     td_status s = td_model_kv_layout(model, block_size, &kv->part, err);
@@ -87,16 +144,24 @@ td_status td_rank_kv_init(struct td_rank_kv *kv, const struct td_model *model, i
 void td_rank_kv_free(struct td_rank_kv *kv)
 {
     for (int k = 0; k < 5; k++) free(kv->copies[k]);
-    free(kv->scratch);
+    if (!kv->runs) free(kv->scratch);
+    free(kv->runs);
+    td_split_memory_destroy(kv->split);
+    for (int32_t r = 1; r < TD_COMM_MAX_RANKS; r++)
+        if (kv->opened[r]) kv->device->ipc_close(kv->device->ctx, kv->opened[r]);
     memset(kv, 0, sizeof *kv);
 }
 
 size_t td_rank_kv_bytes(const struct td_rank_kv *kv, int32_t n_blocks) { return (size_t)n_blocks * (size_t)kv->n_copies * kv->whole.block_bytes; }
 
-uint8_t *td_rank_kv_base(const struct td_rank_kv *kv, int32_t rank)
+void td_rank_kv_on_host(struct td_rank_kv *kv, int32_t rank, uint8_t *base, int32_t n_blocks)
 {
     size_t part = (size_t)(rank / kv->n_copies), copy = (size_t)(rank % kv->n_copies);
-    return kv->base + copy * (size_t)kv->n_blocks * kv->whole.block_bytes + part * kv->part.block_bytes;
+    kv->n_blocks = n_blocks;
+    kv->base = base;
+    kv->copy_bytes = (size_t)n_blocks * kv->whole.block_bytes;
+    kv->stride = kv->whole.block_bytes;
+    kv->mine = base + copy * kv->copy_bytes + part * kv->part.block_bytes;
 }
 
 struct import {
@@ -109,7 +174,7 @@ static void import_part(void *ctx, int part, int n_parts)
 {
     const struct import *m = ctx;
     const struct td_rank_kv *kv = m->kv;
-    size_t bytes = kv->whole.block_bytes, copy_bytes = (size_t)kv->n_blocks * bytes;
+    size_t bytes = kv->whole.block_bytes;
     if (n_parts > kv->n_scratch) n_parts = kv->n_scratch;
     if (part >= n_parts) return;
     uint8_t *scratch = kv->scratch + (size_t)part * bytes;
@@ -118,8 +183,42 @@ static void import_part(void *ctx, int part, int n_parts)
         const struct td_rank_copy *c = kv->copies[m->how];
         if (c) memcpy(scratch, block, bytes);
         for (int32_t k = 0; c && k < kv->n_of_copies[m->how]; k++) memcpy(block + c[k].to, scratch + c[k].from, c[k].bytes);
-        for (int32_t k = 1; k < kv->n_copies; k++) memcpy(block + (size_t)k * copy_bytes, block, bytes);
+        for (int32_t k = 1; k < kv->n_copies; k++) memcpy(block + (size_t)k * kv->copy_bytes, block, bytes);
     }
+}
+
+static td_status copy_runs(const struct td_rank_kv *kv, size_t n, struct td_err *err)
+{
+    uint64_t ticket;
+    TD_ASSERT(n <= kv->max_runs);
+    td_status s = kv->memory->copy(kv->memory->ctx, TD_COPY_ON_DEVICE, kv->runs, n, &ticket, err);
+    return s ? s : kv->memory->wait(kv->memory->ctx, ticket, err);
+}
+
+/* As import_part, some blocks at a time. From the scratch every copy is written; without a change of order there is no scratch, and copy 0 is there. */
+static td_status import_on_device(const struct td_rank_kv *kv, const int32_t *block_ids, int32_t n, int how, struct td_err *err)
+{
+    const struct td_rank_copy *c = kv->copies[how];
+    size_t bytes = kv->whole.block_bytes;
+    for (int32_t at = 0; at < n; at += kv->n_scratch) {
+        int32_t some = n - at < kv->n_scratch ? n - at : kv->n_scratch;
+        size_t n_runs = 0;
+        for (int32_t i = 0; c && i < some; i++)
+            kv->runs[n_runs++] = (struct td_device_run){.to = kv->scratch + (size_t)i * bytes, .from = kv->base + (size_t)block_ids[at + i] * bytes, .bytes = bytes};
+        td_status s = n_runs ? copy_runs(kv, n_runs, err) : TD_OK;
+        if (s) return s;
+        n_runs = 0;
+        for (int32_t i = 0; i < some; i++) {
+            uint8_t *block = kv->base + (size_t)block_ids[at + i] * bytes, *from = c ? kv->scratch + (size_t)i * bytes : block;
+            for (int32_t copy = c ? 0 : 1; copy < kv->n_copies; copy++) {
+                uint8_t *to = block + (size_t)copy * kv->copy_bytes;
+                for (int32_t k = 0; c && k < kv->n_of_copies[how]; k++) kv->runs[n_runs++] = (struct td_device_run){.to = to + c[k].to, .from = from + c[k].from, .bytes = c[k].bytes};
+                if (!c) kv->runs[n_runs++] = (struct td_device_run){.to = to, .from = from, .bytes = bytes};
+            }
+        }
+        if ((s = copy_runs(kv, n_runs, err))) return s;
+    }
+    return TD_OK;
 }
 
 td_status td_rank_kv_import(const struct td_rank_kv *kv, const int32_t *block_ids, int32_t n, int32_t from_parts, struct td_thread_pool *threads, struct td_err *err)
@@ -128,7 +227,7 @@ td_status td_rank_kv_import(const struct td_rank_kv *kv, const int32_t *block_id
     if (k == 5 || kv->whole.n_kv_heads % from_parts)
         return td_fail(err, TD_ERR_INVALID, "KV in %d parts: a model of %d KV heads is in 1, 2, 4, 8 or 16 that divide them", from_parts, kv->whole.n_kv_heads);
     if (from_parts == kv->n_parts && kv->n_copies == 1) return TD_OK;
-    if (!kv->base) return td_fail(err, TD_ERR_UNSUPPORTED, "KV in %d parts cannot be brought into %d on a device", from_parts, kv->n_parts);
+    if (kv->memory) return import_on_device(kv, block_ids, n, k, err);
     struct import m = {.kv = kv, .block_ids = block_ids, .n = n, .how = k};
     td_thread_pool_run(threads, import_part, &m);
     return TD_OK;

@@ -11,15 +11,20 @@
  * sets it right (td_rank_kv_import, by the copies that xfer/reshard.h plans). Where KV heads are fewer than ranks, the ranks of a head each write a
  * copy of their own, so that none waits for another; an import fills copies 1.. from copy 0.
  *
+ * Ranks with a device each. Then a rank's part of every block lies on its device, blocks part.block_bytes apart, and rank 0 opens the others' memory. What is
+ * laid out as above are addresses without memory, which a table of rank 0 knows how to copy to and from (split_memory.h); an import is copies on the device.
+ *
  * Steps. Rank 0 tells tokens, positions and block tables of each batch before its forward; the others (td_rank_follow) do as told until told to end. */
 #ifndef TD_WORKER_ENGINE_RANKS_H
 #define TD_WORKER_ENGINE_RANKS_H
 
 #include "common/base/comm.h"
+#include "common/base/device_memory.h"
 #include "common/base/mem.h"
 #include "common/base/thread_pool.h"
 #include "common/kv/kv_layout.h"
 #include "common/model/model.h"
+#include "common/worker/split_memory.h"
 
 struct td_rank_copy { /* inside a block */
     size_t from, to, bytes;
@@ -28,20 +33,33 @@ struct td_rank_copy { /* inside a block */
 struct td_rank_kv {
     struct td_kv_layout whole, part; /* of all heads (n_parts of the others); of one rank's */
     int32_t n_ranks, n_parts, n_copies, n_blocks;
-    uint8_t *base;                   /* copy 0, block 0; NULL: on devices, where each rank has a memory of its own */
+    uint8_t *base;                   /* copy 0, block 0; with a device no address of this process's CPU */
+    size_t copy_bytes;               /* from a copy to the next */
     uint8_t *mine;                   /* this rank's part of block 0 */
-    size_t stride;                   /* bytes from a block to the next */
+    size_t stride;                   /* bytes from one of its blocks to the next */
     struct td_rank_copy *copies[5];  /* from 1, 2, 4, 8, 16 parts to n_parts; NULL: cannot be, or nothing to do */
     int32_t n_of_copies[5];
-    uint8_t *scratch;                /* [n_scratch][whole.block_bytes] */
+    uint8_t *scratch;                /* [n_scratch][whole.block_bytes]; where base is */
     int32_t n_scratch;
+    /* devices, rank 0 */
+    const struct td_device_memory *memory; /* what reaches base; NULL: the host's */
+    struct td_split_memory *split;   /* several ranks: memory is its table */
+    const struct td_device_memory *device;
+    void *opened[TD_COMM_MAX_RANKS]; /* the others' memory */
+    struct td_device_run *runs;      /* [max_runs], of an import */
+    size_t max_runs;
 };
 
-/* Layouts and plans; memory (base, n_blocks) is set by the caller. n_threads: how many will import at once. */
+/* Layouts and plans; memory (base, n_blocks, copy_bytes) is set by the caller, or by one of those below. n_threads: how many will import at once. */
 td_status td_rank_kv_init(struct td_rank_kv *kv, const struct td_model *model, int32_t block_size, int32_t n_threads, struct td_err *err);
-void td_rank_kv_free(struct td_rank_kv *kv); /* zeroed is fine; not the memory */
+void td_rank_kv_on_host(struct td_rank_kv *kv, int32_t rank, uint8_t *base, int32_t n_blocks); /* base: the memory of all */
+/* With a device: collective, each rank with its own memory, n_blocks parts and tail_bytes behind them (comm NULL: one rank). Rank 0 gets base; memory and scratch
+ * are for imports, scratch of TD_RANK_SCRATCH_BLOCKS whole blocks on its device. TD_ERR_UNSUPPORTED: rank 0's device does not reach another's memory. */
+td_status td_rank_kv_on_devices(struct td_rank_kv *kv, struct td_comm *comm, const struct td_device_memory *device, void *mine, int32_t n_blocks, size_t tail_bytes,
+                                void *scratch, struct td_err *err);
+void td_rank_kv_free(struct td_rank_kv *kv); /* zeroed is fine; not the memory. Rank 0 before the others give theirs back */
 size_t td_rank_kv_bytes(const struct td_rank_kv *kv, int32_t n_blocks);
-uint8_t *td_rank_kv_base(const struct td_rank_kv *kv, int32_t rank); /* the rank's part of block 0; blocks are whole.block_bytes apart */
+#define TD_RANK_SCRATCH_BLOCKS 8
 /* Blocks whose copy 0 came from a worker of `from_parts`: brings the parts into this one's order and fills the other copies. TD_ERR_INVALID: no such
  * worker can hold this model. */
 td_status td_rank_kv_import(const struct td_rank_kv *kv, const int32_t *block_ids, int32_t n, int32_t from_parts, struct td_thread_pool *threads, struct td_err *err);

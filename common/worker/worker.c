@@ -570,7 +570,7 @@ static void *engine_main(void *arg)
         busy = step(w);
         struct td_err err = {0};
         if (!busy) w->last_step_ns = 0;
-        if (!busy && td_engine_check(w->engine, &err)) ranks_lost(&err);
+        if (!busy && !atomic_load(&w->device_lost) && td_engine_check(w->engine, &err)) ranks_lost(&err);
         update_snapshot(w);
     }
 }
@@ -617,8 +617,6 @@ static td_status open_ranks(struct td_worker *w, struct td_err *err)
     const struct td_worker_config *c = &w->cfg;
     struct td_model_config mc;
     if (c->tp == 1) return TD_OK;
-    if (strcmp(c->device, "cpu") != 0)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, and device is %s: KV in the memory of several devices cannot be handed over yet", (int)c->tp, c->device);
     td_status s = c->model[0] ? td_model_config_load(c->model, &mc, err) : td_model_config_load_file(c->random_weights, &mc, err);
     if (!s) s = td_model_check_ranks(&mc, (int32_t)c->tp, err);
     if (!s) s = td_ranks_start((int32_t)c->tp, (int32_t)c->threads, &w->ranks, err);
@@ -692,7 +690,9 @@ static td_status find_verbs(const struct td_worker *w, const struct td_verbs **r
     struct td_err why = {0};
     enum td_xfer_path path = td_kv_port_path(w->cfg.transfer);
     if (path != TD_XFER_PATH_AUTO && path != TD_XFER_PATH_RDMA) return TD_OK;
-    td_status s = td_kv_port_verbs(ret_verbs, &why);
+    bool split = td_engine_device_info(w->engine) && td_engine_n_ranks(w->engine) > 1;
+    td_status s = split ? td_fail(&why, TD_ERR_UNSUPPORTED, "the pool lies on the devices of %d ranks (tp), and NICs are given the memory of one", td_engine_n_ranks(w->engine))
+                        : td_kv_port_verbs(ret_verbs, &why);
     if (!s) return TD_OK;
     if (path == TD_XFER_PATH_RDMA) return td_fail(err, s, "transfer is rdma, and RDMA is not to be had: %s", why.msg);
     char q[300];

@@ -51,7 +51,7 @@ struct td_worker_config {
     {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", offsetof(S, M.device), "where model and KV live; cuda: a GPU, by libtandem_cuda.so"},         \
     {"device_index", TD_OPT_I64, "0", 0, 1023, NULL, offsetof(S, M.device_index), "which of the GPUs that CUDA shows"},                       \
     {"deterministic", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.deterministic), "GPU: the same tokens whatever the batch; false may be faster"}, \
-    {"tp", TD_OPT_I64, "1", 1, 16, NULL, offsetof(S, M.tp), "processes that share the model: 1, 2, 4, 8 or 16; threads, cpus and kv_memory are of all together"},   \
+    {"tp", TD_OPT_I64, "1", 1, 16, NULL, offsetof(S, M.tp), "processes that share the model: 1, 2, 4, 8 or 16; threads, cpus and kv_memory are of all together; device cuda: device_index and so many from there on, kv_memory of each"}, \
     {"threads", TD_OPT_I64, "0", 0, 1024, NULL, offsetof(S, M.threads), "compute threads; 0 = all CPUs"},                                    \
     {"cpus", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.cpus), "pin the compute threads to these CPUs, e.g. 0-3,8"},                          \
     {"kv_memory", TD_OPT_STR, "25%", 0, 0, NULL, offsetof(S, M.kv_memory), "KV pool: a size (2GiB) or a share of what is available (40%), on the device if any"},   \

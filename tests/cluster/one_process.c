@@ -88,7 +88,8 @@ int main(int argc, char **argv)
     struct td_engine_config c = {.model_dir = is_config ? NULL : argv[1], .random_config = is_config ? argv[1] : NULL, .dtype = argv[2],
                                  .n_threads = tp * (1 + (int)(order_seed % 2)), .kv_memory = argv[7], .block_size = 16,
                                  .max_seqs = concurrency, .max_batch = concurrency, .max_step_tokens = chunk,
-                                 .prefix_cache = argv[6][0] == '1', .quiet = true, .device = argc == 10 ? argv[9] : "cpu", .deterministic = true};
+                                 .prefix_cache = argv[6][0] == '1', .quiet = true, .device = argc == 10 ? argv[9] : "cpu", .device_index = place.rank,
+                                 .deterministic = true};
     static struct td_ranks ranks;
     if (place.rank > 0 || tp > 1) {
         if (place.rank > 0 ? td_ranks_join(&place, &ranks, &err) : td_ranks_start(tp, c.n_threads, &ranks, &err)) die("ranks", &err);

@@ -1,5 +1,6 @@
 """Models split over ranks (--tp). Equal degrees keep I1 against one process of that degree: batched, chunked, preempted, in pd and hybrid, after a rank is killed.
-Unequal degrees hand KV over in another order of its parts: the same from run to run, and within rounding of one rank. A rank that dies is a dead worker."""
+Unequal degrees hand KV over in another order of its parts: the same from run to run, and within rounding of one rank. A rank that dies is a dead worker.
+The same with a device for each rank, on the emulated GPU."""
 import json
 import os
 import random
@@ -37,8 +38,8 @@ def as_result(r):
     return r.tokens, [lp for lp, _ in r.logprobs]
 
 
-def one_process(model, tp, requests=None):
-    done = subprocess.run([os.path.join(BIN, "one_process"), model, "f32", "1", "512", "0", "0", "16MiB", str(tp)], input=json.dumps(requests or REQUESTS),
+def one_process(model, tp, requests=None, device="cpu"):
+    done = subprocess.run([os.path.join(BIN, "one_process"), model, "f32", "1", "512", "0", "0", "16MiB", str(tp), device], input=json.dumps(requests or REQUESTS),
                           capture_output=True, text=True, timeout=120 * SLOW, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return [(r["tokens"], r["logprobs"]) for r in json.loads(done.stdout)["results"]]
@@ -175,7 +176,6 @@ def test_idle_worker_loses_a_rank():
 
 
 @pytest.mark.parametrize("args,says", [(["--tp", 4], "tp is 4, must divide num_attention_heads 6"), (["--tp", 3], "tp is 3, must be 1, 2, 4, 8 or 16"),
-                                       (["--tp", 2, "--device", "cuda"], "tp is 2, and device is cuda: KV in the memory of several devices cannot be handed over yet"),
                                        (["--tp", 2, "--kv-memory", "1"], "kv_memory 1 bytes holds 0 KV blocks"),
                                        (["--tp", 2, "--cpus", "0"], "cpus lists 1 CPUs, threads is 2")])
 def test_refusals(args, says):
@@ -188,3 +188,49 @@ def test_refusals(args, says):
 def test_only_ranks_are_ranks():
     done = subprocess.run([os.path.join(BIN, "tandem-decode"), "--tp-rank=1,2", "--model", POCKET], capture_output=True, text=True, timeout=20 * SLOW, check=False)
     assert done.returncode == 2 and "is for tandem's own use: give --tp N" in done.stderr
+
+
+# --- a device for each rank --------------------------------------------------------------------------------------------------------------------
+
+EMULATED = os.environ.get("TANDEM_TEST_CUDA_LIBRARY") or os.path.join(BIN, "libtandem_cuda_emu.so")
+FEW = [dict(q, max_tokens=min(q["max_tokens"], 9)) for q in REQUESTS[:6]]  # an emulated GPU is slow
+
+
+@pytest.fixture()
+def devices(monkeypatch):
+    if os.environ.get("TANDEM_TEST_SANITIZER") == "thread":
+        pytest.skip("the emulated GPU switches stacks, which ThreadSanitizer cannot follow")
+    if not os.path.exists(EMULATED):
+        pytest.skip("no emulated GPU in this build: it takes a C++ compiler")
+    monkeypatch.setenv("TANDEM_CUDA_LIBRARY", EMULATED)
+    monkeypatch.setenv("TD_CUDA_EMU_DEVICES", "8")
+    monkeypatch.setenv("TD_CUDA_EMU_STRICT", "1")  # who follows a device's address ends with SIGSEGV
+
+
+CUDA = ["--device", "cuda", "--max-step-tokens", 48]
+EQUAL_DEVICES = [("tcp", 2, None, {}), ("small-pool", 2, None, {"kv_memory": "512KiB"}), ("shared-heads", 4, 2, {})][:2 if SHORT else 3]
+
+
+@pytest.mark.parametrize("name,tp,n_kv,kwargs", EQUAL_DEVICES, ids=[e[0] for e in EQUAL_DEVICES])
+def test_devices_of_equal_degrees(wide, devices, name, tp, n_kv, kwargs):
+    """Each rank on a device of its own, KV staged over tcp: the tokens of one engine of that degree, with and without prefix hits."""
+    model = wide[n_kv] if n_kv else POCKET
+    want = one_process(model, tp, FEW, "cuda")
+    with Cluster(prefill=0, decode=0, **kwargs) as c:
+        start_pair(c, tp, tp, model, [*CUDA, "--transfer", "tcp", "--kv-digest", "always"])
+        requests = cluster_requests(c, FEW)
+        results = c.generate_many(requests)
+        check([as_result(r) for r in results], want)
+        assert results[0].ledger.transfer_path == "tcp"
+        check([as_result(r) for r in c.generate_many(requests)], want)  # with prefix hits
+        c.wait_idle()
+
+
+@pytest.mark.parametrize("args,says", [(["--transfer", "cuda-ipc"], "the pool lies on the devices of 2 ranks (tp), and a handle is of one"),
+                                       (["--transfer", "rdma"], "transfer is rdma, and RDMA is not to be had: the pool lies on the devices of 2 ranks (tp)"),
+                                       (["--device-index", 7], "rank 1: device cuda: "), (["--kv-memory", "1"], "kv_memory 1 bytes holds 0 KV blocks")])
+def test_refusals_of_devices(devices, args, says):
+    done = subprocess.run([os.path.join(BIN, "tandem-decode"), "--model", POCKET, "--threads", "2", "--tp", "2", "--device", "cuda", "--kv-memory", "1MiB", *map(str, args)],
+                          capture_output=True, text=True, timeout=20 * SLOW, check=False)
+    assert done.returncode in (1, 2) and says in done.stderr, done.stderr[-2000:]
+    assert "ev=ready" not in done.stderr

@@ -12,7 +12,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define AREAS 16
+#define AREAS 32
 #define WAITING 256
 #define PAGE 4096u
 

@@ -1,0 +1,214 @@
+/* split_memory_test.c - random batches of copies through the table of a split pool against one plain array laid out as the pool says: every byte of every
+ * rank's memory is compared after each batch, the guards around it too. The ranks' memory is a fake device's, whose addresses nobody can follow and whose
+ * copies run late. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "common/worker/split_memory.h"
+#include "tests/unit/fake_device.h"
+
+#define GUARD 256
+#define POISON 0xa5
+#define SCRATCH ((size_t)1 << 16)
+#define BATCHES 400
+#define RUNS_MAX 12
+
+static uint64_t random_state;
+
+static size_t draw(size_t n)
+{
+    random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
+    return (size_t)(random_state >> 33) % n;
+}
+
+struct shape {
+    int32_t n_parts, n_copies, n_blocks;
+    size_t part_bytes, tail_bytes;
+};
+
+struct pool {
+    struct shape s;
+    struct fake_device *d;
+    struct td_split_memory *m;
+    const struct td_device_memory *table;
+    uint8_t *rank[TD_SPLIT_RANKS_MAX], *scratch, *base, *host; /* rank, scratch: the device's addresses */
+    uint8_t *want, *want_scratch, *want_host;  /* the plain arrays */
+    size_t rank_bytes, bytes;
+};
+
+static void pool_open(struct pool *p, struct shape s, const char *words)
+{
+    struct td_err err = {0};
+    void *base[TD_SPLIT_RANKS_MAX], *pinned;
+    *p = (struct pool){.s = s, .d = fake_device_open(words)};
+    const struct td_device_memory *dm = fake_device_memory(p->d);
+    p->rank_bytes = (size_t)s.n_blocks * s.part_bytes + s.tail_bytes;
+    for (int32_t r = 0; r < s.n_parts * s.n_copies; r++) {
+        p->rank[r] = fake_device_alloc(p->d, p->rank_bytes + 2 * GUARD);
+        memset(fake_device_bytes(p->d, p->rank[r]), POISON, p->rank_bytes + 2 * GUARD);
+        base[r] = p->rank[r] + GUARD;
+    }
+    p->scratch = fake_device_alloc(p->d, SCRATCH);
+    struct td_split_config c = {.device = dm, .rank_base = base, .n_parts = s.n_parts, .n_copies = s.n_copies, .n_blocks = s.n_blocks, .part_bytes = s.part_bytes,
+                                .tail_bytes = s.tail_bytes};
+    if (td_split_memory_create(&c, &p->m, &err)) fail_msg("%s", err.msg);
+    p->table = td_split_memory_table(p->m);
+    p->base = td_split_memory_base(p->m);
+    p->bytes = (size_t)s.n_copies * td_split_memory_bytes(p->m);
+    assert_int_equal(td_split_memory_bytes(p->m), (size_t)s.n_blocks * (size_t)s.n_parts * s.part_bytes + s.tail_bytes);
+    assert_int_equal(p->table->alloc_pinned(p->table->ctx, SCRATCH, &pinned, &err), TD_OK);
+    p->host = pinned;
+    memset(p->host, 0, SCRATCH);
+    p->want = malloc(p->bytes);
+    p->want_scratch = calloc(1, SCRATCH);
+    p->want_host = calloc(1, SCRATCH);
+    assert_true(p->want && p->want_scratch && p->want_host);
+    memset(p->want, POISON, p->bytes);
+}
+
+static void pool_close(struct pool *p)
+{
+    p->table->release_pinned(p->table->ctx, p->host);
+    td_split_memory_destroy(p->m);
+    fake_device_close(p->d);
+    free(p->want);
+    free(p->want_scratch);
+    free(p->want_host);
+}
+
+/* The plain formula of split_memory.h, byte by byte. */
+static void compare(struct pool *p, int batch)
+{
+    const struct shape *s = &p->s;
+    size_t copy_bytes = td_split_memory_bytes(p->m), block_bytes = (size_t)s->n_parts * s->part_bytes, blocks = (size_t)s->n_blocks * block_bytes;
+    for (int32_t part = 0; part < s->n_parts; part++)
+        for (int32_t copy = 0; copy < s->n_copies; copy++) {
+            const uint8_t *mem = fake_device_bytes(p->d, p->rank[part * s->n_copies + copy]), *pool = p->want + (size_t)copy * copy_bytes;
+            for (size_t i = 0; i < p->rank_bytes + 2 * GUARD; i++) {
+                uint8_t want = POISON;
+                size_t at = i - GUARD;
+                if (i >= GUARD && at < (size_t)s->n_blocks * s->part_bytes) want = pool[at / s->part_bytes * block_bytes + (size_t)part * s->part_bytes + at % s->part_bytes];
+                else if (i >= GUARD && at < p->rank_bytes && part == 0) want = pool[blocks + at - (size_t)s->n_blocks * s->part_bytes];
+                if (mem[i] != want) fail_msg("batch %d: part %d copy %d byte %zd is %02x, wanted %02x", batch, part, copy, (ssize_t)at, mem[i], want);
+            }
+        }
+    assert_memory_equal(fake_device_bytes(p->d, p->scratch), p->want_scratch, SCRATCH);
+    assert_memory_equal(p->host, p->want_host, SCRATCH);
+}
+
+static bool overlap(const uint8_t *a, size_t n, const uint8_t *b, size_t m) { return a < b + m && b < a + n; }
+
+/* One of the runs of a batch: from and to as offsets into the pool (which 0), the scratch (1) or the host's memory (2). */
+struct end {
+    int which;
+    size_t at;
+};
+
+static struct end pick(const struct pool *p, int which, size_t n) { return (struct end){which, draw((which ? SCRATCH : p->bytes) - n + 1)}; }
+
+static uint8_t *address(const struct pool *p, struct end e) { return (e.which == 0 ? p->base : e.which == 1 ? p->scratch : p->host) + e.at; }
+static uint8_t *plain(const struct pool *p, struct end e) { return (e.which == 0 ? p->want : e.which == 1 ? p->want_scratch : p->want_host) + e.at; }
+
+static void one_batch(struct pool *p, int batch)
+{
+    struct td_err err = {0};
+    struct td_device_run runs[RUNS_MAX];
+    struct end ends[RUNS_MAX];
+    size_t n_runs = 1 + draw(RUNS_MAX), n = 0;
+    enum td_device_copy kind = (enum td_device_copy)draw(3);
+    size_t limit = p->bytes < SCRATCH ? p->bytes : SCRATCH;
+    for (size_t b = 0; b < SCRATCH && kind == TD_COPY_TO_DEVICE; b++) p->host[b] = p->want_host[b] = (uint8_t)(b * 31 + (size_t)batch + b / 253);
+    for (size_t i = 0; i < n_runs; i++) {
+        size_t bytes = 1 + draw(draw(2) ? limit : 64 < limit ? 64 : limit);
+        int on_device = (int)draw(3);
+        struct end from = pick(p, kind == TD_COPY_TO_DEVICE ? 2 : kind == TD_COPY_ON_DEVICE ? on_device == 1 : 0, bytes);
+        struct end to = pick(p, kind == TD_COPY_TO_HOST ? 2 : kind == TD_COPY_ON_DEVICE ? on_device == 2 : 0, bytes);
+        bool clear = !overlap(address(p, from), bytes, address(p, to), bytes); /* runs of a batch may go in any order */
+        for (size_t k = 0; k < n; k++)
+            clear = clear && !overlap(address(p, to), bytes, runs[k].to, runs[k].bytes) && !overlap(address(p, from), bytes, runs[k].to, runs[k].bytes) &&
+                    !overlap(address(p, to), bytes, runs[k].from, runs[k].bytes);
+        if (!clear) continue;
+        ends[n] = to;
+        runs[n++] = (struct td_device_run){.to = address(p, to), .from = address(p, from), .bytes = bytes};
+        memcpy(plain(p, ends[n - 1]), plain(p, from), bytes);
+    }
+    if (n == 0) return;
+    uint64_t ticket = 0;
+    if (p->table->copy(p->table->ctx, kind, runs, n, &ticket, &err)) fail_msg("batch %d: %s", batch, err.msg);
+    if (draw(2)) {
+        assert_int_equal(p->table->wait(p->table->ctx, ticket, &err), TD_OK);
+    } else {
+        td_status s;
+        while ((s = p->table->done(p->table->ctx, ticket, &err)) == TD_INPROGRESS) continue;
+        assert_int_equal(s, TD_OK);
+    }
+    compare(p, batch);
+}
+
+static void test_as_one_array(void **state)
+{
+    (void)state;
+    static const struct shape shapes[] = {
+        {1, 1, 3, 96, 64},   {2, 1, 7, 64, 64},  {4, 1, 5, 48, 4096}, {2, 2, 6, 80, 100}, {1, 4, 4, 33, 1}, {8, 2, 3, 7, 64}, {16, 1, 2, 1, 3},
+        {2, 1, 3, 8192, 64},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int slow = 0; slow < 2; slow++) {
+            struct pool p;
+            random_state = i * 2 + (size_t)slow + 1;
+            pool_open(&p, shapes[i], slow ? "slow" : "");
+            for (int b = 0; b < BATCHES / 2; b++) one_batch(&p, b);
+            pool_close(&p);
+        }
+}
+
+/* A run of the whole pool, longer than the list at boot. */
+static void test_longer_than_the_list(void **state)
+{
+    (void)state;
+    struct pool p;
+    struct td_err err = {0};
+    uint64_t ticket = 0;
+    pool_open(&p, (struct shape){16, 1, 600, 1, 64}, "");
+    struct td_device_run run = {.to = p.base, .from = p.host, .bytes = 600 * 16};
+    for (size_t i = 0; i < run.bytes; i++) p.host[i] = p.want_host[i] = p.want[i] = (uint8_t)(i * 7 + i / 251);
+    assert_int_equal(p.table->copy(p.table->ctx, TD_COPY_TO_DEVICE, &run, 1, &ticket, &err), TD_OK);
+    assert_int_equal(p.table->wait(p.table->ctx, ticket, &err), TD_OK);
+    compare(&p, 0);
+    pool_close(&p);
+}
+
+/* What a handle or a dma-buf cannot say is refused, and the device's failures are passed on. */
+static void test_refusals(void **state)
+{
+    (void)state;
+    struct pool p;
+    struct td_err err = {0};
+    uint8_t handle[TD_DEVICE_HANDLE_BYTES];
+    uint64_t offset, ticket;
+    int fd;
+    pool_open(&p, (struct shape){2, 2, 3, 64, 64}, "fails=2");
+    assert_int_equal(p.table->ipc_export(p.table->ctx, p.base, handle, &offset, &err), TD_ERR_UNSUPPORTED);
+    assert_string_equal(err.msg, "the pool lies on the devices of 4 ranks (tp), and a handle is of one");
+    assert_int_equal(p.table->dmabuf(p.table->ctx, p.base, 384, &fd, &offset, &err), TD_ERR_UNSUPPORTED);
+    assert_string_equal(err.msg, "the pool lies on the devices of 4 ranks (tp), and a dma-buf is of one");
+    struct td_device_run run = {.to = p.host, .from = p.base + 60, .bytes = 8};
+    assert_int_equal(p.table->copy(p.table->ctx, TD_COPY_TO_HOST, &run, 1, &ticket, &err), TD_OK);
+    assert_int_equal(p.table->wait(p.table->ctx, ticket, &err), TD_OK);
+    td_status s = p.table->copy(p.table->ctx, TD_COPY_TO_HOST, &run, 1, &ticket, &err);
+    if (!s) s = p.table->wait(p.table->ctx, ticket, &err);
+    assert_int_equal(s, TD_ERR_DEVICE);
+    pool_close(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_as_one_array), cmocka_unit_test(test_longer_than_the_list), cmocka_unit_test(test_refusals)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
