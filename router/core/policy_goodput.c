@@ -9,7 +9,9 @@
  *     herded. Prefix hits act through the uncomputed work alone: they need no weight.
  *  4. None: reject when no worker could keep the TPOT objective even alone; else hold while there is slack; reject when even now TTFT * q_T with
  *     the queue ahead is over what is left, before any prefill is spent. One request in 128 that would be held or rejected is placed all the same
- *     where there is room, else the margins would only learn from those that were expected to be good.
+ *     where there is room, else the margins would only learn from those that were expected to be good. Where both of its workers are idle, and the
+ *     prediction is no more than IDLE_FACTOR times the objective, it is one in EXPLORE_IDLE: nobody suffers there, and a fleet that thought itself slow
+ *     would refuse everything and never see that it is not.
  *
  * A local prefill on a decode worker (deflection) may use what its step budget leaves: rows c such that a step with them keeps the tightest
  * objective there, at most C_MAX and on average MIX_SHARE of its steps' rows.
@@ -28,6 +30,8 @@
 #define C_MIN 64
 #define MIX_SHARE 0.20
 #define EXPLORE 128
+#define EXPLORE_IDLE 4
+#define IDLE_FACTOR 8.0     /* predictions may have been learned in a slow hour; not by more than this */
 #define NEVER_S 60.0        /* wait of what no worker of this fleet can do */
 #define PRICE_FROM 0.5      /* utilisation from which, and up to which, margins come into force */
 #define PRICE_TO 0.9
@@ -232,8 +236,17 @@ static bool tpot_possible(const struct td_policy_view *v, const struct td_policy
     return !ready;
 }
 
-/* One in EXPLORE, by the request's number: the same in a replay, and spread over classes. */
-static bool explores(const struct td_policy_ask *a) { return (a->id * 0x9e3779b97f4a7c15ull >> 32) % EXPLORE == 0; }
+static bool idle(const struct td_policy_view *v, const struct td_choice *c)
+{
+    return v->workers[c->decode].assigned == 0 && (c->local || v->workers[c->prefill].assigned == 0);
+}
+
+/* Is c, which is not expected to be good, tried? By the request's number: the same in a replay, and spread over classes. */
+static bool explores(const struct td_policy_view *v, const struct td_policy_ask *a, const struct td_choice *c)
+{
+    bool cheap = idle(v, c) && c->ttft_s <= IDLE_FACTOR * a->ttft_s && c->tpot_s <= IDLE_FACTOR * a->tpot_s;
+    return (a->id * 0x9e3779b97f4a7c15ull >> 32) % (cheap ? EXPLORE_IDLE : EXPLORE) == 0;
+}
 
 void td_policy_goodput(const struct td_policy_view *v, const struct td_policy_ask *a, struct td_choice *ret_choice)
 {
@@ -261,7 +274,7 @@ void td_policy_goodput(const struct td_policy_view *v, const struct td_policy_as
         *c = f.best;
     } else if (f.room && (!bound || a->best_effort)) {
         *c = f.fastest;
-    } else if (f.room && explores(a)) {
+    } else if (f.room && explores(v, a, &f.fastest)) {
         *c = f.fastest;
     } else if (bound && !a->best_effort && (f.least_ttft_need < INFINITY ? f.least_ttft_need > a->ttft_s : a->ttft_s <= 0)) {
         c->verdict = TD_REJECT; /* with no candidate at all there is slack until the deadline itself */
