@@ -15,7 +15,7 @@ import warnings
 import grpc
 import pytest
 
-from harness import SHORT, SLOW, Cluster, Daemon, pb, wpb
+from harness import ROOT, SHORT, SLOW, Cluster, Daemon, pb, wpb
 
 Code = grpc.StatusCode
 OK, INVALID, NOT_FOUND = Code.OK, Code.INVALID_ARGUMENT, Code.NOT_FOUND
@@ -442,22 +442,38 @@ def crc32c(data):
     return crc ^ 0xFFFFFFFF
 
 
-def frame(kind, slot=0, generation=0, op=0, attempt=0, status=0, handle=0, offset=0, length=0, conn=0, version=1, flags=0, payload=b""):
+def wire_version():
+    """What the daemons speak: a number of our own here would go stale, and every frame below would die at the version check."""
+    with open(os.path.join(ROOT, "common", "xfer", "xfer_wire.h"), encoding="ascii") as f:
+        return int(re.search(r"#define TD_XFER_WIRE_VERSION (\d+)", f.read())[1])
+
+
+VERSION = wire_version()
+HELLO, ACK, MEM, OPEN, DATA, REF, FINAL, FRAME_ABORT, DONE, FAIL, PING, OFFER, ACCEPT, TARGETS, DIGEST, BYE, DEVICE_OFFER, DEVICE_ACCEPT = range(1, 19)
+
+
+def frame(kind, slot=0, generation=0, op=0, attempt=0, status=0, handle=0, offset=0, length=0, conn=0, version=VERSION, flags=0, payload=b""):
     """A header of the transfer protocol (common/xfer/xfer_wire.h) with a right CRC, and a payload."""
     head = struct.pack("<IBBHIIIHhQQIIQI", 0x31584454, version, kind, flags, slot, generation, op, attempt, status, handle, offset,
                        length or len(payload), 0, conn, 0)
     return head + struct.pack("<I", crc32c(head)) + payload
 
 
-HELLO_LIE = struct.pack("<QQQQ16s64s", 1, 2, 3, 4, b"\0" * 16, b"liar")
+def hello(layout_hash=2, block_bytes=3, incarnation=1, nonce=4, instance=b"liar"):
+    return struct.pack("<QQQQ16s64s", incarnation, layout_hash, block_bytes, nonce, b"\0" * 16, instance)
+
+
+KEY = b"k" * 16
 TRANSFER_GARBAGE = [
-    b"TDX1" + b"\xff" * 60, frame(1, payload=HELLO_LIE), frame(1, payload=HELLO_LIE) + b"".join(frame(4, slot=i, generation=1,
-        payload=b"k" * 16) for i in range(50)),
-    frame(5, payload=b"x" * 100), frame(5, length=1 << 20), frame(5, length=0xFFFFFFFF), frame(7, payload=b"note"), frame(99), frame(0),
-    frame(1, version=9, payload=HELLO_LIE),
-    frame(1, flags=1, payload=HELLO_LIE), frame(4, slot=0xFFFFFFFF, generation=0xFFFFFFFF, payload=b"k" * 16), frame(11) * 1000, frame(9),
-    frame(10, status=-20, payload=b"no"),
-    frame(2, payload=HELLO_LIE), frame(6, payload=struct.pack("<Iii", 0, -1, 1 << 30)), frame(3, payload=b"\xff" * 24),
+    b"TDX1" + b"\xff" * 60, frame(HELLO, slot=1, payload=hello()),
+    frame(HELLO, slot=1, payload=hello()) + b"".join(frame(OPEN, slot=i, generation=1, payload=KEY) for i in range(50)),
+    frame(DATA, payload=b"x" * 100), frame(DATA, length=1 << 20), frame(DATA, length=0xFFFFFFFF), frame(FINAL, payload=b"note"), frame(99), frame(0),
+    frame(HELLO, version=VERSION + 6, payload=hello()), frame(HELLO, flags=1, payload=hello()), frame(HELLO, payload=hello(instance=b"x" * 64)),
+    frame(OPEN, slot=0xFFFFFFFF, generation=0xFFFFFFFF, payload=KEY), frame(PING) * 1000, frame(DONE), frame(FAIL, status=-20, payload=b"no"),
+    frame(ACK, payload=hello()), frame(REF, payload=struct.pack("<Iii", 0, -1, 1 << 30)), frame(MEM, payload=b"\xff" * 24),
+    frame(OFFER, payload=b"\xff" * 520), frame(ACCEPT, payload=b"\xff" * 600), frame(ACCEPT, status=-3, payload=b"no"),
+    frame(TARGETS, payload=b"\xff" * 4096), frame(DIGEST, payload=b"\xff" * 4000), frame(BYE, status=-20, payload=b"go"),
+    frame(DEVICE_OFFER, payload=b"\xff" * 288), frame(DEVICE_ACCEPT),
 ]
 
 
@@ -591,18 +607,151 @@ def test_grants_that_lie(cluster):
     stream.cancel()
 
 
-def forge(grant, **changes):
-    """The grant with some fields changed and its CRC made right again (struct td_xfer_grant_blob)."""
-    layout = "<IHHIIIiQQQHB5s16s16s64s64s64s"
+GRANT = "<IHHIIIiQQQHB5s16s16s64s64s64s"  # struct td_xfer_grant_blob
+
+
+def grant_fields(grant):
     names = ["magic", "version", "bytes", "crc", "slot", "generation", "n_blocks", "incarnation", "layout_hash", "block_bytes", "port",
              "path", "reserved", "key", "proof",
              "host", "shm_name", "instance"]
-    values = dict(zip(names, struct.unpack(layout, grant)))
+    return dict(zip(names, struct.unpack(GRANT, grant)))
+
+
+def forge(grant, **changes):
+    """The grant with some fields changed and its CRC made right again."""
+    values = grant_fields(grant)
     values["crc"] = 0
     for k, v in changes.items():
         values[k] = v(values[k]) if callable(v) else v
-    values["crc"] = crc32c(struct.pack(layout, *values.values()))
-    return struct.pack(layout, *values.values())
+    values["crc"] = crc32c(struct.pack(GRANT, *values.values()))
+    return struct.pack(GRANT, *values.values())
+
+
+class Peer:
+    """Speaks the transfer protocol to a decode worker's data port, as the sender that a grant is for."""
+
+    def __init__(self, grant):
+        self.grant = grant_fields(grant)
+        host = self.grant["host"].rstrip(b"\0").decode()
+        self.s = socket.create_connection((host, self.grant["port"]), timeout=10 * SLOW)
+        self.tag = 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.s.close()
+
+    def send(self, kind, payload=b"", **kw):
+        self.s.sendall(frame(kind, conn=kw.pop("conn", self.tag), payload=payload, **kw))
+
+    def hello(self, **changes):
+        """HELLO as the grant asks for it, but for what is changed; (status, reason or None) of the answer."""
+        path = changes.pop("path", 1)
+        named = {k: self.grant[k] for k in ("layout_hash", "block_bytes")}
+        self.send(HELLO, hello(**{**named, **changes}), slot=path)
+        kind, status, payload = self.answer()
+        if kind != ACK or status:
+            return status, payload.decode()
+        incarnation, layout, block_bytes, nonce = struct.unpack("<QQQQ", payload[:32])
+        assert (incarnation, layout, block_bytes) == tuple(self.grant[k] for k in ("incarnation", "layout_hash", "block_bytes"))
+        self.tag = nonce ^ changes.get("nonce", 4)
+        return 0, None
+
+    def bound(self, **kw):
+        """The fields that say which slot a frame is for."""
+        return dict(slot=self.grant["slot"], generation=self.grant["generation"], attempt=1, handle=77) | kw
+
+    def answer(self):
+        """(type, status, payload) of the next frame that is no PING; type None: the connection ended."""
+        while True:
+            head = self.take(64)
+            if len(head) < 64:
+                return None, 0, b""
+            fields = struct.unpack("<IBBHIIIHhQQIIQII", head)
+            assert fields[0] == 0x31584454 and fields[1] == VERSION and fields[-1] == crc32c(head[:60])
+            payload = self.take(fields[11])
+            if fields[2] != PING:
+                return fields[2], fields[8], payload
+
+    def take(self, n):
+        data = b""
+        while len(data) < n:
+            try:
+                more = self.s.recv(n - len(data))
+            except ConnectionResetError:
+                more = b""
+            if not more:
+                break
+            data += more
+        return data
+
+
+TURN, SIZE = "out of turn", "does not fit type"
+# After a right HELLO, and after an OPEN with the right key: what is said, and what the connection ends with. The words show which check was reached.
+LIES = [
+    ("hello_again", lambda p: p.send(HELLO, hello()), TURN), ("foreign_tag", lambda p: p.send(OPEN, KEY, **p.bound(conn=p.tag ^ 1)), TURN),
+    ("version", lambda p: p.send(PING, version=VERSION + 1), f"version is {VERSION + 1}, this side speaks {VERSION}"),
+    ("type_0", lambda p: p.send(0), "unknown type 0"), ("type_99", lambda p: p.send(99), "unknown type 99"),
+    ("flags", lambda p: p.send(OPEN, KEY, **p.bound(flags=1)), "reserved fields of type 4"),
+    ("status", lambda p: p.send(BYE, b"x", status=7), "status is 7"),
+    ("wrong_key", lambda p: p.send(OPEN, KEY, **p.bound()), "wrong key"),
+    ("slot_of_none", lambda p: p.send(OPEN, p.grant["key"], **p.bound(slot=2**32 - 1)), "wrong key"),
+    ("attempt_0", lambda p: p.send(OPEN, p.grant["key"], **p.bound(attempt=0)), "wrong key"),
+    ("key_length", lambda p: p.send(OPEN, KEY + b"k", **p.bound()), SIZE),
+    ("data_length", lambda p: p.send(DATA, length=(1 << 20) + 1, **p.bound()), SIZE),
+    ("ref_on_tcp", lambda p: p.send(REF, struct.pack("<Iii", 0, -1, 1 << 30), **p.bound()), TURN),
+    ("ref_length", lambda p: p.send(REF, b"\0" * 9, **p.bound()), SIZE), ("mem_on_tcp", lambda p: p.send(MEM, b"\xff" * 24), TURN),
+    ("done", lambda p: p.send(DONE, **p.bound()), TURN), ("fail", lambda p: p.send(FAIL, b"no", status=-20, **p.bound()), TURN),
+    ("rdma_offer", lambda p: p.send(OFFER, b"\xff" * 520), TURN), ("rdma_offer_length", lambda p: p.send(OFFER, b"\xff" * 519), SIZE),
+    ("rdma_accept", lambda p: p.send(ACCEPT, b"\xff" * 600), TURN), ("targets", lambda p: p.send(TARGETS, b"\xff" * 4096, **p.bound()), TURN),
+    ("targets_length", lambda p: p.send(TARGETS, b"\xff" * 7, **p.bound()), SIZE), ("device_offer", lambda p: p.send(DEVICE_OFFER, b"\xff" * 288), TURN),
+    ("device_accept", lambda p: p.send(DEVICE_ACCEPT), TURN), ("bye", lambda p: p.send(BYE, b"go", status=-20), "closed by peer: go"),
+]
+KEYED_LIES = [
+    ("data_outside", lambda p: p.send(DATA, b"x" * 100, offset=p.grant["n_blocks"] * p.grant["block_bytes"] - 99, **p.bound()), "data outside the grant"),
+    ("data_at_2_64", lambda p: p.send(DATA, b"x" * 100, offset=2**64 - 100, **p.bound()), "data outside the grant"),
+    ("data_twice", lambda p: [p.send(DATA, b"x" * 100, **p.bound()) for _ in range(2)], "data outside the grant, or twice"),
+    ("final_early", lambda p: p.send(FINAL, b"note", offset=1, **p.bound()), "final before the last byte"),
+    ("digest_outside", lambda p: p.send(DIGEST, struct.pack("<II", p.grant["n_blocks"], 0), **p.bound()), "digests of blocks"),
+    ("digest_length", lambda p: p.send(DIGEST, b"\0" * 4, **p.bound()), SIZE),
+]
+
+
+def test_frames_behind_a_right_hello(cluster):
+    """Each lie reaches the check that it is for and ends its connection with that check's words; none of them touches a request."""
+    stream, ticket = open_decode(cluster, 1 << 46, fresh_tokens(8))
+    for changes, why in [(dict(layout_hash=7), "layout 0000000000000007"), (dict(block_bytes=12345), "blocks of 12345 bytes"), (dict(path=3), "RDMA"),
+                         (dict(path=4), "path cuda-ipc"), (dict(path=99), "path unknown"), (dict(nonce=0), None), (dict(instance=b"x" * 64), None)]:
+        with Peer(ticket.grant) as p:
+            status, reason = p.hello(**changes)
+            assert (status < 0 and why in reason) if why else (status, reason) == (0, ""), (changes, status, reason)
+    for name, lie, why in LIES:
+        with Peer(ticket.grant) as p:
+            assert p.hello() == (0, None), name
+            lie(p)
+            kind, _, reason = p.answer()
+            assert kind == BYE and why in reason.decode(), (name, kind, reason)
+            assert p.answer()[0] is None
+    stream.cancel()
+    for i, (name, lie, why) in enumerate(KEYED_LIES[:: 3 if SHORT else 1]):
+        stream, ticket = open_decode(cluster, (1 << 47) + i, fresh_tokens(9 + i))
+        with Peer(ticket.grant) as p:
+            assert p.hello() == (0, None), name
+            p.send(OPEN, p.grant["key"], **p.bound())
+            lie(p)
+            said = p.answer()
+            assert said[0] == BYE and why in said[2].decode(), (name, said)
+        assert unframed_tokens(stream)[1] == []
+    with Peer(open_decode(cluster, 1 << 48, fresh_tokens(20))[1].grant) as p:  # an old generation: told so, and the connection stands
+        assert p.hello() == (0, None)
+        p.send(OPEN, p.grant["key"], **p.bound(generation=p.grant["generation"] ^ 2**31))
+        kind, status, reason = p.answer()
+        assert (kind, reason) == (FAIL, b"the grant is an old one") and status < 0
+        p.send(OPEN, p.grant["key"], **p.bound())
+        p.send(FRAME_ABORT, b"gave up", status=-20, **p.bound())
+        p.send(PING)
+    expect(call(cluster.workers_at["decode-0"], ABORT, wpb.AbortRequest(request=1 << 48).SerializeToString()), OK)
 
 
 def unframed_tokens(stream):
