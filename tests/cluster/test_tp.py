@@ -226,10 +226,70 @@ def test_devices_of_equal_degrees(wide, devices, name, tp, n_kv, kwargs):
         c.wait_idle()
 
 
+UNEQUAL_DEVICES = [(1, 2, None), (2, 1, 4), (4, 2, 4), (1, 4, 2)][:2 if SHORT else 4]
+
+
+@pytest.mark.parametrize("p,d,n_kv", UNEQUAL_DEVICES)
+def test_devices_of_unequal_degrees(wide, devices, p, d, n_kv):
+    """Greedy: the tokens of one device, logprobs within rounding; the same bits alone and in a batch. 1 to 4 with 2 KV heads: an import fills copies, too."""
+    model = wide[n_kv] if n_kv else POCKET
+    greedy = [dict(q, temperature=0.0) for q in FEW]
+    want = one_process(model, 1, greedy, "cuda")
+    with Cluster(prefill=0, decode=0) as c:
+        start_pair(c, p, d, model, [*CUDA, "--kv-digest", "always"])
+        requests = cluster_requests(c, greedy)
+        alone = [as_result(c.generate(r)) for r in requests]
+        for i, (got, expected) in enumerate(zip(alone, want, strict=True)):
+            assert got[0] == expected[0], f"request {i}: not the tokens of one device"
+            worst = max(abs(a - b) for a, b in zip(got[1], expected[1], strict=True))
+            assert worst < 1e-3, f"request {i}: logprobs differ by {worst} from one device's"
+        check([as_result(r) for r in c.generate_many(requests)], alone)
+        c.wait_idle()
+
+
+LOSSES = [("decode", "kill", r'ev=ranks_lost reason="rank 1 \(pid \d+\) is dead" action=exit'),
+          ("decode", "launch:300@1", r'ev=ranks_lost reason="rank 1: .*CUDA device 1 .* is lost for this process: .*" action=exit'),
+          ("prefill", "ecc:300@0", r"ev=device_lost .*CUDA device 0 .* is lost for this process: .*memory error")][1 if SHORT else 0:2 if SHORT else 3]
+
+
+@pytest.mark.parametrize("role,fault,says", LOSSES, ids=[f"{role}-{fault.split(':')[0]}" for role, fault, _ in LOSSES])
+def test_lost_device(devices, role, fault, says):
+    """A rank, or the device of a rank, is lost while requests are on its worker: the worker ends as a whole, naming it; the requests go on, token for token."""
+    want = one_process(POCKET, 2, FEW, "cuda")
+    with Cluster(prefill=0, decode=0) as c:
+        env = dict(os.environ) if fault == "kill" else dict(os.environ, TD_CUDA_EMU_FAULT=fault)
+        args = ["--tp", 2, "--threads", 2, *CUDA]
+        victim = c.start_worker(role, wait=False, env=env, args=args)
+        for other in ("prefill", "decode"):
+            c.start_worker(other, wait=False, args=args)
+        c.wait_workers(3)
+        ranks = rank_pids(victim)
+        requests = cluster_requests(c, FEW)
+        for _ in range(20):
+            box = []
+            t = threading.Thread(target=lambda: box.extend(c.generate_many(requests)))
+            t.start()
+            if fault == "kill":
+                c.wait_for(lambda: any(w.name == victim.name and w.running for w in c.status().workers) or not t.is_alive(), f"{role} to run", 20 * SLOW)
+                os.kill(ranks[1], signal.SIGKILL)
+            t.join()
+            check([as_result(r) for r in box], want)
+            if not victim.alive() or re.search(says, victim.log()):
+                break
+        assert victim.wait_exit(20 * SLOW) == 1
+        assert re.search(says, victim.log()), victim.log()[-3000:]
+        wait_gone(ranks.values(), 5 * SLOW)
+        c.wait_for(lambda: sum(w.state == "ready" for w in c.status().workers) == 2, "the lost worker to be gone", 10 * SLOW)
+        c.wait_idle(4)
+
+
 @pytest.mark.parametrize("args,says", [(["--transfer", "cuda-ipc"], "the pool lies on the devices of 2 ranks (tp), and a handle is of one"),
                                        (["--transfer", "rdma"], "transfer is rdma, and RDMA is not to be had: the pool lies on the devices of 2 ranks (tp)"),
-                                       (["--device-index", 7], "rank 1: device cuda: "), (["--kv-memory", "1"], "kv_memory 1 bytes holds 0 KV blocks")])
-def test_refusals_of_devices(devices, args, says):
+                                       (["--device-index", 7], "rank 1: device cuda: "), (["--kv-memory", "1"], "kv_memory 1 bytes holds 0 KV blocks"),
+                                       (["nopeer"], "does not reach the KV of rank 1 on GPU-")])
+def test_refusals_of_devices(devices, monkeypatch, args, says):
+    if args == ["nopeer"]:
+        monkeypatch.setenv("TD_CUDA_EMU_FAULT", args.pop())
     done = subprocess.run([os.path.join(BIN, "tandem-decode"), "--model", POCKET, "--threads", "2", "--tp", "2", "--device", "cuda", "--kv-memory", "1MiB", *map(str, args)],
                           capture_output=True, text=True, timeout=20 * SLOW, check=False)
     assert done.returncode in (1, 2) and says in done.stderr, done.stderr[-2000:]

@@ -112,6 +112,8 @@ static char environment[512]; /* as it was read */
 static bool is_eager, has_no_device, has_no_driver, is_read;
 static int cc = 90, n_devices = 1;
 static int64_t launches_to_fault, launches_to_ecc, mallocs_to_fault; /* 0: none */
+static int fault_device = -1, used_device; /* -1: any; the one that this process chose last */
+static bool has_no_peers;
 static struct { const void *kernel; int shared_bytes; } functions[MAX_FUNCTIONS];
 static int n_functions;
 
@@ -159,6 +161,8 @@ static void read_environment(void)
     lost = cudaSuccess;
     has_no_device = has_no_driver = false;
     launches_to_fault = launches_to_ecc = mallocs_to_fault = 0;
+    fault_device = -1;
+    has_no_peers = false;
     cc = 90;
     char list[256], *at = list, *word;
     snprintf(list, sizeof list, "%s", env("TD_CUDA_EMU_FAULT"));
@@ -167,7 +171,8 @@ static void read_environment(void)
         int64_t value = 0;
         if (number) {
             *number++ = 0;
-            value = (int64_t)strtoll(number, NULL, 10);
+            value = (int64_t)strtoll(number, &number, 10);
+            if (*number == '@') fault_device = (int)strtol(number + 1, NULL, 10);
         }
         if (!*word) continue;
         if (!strcmp(word, "launch") && value > 0) launches_to_fault = value;
@@ -176,7 +181,8 @@ static void read_environment(void)
         else if (!strcmp(word, "cc") && value > 0) cc = (int)value;
         else if (!strcmp(word, "nodevice") && !number) has_no_device = true;
         else if (!strcmp(word, "nodriver") && !number) has_no_driver = true;
-        else td_emu_die("TD_CUDA_EMU_FAULT: \"%s\" is not launch:N, ecc:N, malloc:N, cc:N, nodevice or nodriver", word);
+        else if (!strcmp(word, "nopeer") && !number) has_no_peers = true;
+        else td_emu_die("TD_CUDA_EMU_FAULT: \"%s\" is not launch:N, ecc:N, malloc:N, cc:N, nodevice, nodriver or nopeer", word);
     }
 }
 
@@ -194,7 +200,7 @@ static cudaError_t leave(cudaError_t error)
 }
 
 /* True while the fault is due: counts down to it. */
-static bool is_due(int64_t *to_fault) { return *to_fault > 0 && --*to_fault == 0; }
+static bool is_due(int64_t *to_fault) { return (fault_device < 0 || fault_device == used_device) && *to_fault > 0 && --*to_fault == 0; }
 
 /* ---- work */
 
@@ -482,7 +488,7 @@ cudaError_t cudaSetDevice(int device)
 {
     enter();
     cudaError_t error = check_device(device);
-    if (!error) current_device = device;
+    if (!error) current_device = used_device = device;
     return leave(error);
 }
 
@@ -590,6 +596,7 @@ static const struct { cudaError_t error; const char *name, *text; } error_texts[
     {cudaErrorAlreadyMapped, "cudaErrorAlreadyMapped", "resource already mapped"},
     {cudaErrorNoKernelImageForDevice, "cudaErrorNoKernelImageForDevice", "no kernel image is available for execution on the device"},
     {cudaErrorECCUncorrectable, "cudaErrorECCUncorrectable", "uncorrectable ECC error encountered"},
+    {cudaErrorPeerAccessUnsupported, "cudaErrorPeerAccessUnsupported", "peer access is not supported between these two devices"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
     {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
@@ -1151,6 +1158,7 @@ cudaError_t cudaIpcOpenMemHandle(void **ret_memory, cudaIpcMemHandle_t handle, u
     enter();
     cudaError_t error = flags != cudaIpcMemLazyEnablePeerAccess ? cudaErrorInvalidValue : check_device(current_device);
     if (!error) error = refuse_in_capture();
+    if (!error && has_no_peers) error = cudaErrorPeerAccessUnsupported;
     return leave(error ? error : td_emu_memory_import(&handle, ret_memory));
 }
 

@@ -17,8 +17,8 @@
  *   TD_CUDA_EMU_STRICT   1: the host may not follow pointers into device memory (SIGSEGV); for tests where no stand-in for a NIC writes there
  *   TD_CUDA_EMU_SEED     order of threads and blocks (1)
  *   TD_CUDA_EMU_FAULT    comma list: launch:N, ecc:N (the N-th kernel fails and the device is lost), malloc:N (the N-th cudaMalloc finds no memory),
- *   nodevice,
- *                        nodriver, cc:75 (another compute capability; default 90)
+ *                        each with @D behind it only in processes that use device D; nodevice, nodriver, nopeer (no memory of another process opens),
+ *                        cc:75 (another compute capability; default 90)
  *
  * Threads: any. Every call may be made beside any other; a stream does its work in order, on the thread of the host that first needs it done. */
 #ifndef TD_KERNELS_CUDA_EMU_RUNTIME_H
@@ -52,6 +52,7 @@ typedef enum cudaError {
     cudaErrorAlreadyMapped = 208,
     cudaErrorNoKernelImageForDevice = 209,
     cudaErrorECCUncorrectable = 214,
+    cudaErrorPeerAccessUnsupported = 217,
     cudaErrorInvalidResourceHandle = 400,
     cudaErrorNotReady = 600,
     cudaErrorIllegalAddress = 700,
