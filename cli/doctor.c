@@ -13,7 +13,7 @@
 static const struct td_option options[] = {
     {"kv_memory", TD_OPT_STR, "25%", 0, 0, NULL, OFF(kv_memory), "the KV pool that workers here will have: a size or a share, as theirs"},
     {"transfer", TD_OPT_ENUM, "auto", 0, 0, "auto|tcp|shm|rdma|cuda-ipc", OFF(transfer), "KV path that must work; auto: whichever does"},
-    {"register", TD_OPT_SIZE, "256MiB", 0, 1e13, NULL, OFF(register_bytes), "memory to register with each RDMA device; 0 = none"},
+    {"register", TD_OPT_SIZE, "256MiB", 0, 1e13, NULL, OFF(register_bytes), "memory to register with each RDMA device; 0 = none, no GPU's either"},
     {"local", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(local), "check this host: CPU, memory, limits, clocks, RDMA devices, GPUs"},
     {"router", TD_OPT_STR, "", 0, 0, NULL, OFF(at.server), "router of a running cluster: look at it and at each of its workers"},
     {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, OFF(at.tls_ca), "CA of the cluster's certificates; turns TLS on"},
@@ -43,15 +43,28 @@ static int write_json(const struct doctor_report *r, const char *path)
     return e;
 }
 
+static bool has_rdma(const struct td_verbs *vb)
+{
+    static char names[TD_VB_DEVICES_MAX][TD_VB_NAME_MAX];
+    uint32_t n = 0;
+    return vb && vb->list(vb, names, &n) == 0 && n > 0;
+}
+
 static void check_local(struct doctor_report *r, const struct doctor_config *c, uint64_t kv_bytes, const struct td_verbs *vb, const char *why)
 {
     static struct doctor_pci gpus[DOCTOR_PCI_MAX];
     static struct doctor_rdma rdma;
+    static struct doctor_gpu_memory gpu;
     doctor_host(r, c, kv_bytes, vb != NULL);
     doctor_flush(r);
     size_t n_gpus = doctor_gpus(r, c->root, gpus, DOCTOR_PCI_MAX);
-    doctor_rdma(r, c, vb, why, kv_bytes, n_gpus, &rdma);
+    if (n_gpus > 0 && !has_rdma(vb)) snprintf(gpu.why, sizeof gpu.why, "there is no RDMA device");
+    else if (n_gpus > 0 && c->register_bytes == 0) snprintf(gpu.why, sizeof gpu.why, "--register 0");
+    else if (n_gpus > 0) doctor_gpu_memory_open(&gpu);
+    doctor_rdma(r, c, vb, why, kv_bytes, n_gpus > 0 ? &gpu : NULL, &rdma);
     doctor_flush(r);
+    doctor_gpudirect(r, c->root, gpus, n_gpus, rdma.n_nics, &gpu);
+    doctor_gpu_memory_close(&gpu);
     doctor_topology(r, c->root, gpus, n_gpus, rdma.nics, rdma.n_nics);
     doctor_flush(r);
 }

@@ -109,6 +109,28 @@ void doctor_topology(struct doctor_report *r, const char *root, const struct doc
 /* GPUs below root with their labels and the driver's state. */
 size_t doctor_gpus(struct doctor_report *r, const char *root, struct doctor_pci *gpus, size_t max);
 
+/* ---- GPUDirect (doctor_gpudirect.c) ----------------------------------------------------------------------------------------------------- */
+
+/* Some memory of a GPU to try registrations with. base NULL: none, for the reason in why. */
+struct doctor_gpu_memory {
+    const struct td_device_memory *memory;
+    void *base;
+    size_t bytes;
+    char why[256];
+    const struct td_ops *ops;             /* what it is from; NULL: the caller's own */
+};
+void doctor_gpu_memory_open(struct doctor_gpu_memory *ret_memory); /* of the first GPU that CUDA shows; makes a CUDA context (a second) */
+void doctor_gpu_memory_close(struct doctor_gpu_memory *m);
+
+/* The NVIDIA driver that is loaded below root; false: none. */
+bool doctor_driver(const char *root, char version[64], bool *ret_is_open);
+/* The host's half: kernel modules, dma-buf, nvidia_peermem, the GPUs' windows on the bus. Without GPUs or NICs one line that says so. */
+void doctor_gpudirect(struct doctor_report *r, const char *root, const struct doctor_pci *gpus, size_t n_gpus, size_t n_nics,
+                      const struct doctor_gpu_memory *m);
+/* Whether this open device registers GPU memory; `bad`: the level if not. */
+void doctor_gpudirect_nic(struct doctor_report *r, const char *root, enum doctor_level bad, const struct td_verbs *vb, struct td_vb_device *d,
+                          const char *device, const struct doctor_gpu_memory *m);
+
 /* ---- RDMA (doctor_rdma.c) --------------------------------------------------------------------------------------------------------------- */
 
 const char *doctor_reg_explain(int error);                /* an errno of a registration: cause and what to do */
@@ -118,9 +140,9 @@ struct doctor_rdma {
     size_t n_nics;
     unsigned n_usable;                    /* ports that can carry KV */
 };
-/* vb NULL: libibverbs is not there, why says so. need_rdma: what else would be a warning is a failure. */
-void doctor_rdma(struct doctor_report *r, const struct doctor_config *c, const struct td_verbs *vb, const char *why, uint64_t kv_bytes, size_t n_gpus,
-                 struct doctor_rdma *ret_rdma);
+/* vb NULL: libibverbs is not there, why says so. gpu NULL: there is no GPU. */
+void doctor_rdma(struct doctor_report *r, const struct doctor_config *c, const struct td_verbs *vb, const char *why, uint64_t kv_bytes,
+                 const struct doctor_gpu_memory *gpu, struct doctor_rdma *ret_rdma);
 
 /* ---- cluster (doctor_cluster.c), peer (doctor_peer.c) ----------------------------------------------------------------------------------- */
 

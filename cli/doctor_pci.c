@@ -118,19 +118,11 @@ bool doctor_pci_is_rdma_nic(const struct doctor_pci *p)
 size_t doctor_gpus(struct doctor_report *r, const char *root, struct doctor_pci *gpus, size_t max)
 {
     char text[1024], path[PATH_MAX], driver[64] = "";
+    bool is_open, is_loaded = doctor_driver(root, driver, &is_open);
     size_t n = doctor_pci_list(root, doctor_pci_is_gpu, gpus, max);
     if (n == 0) {
         doctor_add(r, GROUP, DOCTOR_OK, "gpu", "no NVIDIA GPU on the PCI bus: workers compute on CPUs, and KV is in host memory");
         return 0;
-    }
-    if (doctor_read(root, "/proc/driver/nvidia/version", text, sizeof text)) {
-        snprintf(driver, sizeof driver, "of unknown version"); /* "... Kernel Module for x86_64  570.86.15  Release Build": the first word like N.N */
-        for (const char *p = strstr(text, "Kernel Module"); p && *p && *p != '\n'; p += strcspn(p, " \n"), p += *p == ' ') {
-            size_t digits = strspn(p, "0123456789.");
-            if (digits < 3 || !memchr(p, '.', digits)) continue;
-            snprintf(driver, sizeof driver, "%.*s", (int)digits, p);
-            break;
-        }
     }
     for (size_t i = 0; i < n; i++) {
         char model[80] = "NVIDIA GPU";
@@ -143,8 +135,8 @@ size_t doctor_gpus(struct doctor_report *r, const char *root, struct doctor_pci 
         char name[32];
         snprintf(name, sizeof name, "gpu %s", gpus[i].address);
         snprintf(gpus[i].label, sizeof gpus[i].label, "gpu %s", gpus[i].address);
-        struct doctor_check *c = doctor_add(r, GROUP, driver[0] ? DOCTOR_OK : DOCTOR_WARN, name, "%s, NUMA node %d, %s%s", model, gpus[i].numa_node,
-                                            driver[0] ? "driver " : "no driver is loaded", driver);
+        struct doctor_check *c = doctor_add(r, GROUP, is_loaded ? DOCTOR_OK : DOCTOR_WARN, name, "%s, NUMA node %d, %s%s", model, gpus[i].numa_node,
+                                            is_loaded ? "driver " : "no driver is loaded", driver);
         doctor_fix(c, "install the NVIDIA driver (in a container: run it with the NVIDIA runtime, so that /proc/driver/nvidia is there)");
     }
     return n;
@@ -214,18 +206,19 @@ static void check_acs(struct doctor_report *r, const char *root, const struct do
     }
 }
 
-static void check_iommu(struct doctor_report *r, const char *root, const struct doctor_pci *nic, bool with_gpu)
+/* with_other: both a GPU and a NIC are here, so that translation costs GPUDirect its short way. */
+static void check_iommu(struct doctor_report *r, const char *root, const struct doctor_pci *p, bool with_other)
 {
     char path[PATH_MAX], type[32], name[128];
-    snprintf(name, sizeof name, "iommu %s", nic->label);
-    snprintf(path, sizeof path, DEVICES "%s/iommu_group/type", nic->address);
+    snprintf(name, sizeof name, "iommu %s", p->label);
+    snprintf(path, sizeof path, DEVICES "%s/iommu_group/type", p->address);
     if (!doctor_read(root, path, type, sizeof type)) {
-        snprintf(path, sizeof path, DEVICES "%s/iommu_group", nic->address);
+        snprintf(path, sizeof path, DEVICES "%s/iommu_group", p->address);
         doctor_add(r, GROUP, DOCTOR_OK, name, doctor_exists(root, path) ? "on; its mode is not readable" : "off for this device");
         return;
     }
     bool translates = !strncmp(type, "DMA", 3);
-    struct doctor_check *c = doctor_add(r, GROUP, translates && with_gpu ? DOCTOR_WARN : DOCTOR_OK, name, "%s%s", type,
+    struct doctor_check *c = doctor_add(r, GROUP, translates && with_other ? DOCTOR_WARN : DOCTOR_OK, name, "%s%s", type,
                                         translates ? ": every access of the device to memory is translated" : "");
     doctor_fix(c, "iommu=pt on the kernel's command line: devices of the host itself then use addresses as they are");
 }
@@ -235,6 +228,7 @@ void doctor_topology(struct doctor_report *r, const char *root, const struct doc
 {
     for (size_t n = 0; n < n_nics; n++)
         if (nics[n].chain[0]) check_iommu(r, root, &nics[n], n_gpus > 0);
+    for (size_t g = 0; g < n_gpus && n_nics > 0; g++) check_iommu(r, root, &gpus[g], true);
     for (size_t g = 0; g < n_gpus && n_nics > 0; g++) {
         char all[320] = "", name[160];
         size_t best = 0;

@@ -1,4 +1,4 @@
-/* doctor_rdma.c - RDMA devices through the verbs table: ports, GIDs, limits, a registration as large as asked, and GPUDirect's two doors.
+/* doctor_rdma.c - RDMA devices through the verbs table: ports, GIDs, limits, a registration as large as asked, and memory of a GPU (doctor_gpudirect.c).
  *
  * No hardware is ok, unless rdma was asked for by name. A device that verbs lists and that cannot carry KV is a failure, because workers would take
  * a slower path without a word; --transfer tcp or shm says that this is meant, and makes it a warning. */
@@ -235,23 +235,6 @@ static bool check_register(const struct context *x, struct td_vb_device *d, cons
     return e == 0;
 }
 
-static void check_gpudirect(const struct context *x, struct td_vb_device *d, const char *device)
-{
-    char name[64], version[64];
-    struct td_vb_mr *mr = NULL;
-    int e = x->vb->reg_dmabuf(d, 0, 4096, 0, -1, TD_VB_LOCAL_WRITE, &mr); /* no buffer at all: only the error tells */
-    bool dmabuf = e == EBADF, peermem = doctor_read(x->o->root, "/sys/module/nvidia_peermem/version", version, sizeof version) ||
-                                        doctor_read(x->o->root, "/sys/kernel/mm/memory_peers/nv_mem/version", version, sizeof version);
-    snprintf(name, sizeof name, "%.40s gpudirect", device);
-    struct doctor_check *c = doctor_add(x->r, GROUP, dmabuf || peermem ? DOCTOR_OK : DOCTOR_WARN, name, "dma-buf %s; nvidia_peermem %s%s",
-                                        dmabuf ? "yes" : e == EOPNOTSUPP || e == EPROTONOSUPPORT || e == ENOSYS ? "no" : strerror(e),
-                                        peermem ? "loaded, version " : "not loaded", version);
-    doctor_string(c, "dmabuf", dmabuf ? "yes" : "no");
-    doctor_fix(
-        c, "a GPU's KV would be copied through host memory: a kernel of 5.12 or newer with the open NVIDIA kernel modules and rdma-core 34 or newer "
-           "(dma-buf), or modprobe nvidia_peermem");
-}
-
 static struct doctor_pci nic_of(const char *root, const char *device)
 {
     struct doctor_pci p = {.numa_node = -1};
@@ -287,7 +270,7 @@ static void check_link(const struct context *x, const struct doctor_pci *nic)
     doctor_fix(c, "the card runs below what it can: another slot, a reseated card, firmware settings of the slot (bifurcation, generation)");
 }
 
-static unsigned check_device(const struct context *x, const char *device, size_t n_gpus, struct doctor_pci *nic)
+static unsigned check_device(const struct context *x, const char *device, const struct doctor_gpu_memory *gpu, struct doctor_pci *nic)
 {
     struct td_vb_device *d = NULL;
     struct td_vb_limits l = {0};
@@ -316,7 +299,7 @@ static unsigned check_device(const struct context *x, const char *device, size_t
     }
     check_limits(x, device, &l);
     if (!check_register(x, d, device, &l)) n_usable = 0;
-    if (n_gpus > 0) check_gpudirect(x, d, device);
+    if (gpu) doctor_gpudirect_nic(x->r, x->o->root, x->lesser, x->vb, d, device, gpu);
     x->vb->close(d);
     return n_usable;
 }
@@ -384,8 +367,8 @@ static void say_none(const struct context *x, const char *why)
     }
 }
 
-void doctor_rdma(struct doctor_report *r, const struct doctor_config *o, const struct td_verbs *vb, const char *why, uint64_t kv_bytes, size_t n_gpus,
-                 struct doctor_rdma *ret)
+void doctor_rdma(struct doctor_report *r, const struct doctor_config *o, const struct td_verbs *vb, const char *why, uint64_t kv_bytes,
+                 const struct doctor_gpu_memory *gpu, struct doctor_rdma *ret)
 {
     static char names[TD_VB_DEVICES_MAX][TD_VB_NAME_MAX];
     uint32_t n = 0;
@@ -401,7 +384,7 @@ void doctor_rdma(struct doctor_report *r, const struct doctor_config *o, const s
         const char *list = o->kv_port.rdma_devices ? o->kv_port.rdma_devices : "";
         check_names(&x, list, names, n);
         for (uint32_t i = 0; i < n; i++) {
-            if (is_named(list, names[i])) ret->n_usable += check_device(&x, names[i], n_gpus, &ret->nics[ret->n_nics++]);
+            if (is_named(list, names[i])) ret->n_usable += check_device(&x, names[i], gpu, &ret->nics[ret->n_nics++]);
             else doctor_add(r, GROUP, DOCTOR_OK, names[i], "left out: --rdma-devices does not name it");
         }
     }

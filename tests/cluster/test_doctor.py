@@ -64,6 +64,8 @@ def test_this_host():
         assert checks["kv path"] == ("ok", "KV will go by shm on this host and tcp between hosts")
     if not has_gpu():
         assert checks["gpu"] == ("ok", "no NVIDIA GPU on the PCI bus: workers compute on CPUs, and KV is in host memory")
+    if not has_gpu() and not has_rdma():
+        assert checks["path"] == ("ok", "neither an NVIDIA GPU nor an RDMA device: nothing to set up")
 
 
 def test_what_is_missing_fails(tmp_path):

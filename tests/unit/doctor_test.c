@@ -19,6 +19,7 @@
 #include "cli/doctor.h"
 #include "cli/doctor_wire.h"
 #include "common/base/clock.h"
+#include "tests/unit/fake_device.h"
 
 /* ---- a tree that looks like a host's ---------------------------------------------------------------------------------------------------- */
 
@@ -229,6 +230,7 @@ static void topology(void **state)
     says(&r, "nic of gpu 0000:3d:00.0", DOCTOR_OK, "mlx5_0 is nearest; mlx5_0 PIX (NUMA node 0), mlx5_1 SYS (NUMA node 1)", NULL);
     says(&r, "iommu mlx5_0", DOCTOR_WARN, "DMA-FQ", "iommu=pt");
     says(&r, "iommu mlx5_1", DOCTOR_OK, "identity", NULL);
+    says(&r, "iommu gpu 0000:3d:00.0", DOCTOR_OK, "off for this device", NULL);
     says(&r, "acs mlx5_0 - 0000:3d:00.0", DOCTOR_OK, "not readable", NULL);
     report_end(&r);
 
@@ -346,7 +348,9 @@ static void report_is_plain(void **state)
 
 static struct told {
     uint32_t n_devices;
-    int list_error, open_error, reg_error, dmabuf_error;
+    int list_error, open_error, reg_error, dmabuf_error; /* dmabuf_error: of no buffer at all */
+    const void *gpu;            /* memory of a GPU, whose registrations answer */
+    int gpu_reg_error, import_error;
     struct td_vb_limits limits;
     struct td_vb_port port;
     struct td_vb_gid gids[4];
@@ -405,24 +409,33 @@ static int t_gid(struct td_vb_device *d, uint8_t port, uint32_t index, struct td
     return 0;
 }
 
-static int t_reg(struct td_vb_device *d, void *addr, uint64_t bytes, unsigned access, struct td_vb_mr **ret_mr)
+static int t_keep(struct td_vb_device *d, struct td_vb_mr **ret_mr)
 {
     static struct td_vb_mr mr;
-    (void)addr;
-    if (told.reg_error) return told.reg_error;
-    told.reg_bytes = bytes;
-    told.reg_access = access;
     told.n_mr++;
     mr.device = d;
     *ret_mr = &mr;
     return 0;
 }
 
+static int t_reg(struct td_vb_device *d, void *addr, uint64_t bytes, unsigned access, struct td_vb_mr **ret_mr)
+{
+    if (told.gpu && addr == told.gpu) return told.gpu_reg_error ? told.gpu_reg_error : t_keep(d, ret_mr);
+    if (told.reg_error) return told.reg_error;
+    told.reg_bytes = bytes;
+    told.reg_access = access;
+    return t_keep(d, ret_mr);
+}
+
 static int t_dmabuf(struct td_vb_device *d, uint64_t offset, uint64_t bytes, uint64_t iova, int fd, unsigned access, struct td_vb_mr **ret_mr)
 {
-    (void)d, (void)offset, (void)bytes, (void)iova, (void)access, (void)ret_mr;
-    assert_int_equal(fd, -1);
-    return told.dmabuf_error;
+    if (fd < 0) return told.dmabuf_error;
+    struct stat st; /* the fake device's dma-buf is a file of its size */
+    assert_int_equal(fstat(fd, &st), 0);
+    assert_true(offset + bytes <= (uint64_t)st.st_size);
+    assert_true(iova == (uint64_t)(uintptr_t)told.gpu);
+    assert_int_equal(access, TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE);
+    return told.import_error ? told.import_error : t_keep(d, ret_mr);
 }
 
 static int t_dereg(struct td_vb_mr *mr)
@@ -465,16 +478,23 @@ static void told_good(void)
                                   {.type = TD_VB_GID_ROCE_V2, .raw = V4(10, 0, 0, 1), .netdev = "ens1", .netdev_up = true}}};
 }
 
-static struct doctor_report rdma(const char *transfer, const struct td_verbs *vb, size_t n_gpus, unsigned want_usable)
+static const struct doctor_gpu_memory no_memory = {.why = "CUDA is not available: no driver"};
+
+static struct doctor_report rdma_with(const char *transfer, const struct td_verbs *vb, const struct doctor_gpu_memory *gpu, unsigned want_usable)
 {
     static struct doctor_rdma result;
     struct doctor_report r = report();
     struct doctor_config o = {.root = root, .transfer = transfer, .register_bytes = 1 << 20, .kv_port = rdma_options};
-    doctor_rdma(&r, &o, vb, "not installed", 1 << 30, n_gpus, &result);
+    doctor_rdma(&r, &o, vb, "not installed", 1 << 30, gpu, &result);
     assert_int_equal(result.n_usable, want_usable);
     assert_int_equal(told.n_open, 0);
     assert_int_equal(told.n_mr, 0);
     return r;
+}
+
+static struct doctor_report rdma(const char *transfer, const struct td_verbs *vb, size_t n_gpus, unsigned want_usable)
+{
+    return rdma_with(transfer, vb, n_gpus ? &no_memory : NULL, want_usable);
 }
 
 static void rdma_good(void **state)
@@ -496,7 +516,7 @@ static void rdma_good(void **state)
     says(&r, "mlx5_0 registration", DOCTOR_OK, "1 MiB in ", NULL);
     assert_int_equal(told.reg_bytes, 1 << 20);
     assert_int_equal(told.reg_access, TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE | TD_VB_MW_BIND | TD_VB_RELAXED_ORDERING);
-    says(&r, "mlx5_0 gpudirect", DOCTOR_OK, "dma-buf yes; nvidia_peermem not loaded", NULL);
+    says(&r, "mlx5_0 gpudirect", DOCTOR_OK, "not tried; dma-buf yes; nvidia_peermem not loaded", NULL);
     bool built = doctor_path_built("rdma");
     if (built) says(&r, "kv path", DOCTOR_OK, "by RDMA", NULL);
     else says(&r, "kv path", DOCTOR_FAIL, "this build has no rdma path", "--transfer auto");
@@ -604,6 +624,138 @@ static void rdma_bad(void **state)
     r = rdma("auto", &table, 1, 1);
     says(&r, "mlx5_0 gpudirect", DOCTOR_OK, "dma-buf no; nvidia_peermem loaded, version 570.86.15", NULL);
     report_end(&r);
+}
+
+/* A device's memory is exported and registered as a worker would; what a NIC answers decides, whatever the files say. */
+static void gpudirect_is_tried(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *device;
+        int import_error, gpu_reg_error;
+        const char *transfer;
+        enum doctor_level level;
+        const char *found, *by;
+    } cases[] = {
+        {"device", 0, EFAULT, "rdma", DOCTOR_OK, "by dma-buf", "dma-buf"},
+        {"device", ENXIO, 0, "rdma", DOCTOR_OK, "by nvidia_peermem (dma-buf: No such device or address)", "nvidia_peermem"},
+        {"no-dmabuf", 0, 0, "rdma", DOCTOR_OK, "by nvidia_peermem (dma-buf: the driver exports no dma-buf)", "nvidia_peermem"},
+        {"device", EOPNOTSUPP, EFAULT, "auto", DOCTOR_WARN, "dma-buf: Operation not supported. nvidia_peermem: Bad address", "none"},
+        {"no-dmabuf", 0, EFAULT, "auto", DOCTOR_WARN, "dma-buf: the driver exports no dma-buf. nvidia_peermem: Bad address", "none"},
+        {"no-dmabuf", 0, EFAULT, "rdma", DOCTOR_FAIL, "does not register memory of", "none"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct fake_device *device = fake_device_open(cases[i].device);
+        struct doctor_gpu_memory m = {.memory = fake_device_memory(device), .base = fake_device_alloc(device, 1 << 20), .bytes = 1 << 20};
+        told_good();
+        told.gpu = m.base;
+        told.import_error = cases[i].import_error;
+        told.gpu_reg_error = cases[i].gpu_reg_error;
+        struct doctor_report r = rdma_with(cases[i].transfer, &table, &m, 1);
+        const struct doctor_check *c = check(&r, "mlx5_0 gpudirect");
+        if (c->level != cases[i].level || !strstr(c->found, cases[i].found)) fail_msg("case %zu: %d %s", i, c->level, c->found);
+        assert_string_equal(json_string_value(json_object_get(c->values, "by")), cases[i].by);
+        assert_true(c->level == DOCTOR_OK || strstr(c->fix, "refuse --transfer rdma") != NULL);
+        report_end(&r);
+        fake_device_close(device);
+    }
+}
+
+#define OPEN_DRIVER "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\nGCC version: 13\n"
+#define CLOSED_DRIVER "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar 05\nGCC version: 12\n"
+
+static void put_gpudirect(const char *driver, const char *release, const char *module)
+{
+    char path[PATH_MAX];
+    put("/proc/driver/nvidia/version", driver);
+    put("/proc/sys/kernel/osrelease", release);
+    snprintf(path, sizeof path, "%s/sys/module/nvidia_peermem/version", root);
+    if (module) put("/sys/module/nvidia_peermem/version", module);
+    else unlink(path);
+}
+
+/* The host's half, from files alone and with memory to try. */
+static void gpudirect_of_the_host(void **state)
+{
+    (void)state;
+    struct doctor_pci gpus[2];
+    struct doctor_report r = report();
+    doctor_gpudirect(&r, root, gpus, 0, 0, &no_memory);
+    doctor_gpudirect(&r, root, gpus, 1, 0, &no_memory);
+    doctor_gpudirect(&r, root, gpus, 0, 1, &no_memory);
+    assert_int_equal(r.n, 3);
+    static const char *const one_missing[] = {"neither an NVIDIA GPU nor an RDMA device", "no RDMA device: KV of GPUs goes by cuda-ipc", "no NVIDIA GPU"};
+    for (size_t i = 0; i < 3; i++)
+        if (r.checks[i].level != DOCTOR_OK || !strstr(r.checks[i].found, one_missing[i])) fail_msg("%zu: %s", i, r.checks[i].found);
+    report_end(&r);
+
+    put_two_sockets();
+    r = report();
+    assert_int_equal(doctor_gpus(&r, root, gpus, 2), 1);
+    doctor_gpudirect(&r, root, gpus, 1, 2, &no_memory);
+    says(&r, "driver", DOCTOR_WARN, "no driver of the GPUs is loaded", "GPUs above");
+    report_end(&r);
+
+    struct fake_device *good = fake_device_open("device"), *bad = fake_device_open("no-dmabuf");
+    const struct doctor_gpu_memory exports = {.memory = fake_device_memory(good), .base = fake_device_alloc(good, 1 << 20), .bytes = 1 << 20};
+    const struct doctor_gpu_memory refuses = {.memory = fake_device_memory(bad), .base = fake_device_alloc(bad, 1 << 20), .bytes = 1 << 20};
+    const struct {
+        const char *driver, *release, *module;
+        const struct doctor_gpu_memory *m;
+        enum doctor_level driver_level, export_level, module_level;
+        const char *driver_found, *driver_fix, *export_found, *export_fix, *module_found, *module_fix;
+    } cases[] = {
+        {OPEN_DRIVER, "6.8.0-45-generic\n", NULL, &no_memory, DOCTOR_OK, DOCTOR_OK, DOCTOR_OK, "open kernel modules 570.86.15 on Linux 6.8.0-45", "",
+         "not tried: CUDA is not available", "", "not loaded", ""},
+        {CLOSED_DRIVER, "6.8.0\n", NULL, &no_memory, DOCTOR_WARN, DOCTOR_WARN, DOCTOR_WARN, "closed kernel modules 550.54.15", "nvidia-open",
+         "not tried", "where CUDA works", "not loaded", "modprobe nvidia_peermem"},
+        {CLOSED_DRIVER, "6.8.0\n", "550.54.15\n", &no_memory, DOCTOR_OK, DOCTOR_OK, DOCTOR_OK, "closed", "", "not tried", "", "loaded, version 550.54.15", ""},
+        {CLOSED_DRIVER, "6.8.0\n", "535.1.2\n", &no_memory, DOCTOR_OK, DOCTOR_OK, DOCTOR_WARN, "closed", "", "not tried", "", "version 535.1.2",
+         "another driver than 550.54.15"},
+        {OPEN_DRIVER, "5.4.0-100\n", NULL, &no_memory, DOCTOR_WARN, DOCTOR_WARN, DOCTOR_WARN, "Linux 5.4.0-100", "Linux 5.12", "not tried", "", "not loaded",
+         "modprobe"},
+        {OPEN_DRIVER, "6.8.0\n", NULL, &exports, DOCTOR_OK, DOCTOR_OK, DOCTOR_OK, "open", "", "exported from", "", "not loaded", ""},
+        {OPEN_DRIVER, "6.8.0\n", NULL, &refuses, DOCTOR_WARN, DOCTOR_WARN, DOCTOR_WARN, "open", "see the next lines", "the driver exports no dma-buf",
+         "the driver's answer", "not loaded", "modprobe"},
+        {OPEN_DRIVER, "6.8.0\n", "570.86.15\n", &refuses, DOCTOR_OK, DOCTOR_OK, DOCTOR_OK, "open", "", "the driver exports no dma-buf", "", "loaded", ""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        print_message("case %zu\n", i);
+        put_gpudirect(cases[i].driver, cases[i].release, cases[i].module);
+        r = report();
+        doctor_gpudirect(&r, root, gpus, 1, 2, cases[i].m);
+        says(&r, "driver", cases[i].driver_level, cases[i].driver_found, cases[i].driver_fix);
+        says(&r, "dma-buf", cases[i].export_level, cases[i].export_found, cases[i].export_fix);
+        says(&r, "nvidia_peermem", cases[i].module_level, cases[i].module_found, cases[i].module_fix);
+        report_end(&r);
+    }
+    fake_device_close(good);
+    fake_device_close(bad);
+
+#define GPU_RESOURCE "/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/0000:3c:00.0/0000:3d:00.0/resource"
+    put(GPU_RESOURCE, "0x0000000099000000 0x0000000099ffffff 0x0000000000040200\n0x0000204000000000 0x0000205fffffffff 0x000000000014220c\n");
+    r = report();
+    doctor_gpudirect(&r, root, gpus, 1, 2, &no_memory);
+    says(&r, "bar1 0000:3d:00.0", DOCTOR_OK, "128 GiB of the GPU's memory on the bus", NULL);
+    report_end(&r);
+    put(GPU_RESOURCE, "0x0000000099000000 0x0000000099ffffff 0x0000000000040200\n0x00000000a0000000 0x00000000afffffff 0x000000000014220c\n");
+    r = report();
+    doctor_gpudirect(&r, root, gpus, 1, 2, &no_memory);
+    says(&r, "bar1 0000:3d:00.0", DOCTOR_WARN, "256 MiB", "Resizable BAR");
+    report_end(&r);
+}
+
+/* Where CUDA is not, the reason is kept for the report. */
+static void gpu_memory_says_why_not(void **state)
+{
+    (void)state;
+    struct doctor_gpu_memory m;
+    assert_int_equal(setenv("TANDEM_CUDA_LIBRARY", "/nowhere/libtandem_cuda.so", 1), 0);
+    doctor_gpu_memory_open(&m);
+    assert_null(m.base);
+    assert_non_null(strstr(m.why, "/nowhere/libtandem_cuda.so"));
+    doctor_gpu_memory_close(&m);
+    unsetenv("TANDEM_CUDA_LIBRARY");
 }
 
 /* What is checked is what workers with the same options would use. */
@@ -776,6 +928,9 @@ int main(void)
         cmocka_unit_test(report_is_plain),
         cmocka_unit_test_setup_teardown(rdma_good, make_root, drop_root),
         cmocka_unit_test_setup_teardown(rdma_bad, make_root, drop_root),
+        cmocka_unit_test_setup_teardown(gpudirect_is_tried, make_root, drop_root),
+        cmocka_unit_test_setup_teardown(gpudirect_of_the_host, make_root, drop_root),
+        cmocka_unit_test(gpu_memory_says_why_not),
         cmocka_unit_test_setup_teardown(rdma_as_asked, make_root, drop_root),
         cmocka_unit_test_setup_teardown(rdma_none, make_root, drop_root),
         cmocka_unit_test(skews),
