@@ -193,7 +193,8 @@ static void decode_xfer_event(struct td_worker *w, struct td_req *r, const struc
     case TD_XFER_SLOT_FREE: td_worker_xfer_over(w, r); break;
     case TD_XFER_OP_DONE:
     case TD_XFER_OP_FAILED: break; /* a decode worker starts no ops */
-    case TD_XFER_PATH_CHOSEN: break; /* not from this queue */
+    case TD_XFER_PATH_CHOSEN:
+    case TD_XFER_PEER_REFUSED: break; /* not from this queue */
     }
 }
 

@@ -301,8 +301,10 @@ static void log_path(const struct td_xfer_event *ev)
 {
     char q[200];
     td_log_quote(q, sizeof q, ev->reason);
-    if (ev->status == TD_OK) td_info("kv_path", "path=%s reason=%s", td_xfer_path_name(ev->path), q);
-    else td_warn("kv_path_failed", "path=%s status=%s reason=%s action=next_path", td_xfer_path_name(ev->path), td_status_name(ev->status), q);
+    const char *path = td_xfer_path_name(ev->path);
+    if (ev->kind == TD_XFER_PEER_REFUSED) td_warn("kv_peer_refused", "path=%s reason=%s others=%u action=close", path, q, ev->id);
+    else if (ev->status == TD_OK) td_info("kv_path", "path=%s reason=%s", path, q);
+    else td_warn("kv_path_failed", "path=%s status=%s reason=%s action=next_path", path, td_status_name(ev->status), q);
 }
 
 static void take_xfer_events(struct td_worker *w)
@@ -437,8 +439,8 @@ static bool step(struct td_worker *w)
 static struct {
     struct td_metric *kv_usage, *running, *waiting, *preemptions, *prompt_tokens, *output_tokens, *prefix_queries, *prefix_hits, *sent, *received, *steps;
     struct td_metric *peers[TD_XFER_N_PATHS], *path_bytes[TD_XFER_N_PATHS], *fallbacks, *fenced, *digest_ok, *digest_bad, *rail_errors;
-    struct td_metric *windows, *wide, *evicted, *flushes;
-    uint64_t seen[8], path_seen[TD_XFER_N_PATHS], kv_seen[9];
+    struct td_metric *windows, *wide, *evicted, *flushes, *bad_frames, *refused_peers, *stale_frames;
+    uint64_t seen[8], path_seen[TD_XFER_N_PATHS], kv_seen[12];
 } metrics;
 
 static void open_metrics(void)
@@ -468,6 +470,9 @@ static void open_metrics(void)
     metrics.wide = td_counter("td_rdma_wide_windows_total", "", "Grants whose windows covered blocks of others, for want of enough windows");
     metrics.flushes = td_counter("td_rdma_gpu_flushes_total", "", "READs behind NICs' writes to GPU memory, one for each rail and round");
     metrics.rail_errors = td_counter("td_rdma_rail_errors_total", "", "Errors of RDMA devices and their links");
+    metrics.bad_frames = td_counter("td_kv_bad_frames_total", "", "Frames on the KV port that broke the protocol; each ended its connection");
+    metrics.refused_peers = td_counter("td_kv_refused_peers_total", "", "Connections to the KV port that were turned away");
+    metrics.stale_frames = td_counter("td_kv_stale_frames_total", "", "KV frames of grants or attempts that are over; dropped");
 }
 
 static void count(struct td_metric *m, uint64_t *seen, uint64_t total)
@@ -504,6 +509,9 @@ static void update_metrics(const struct td_worker *w, const struct td_kv_pool_st
     count(metrics.wide, &metrics.kv_seen[6], xs->n_wide_windows);
     count(metrics.evicted, &metrics.kv_seen[7], xs->n_evicted);
     count(metrics.flushes, &metrics.kv_seen[8], xs->n_gpu_flushes);
+    count(metrics.bad_frames, &metrics.kv_seen[9], xs->n_bad_frames);
+    count(metrics.refused_peers, &metrics.kv_seen[10], xs->n_refused_peers);
+    count(metrics.stale_frames, &metrics.kv_seen[11], xs->n_stale_frames);
 }
 
 static void update_snapshot(struct td_worker *w)

@@ -189,6 +189,7 @@ void xfer_conn_refuse(struct td_xfer *x, struct td_xfer_conn *c, const char *rea
 {
     x->n_bad_frames++;
     if (!c->initiator && !c->proven) x->n_refused_peers++;
+    xfer_path_tell_refusal(x, c->fd, c->path, c, reason);
     xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
 }
 
@@ -556,8 +557,8 @@ static void conn_handshake(struct td_xfer *x, struct td_xfer_conn *c)
     pthread_mutex_lock(&x->lock);
     c->tx_ready = false;
     if (status < 0) {
-        x->n_refused_peers += !c->initiator;
         err.msg[TD_XFER_REASON_MAX - 1] = 0;
+        if (!c->initiator) xfer_path_refused(x, c, err.msg);
         xfer_conn_close(x, c, TD_ERR_PEER, err.msg, false);
         return;
     }
@@ -715,10 +716,13 @@ static void check_conns(struct td_xfer *x, uint64_t now)
             if (c->initiator && c->rdma) xfer_rdma_late(x, c);
             xfer_conn_close(x, c, TD_ERR_PEER, c->path == TD_XFER_PATH_CUDA_IPC ? "cuda-ipc: the set-up was not over in time" : "rdma: no answer over the queue pairs: no route between the devices, or a wrong GID", false);
         } else if (since(now, c->last_rx_ns) > (handshake || c->state == XFER_CONN_SETUP ? 2 : 1) * x->peer_timeout_ns) {
-            x->n_refused_peers += !c->initiator && !c->proven;
-            xfer_conn_close(x, c, TD_ERR_PEER, c->state == XFER_CONN_CONNECTING ? "no answer to connect" : handshake ? "tls: the handshake was not over in time" : "silent for too long", false);
+            const char *why = c->state == XFER_CONN_CONNECTING ? "no answer to connect"
+                              : handshake                      ? "tls: the handshake was not over in time"
+                                                               : "silent for too long";
+            if (!c->initiator && !c->proven) xfer_path_refused(x, c, why);
+            xfer_conn_close(x, c, TD_ERR_PEER, why, false);
         } else if (!c->initiator && !c->proven && since(now, c->born_ns) > 2 * x->peer_timeout_ns) {
-            x->n_refused_peers++;
+            xfer_path_refused(x, c, "showed no key");
             xfer_conn_close(x, c, TD_ERR_PEER, "showed no key", false);
         } else if (c->state == XFER_CONN_READY) {
             bool busy = !c->initiator || c->lane || (!c->retiring && since(now, c->last_use_ns) < XFER_IDLE_NS);
@@ -1157,8 +1161,9 @@ bool td_xfer_poll_path(struct td_xfer *x, struct td_xfer_event *ret_event)
     pthread_mutex_lock(&x->lock);
     bool any = x->n_news > 0;
     if (any) {
-        *ret_event = (struct td_xfer_event){.kind = TD_XFER_PATH_CHOSEN, .path = x->news[0].path, .status = x->news[0].status};
-        memcpy(ret_event->reason, x->news[0].text, sizeof ret_event->reason);
+        const struct xfer_news *n = &x->news[0];
+        *ret_event = (struct td_xfer_event){.kind = n->kind, .id = n->n_others, .path = n->path, .status = n->status};
+        memcpy(ret_event->reason, n->text, sizeof ret_event->reason);
         memmove(x->news, x->news + 1, --x->n_news * sizeof x->news[0]);
     }
     pthread_mutex_unlock(&x->lock);

@@ -148,11 +148,12 @@ enum td_xfer_event_kind {
     TD_XFER_OP_DONE,          /* P: terminal: the receiver has every byte */
     TD_XFER_OP_FAILED,        /* P: terminal: status and reason; source blocks may be reused */
     TD_XFER_PATH_CHOSEN,      /* only from td_xfer_poll_path */
+    TD_XFER_PEER_REFUSED,     /* likewise */
 };
 
 struct td_xfer_event {
     enum td_xfer_event_kind kind;
-    uint32_t id;              /* slot or op */
+    uint32_t id;              /* slot or op; PEER_REFUSED: so many others were turned away since the last one that was told */
     uint64_t user;
     td_status status;
     enum td_xfer_path path;
@@ -167,7 +168,8 @@ struct td_xfer_event {
 };
 
 /* About a peer and no slot or op, for the log: status TD_OK: a connection to the peer that `reason` names stands on `path`; else `path`, or one of
- * its devices, could not be had, for that reason, and another is taken. False: nothing new. Wakes nobody; the oldest of 16 are dropped. Any thread. */
+ * its devices, could not be had, for that reason, and another is taken. PEER_REFUSED: somebody broke the protocol or had no right to be here and was
+ * turned away, `reason` says who and why; one each second at most. False: nothing new. Wakes nobody; the oldest of 16 are dropped. Any thread. */
 bool td_xfer_poll_path(struct td_xfer *x, struct td_xfer_event *ret_event);
 
 /* Takes up to max events; never blocks. One consumer thread. */

@@ -155,8 +155,16 @@ struct td_xfer {
     uint64_t n_zerocopy;
     uint64_t n_fallbacks;
     uint32_t conns_by_path[TD_XFER_N_PATHS];
-    struct xfer_news { enum td_xfer_path path; td_status status; char text[TD_XFER_REASON_MAX]; } news[16]; /* path choices that were not polled yet */
-    uint32_t n_news;
+    struct xfer_news {
+        enum td_xfer_event_kind kind;
+        enum td_xfer_path path;
+        td_status status;
+        uint32_t n_others;
+        char text[TD_XFER_REASON_MAX];
+    } news[16];
+    uint32_t n_news;               /* path choices and refusals that were not polled yet */
+    uint64_t told_refusal_ns;      /* when one was told last; n_untold: how many were not told since */
+    uint32_t n_untold;
     bool attach_due;               /* an op may need a connection */
     uint64_t next_check_ns, loop_ns, linger_ns;
     uint64_t n_woken;              /* events that hooks.wake has announced */
@@ -191,6 +199,9 @@ void xfer_path_connected(struct td_xfer *x, struct td_xfer_conn *c);            
 void xfer_path_accept(struct td_xfer *x, int listen_fd, enum td_xfer_path path);
 void xfer_path_pause_accept(struct td_xfer *x, bool pause);
 void xfer_path_tell(struct td_xfer *x, enum td_xfer_path path, td_status status, const char *text); /* for td_xfer_poll_path */
+/* Somebody was turned away, for td_xfer_poll_path; the first of each second is told. c: NULL while there is none. refused: counts it, too. */
+void xfer_path_tell_refusal(struct td_xfer *x, int fd, enum td_xfer_path path, const struct td_xfer_conn *c, const char *reason);
+void xfer_path_refused(struct td_xfer *x, const struct td_xfer_conn *c, const char *reason);
 void xfer_path_more_rails(struct td_xfer *x, struct td_xfer_conn *c);               /* dials one to take c's place */
 void xfer_path_say_hello(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type);
 void xfer_path_on_hello(struct td_xfer *x, struct td_xfer_conn *c);                 /* HELLO or HELLO_ACK; may close c */

@@ -5,8 +5,10 @@
  *                                           --xfer_path_failed--> the next path, aloud (kv_path_failed); none is left: the op fails
  *
  * The states of a connection are drawn in xfer.c, which has everything after READY and every way to the end. */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -25,14 +27,55 @@ const char *td_xfer_path_name(enum td_xfer_path path)
     return path < TD_XFER_N_PATHS ? path_names[path] : "unknown";
 }
 
-/* For td_xfer_poll: the oldest is lost when nobody polls. */
-void xfer_path_tell(struct td_xfer *x, enum td_xfer_path path, td_status status, const char *text)
+/* For td_xfer_poll_path: the oldest is lost when nobody polls. */
+static void tell(struct td_xfer *x, struct xfer_news news)
 {
     uint32_t max = sizeof x->news / sizeof x->news[0];
     if (x->n_news == max) memmove(x->news, x->news + 1, --x->n_news * sizeof x->news[0]);
-    x->news[x->n_news].path = path;
-    x->news[x->n_news].status = status;
-    xfer_say(x->news[x->n_news++].text, "%s", text);
+    x->news[x->n_news++] = news;
+}
+
+void xfer_path_tell(struct td_xfer *x, enum td_xfer_path path, td_status status, const char *text)
+{
+    struct xfer_news news = {.kind = TD_XFER_PATH_CHOSEN, .path = path, .status = status};
+    xfer_say(news.text, "%s", text);
+    tell(x, news);
+}
+
+/* The other end's address; for a unix socket its process. */
+static void name_end(char to[64], int fd)
+{
+    union { struct sockaddr any; struct sockaddr_in v4; struct sockaddr_in6 v6; } a = {0};
+    socklen_t n = sizeof a;
+    char host[INET6_ADDRSTRLEN] = "?";
+    struct ucred cred;
+    if (getpeername(fd, &a.any, &n)) snprintf(to, 64, "an address that is gone");
+    else if (a.any.sa_family == AF_INET) snprintf(to, 64, "%s:%u", inet_ntop(AF_INET, &a.v4.sin_addr, host, sizeof host), ntohs(a.v4.sin_port));
+    else if (a.any.sa_family == AF_INET6) snprintf(to, 64, "[%s]:%u", inet_ntop(AF_INET6, &a.v6.sin6_addr, host, sizeof host), ntohs(a.v6.sin6_port));
+    else if (n = sizeof cred, getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &n)) snprintf(to, 64, "this host");
+    else snprintf(to, 64, "this host, pid %d, uid %u", (int)cred.pid, cred.uid);
+}
+
+void xfer_path_tell_refusal(struct td_xfer *x, int fd, enum td_xfer_path path, const struct td_xfer_conn *c, const char *reason)
+{
+    struct xfer_news news = {.kind = TD_XFER_PEER_REFUSED, .path = path, .status = TD_ERR_PEER, .n_others = x->n_untold};
+    uint64_t now = xfer_now(x);
+    char end[64];
+    if (x->told_refusal_ns && now < x->told_refusal_ns + TD_NS_PER_S) { /* whoever floods the port does not flood the log */
+        x->n_untold++;
+        return;
+    }
+    x->told_refusal_ns = now;
+    x->n_untold = 0;
+    name_end(end, fd);
+    xfer_say(news.text, "peer %.40s at %s: %.100s", c && c->peer_instance[0] ? c->peer_instance : "without a name", end, reason);
+    tell(x, news);
+}
+
+void xfer_path_refused(struct td_xfer *x, const struct td_xfer_conn *c, const char *reason)
+{
+    x->n_refused_peers++;
+    xfer_path_tell_refusal(x, c->fd, c->path, c, reason);
 }
 
 /* Path choice. AUTO: on one host shm, or cuda-ipc where both pools are in device memory, when the socket of the grant answers; rdma when both sides have it
@@ -322,7 +365,7 @@ static void evict_oldest_unproven(struct td_xfer *x)
         if (!c->initiator && !c->proven && (!oldest || c->id >> 16 < oldest->id >> 16)) oldest = c;
     }
     if (!oldest) return;
-    x->n_refused_peers++;
+    xfer_path_refused(x, oldest, "too many connections without a key");
     xfer_conn_close(x, oldest, TD_ERR_PEER, "too many connections without a key", false);
 }
 
@@ -349,6 +392,7 @@ void xfer_path_accept(struct td_xfer *x, int listen_fd, enum td_xfer_path path)
         }
         if (path == TD_XFER_PATH_SHM && !xfer_shm_peer_allowed(fd)) { /* what cuda-ipc comes by, too */
             x->n_refused_peers++;
+            xfer_path_tell_refusal(x, fd, path, NULL, "another user's process");
             close(fd);
             continue;
         }
@@ -356,6 +400,7 @@ void xfer_path_accept(struct td_xfer *x, int listen_fd, enum td_xfer_path path)
         if (x->n_unproven >= XFER_MAX_UNPROVEN || x->n_conns >= XFER_MAX_CONNS - XFER_RESERVED_CONNS) evict_oldest_unproven(x);
         if (!xfer_conn_new(x, fd, path, false)) {
             x->n_refused_peers++;
+            xfer_path_tell_refusal(x, fd, path, NULL, "all connections are in use");
             close(fd);
         }
     }
@@ -370,7 +415,7 @@ static void hello_ack_refuse(struct td_xfer *x, struct td_xfer_conn *c, td_statu
     td_xfer_frame_encode(&f, bytes);
     memcpy(bytes + 64, reason, f.length);
     xfer_tcp_send(c, bytes, 64 + f.length); /* a courtesy on a fresh socket: lost if it does not fit */
-    x->n_refused_peers++;
+    xfer_path_refused(x, c, reason);
     xfer_conn_close(x, c, status, reason, false);
 }
 
@@ -384,7 +429,7 @@ static void on_lane_hello(struct td_xfer *x, struct td_xfer_conn *c, const struc
     for (uint32_t i = 0; i < x->n_conns && first; i++)
         if (x->live[i]->link == first->id && x->live[i]->lane == c->rx_frame.op) taken = true;
     if (!first && !taken) { /* it was cut meanwhile */
-        x->n_refused_peers++;
+        xfer_path_refused(x, c, "its connection is gone");
         xfer_conn_close(x, c, TD_ERR_PEER, "its connection is gone", false);
         return;
     }
@@ -507,7 +552,7 @@ void xfer_path_refuse_offer(struct td_xfer *x, struct td_xfer_conn *c, td_status
     td_xfer_frame_encode(&f, bytes);
     memcpy(bytes + 64, reason, f.length);
     xfer_tcp_send(c, bytes, 64 + f.length); /* a courtesy, as in hello_ack_refuse */
-    x->n_refused_peers++;
+    xfer_path_refused(x, c, reason);
     xfer_conn_close(x, c, status, reason, false);
 }
 

@@ -1,6 +1,7 @@
 """What nobody should send: every wrong field, size, byte and peer is refused with the right status and a message that names field, value and limit,
 and the same daemons still answer the reference request with the same tokens, with all pools empty."""
 import concurrent.futures
+import http.client
 import math
 import os
 import queue
@@ -10,6 +11,7 @@ import socket
 import struct
 import threading
 import time
+import urllib.request
 import warnings
 
 import grpc
@@ -74,7 +76,7 @@ REFERENCE = dict(prompt="Once upon a time, there was a little fox who lived in t
 
 @pytest.fixture(scope="module")
 def cluster():
-    with Cluster(router_args=["--policy", "round_robin"]) as c:
+    with Cluster(router_args=["--policy", "round_robin"], worker_args=["--metrics-listen", "127.0.0.1:0"]) as c:
         want = c.generate(**REFERENCE)
         assert want.code == OK and len(want.tokens) == REFERENCE["max_tokens"]
         c.want = want.tokens
@@ -489,8 +491,24 @@ def poke(family, address, data, linger_s=0.02):
             pass  # closed in our face: fine
 
 
+def kv_refusals(daemon):
+    """What a worker's metrics say of bad peers: {name: value}."""
+    for port in tcp_ports(daemon.pid):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2 * SLOW) as r:
+                text = r.read().decode()
+                return {m[1]: int(m[2]) for m in re.finditer(r"^td_kv_((?:bad|stale)_frames|refused_peers)_total (\d+)$", text, re.MULTILINE)}
+        except (OSError, http.client.HTTPException):
+            pass  # gRPC or KV
+    raise AssertionError(f"{daemon.name} has no metrics")
+
+
 def test_garbage_on_every_port(cluster):
     rng = random.Random(3)
+    workers = [d for d in cluster.all if d.name != "router"]
+    before = {d.name: kv_refusals(d) for d in workers}
+    lines = {d.name: d.log().count("ev=kv_peer_refused") for d in workers}
+    start = time.monotonic()
     http2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     data = [b"", b"\0", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
             rng.randbytes(10000), b"\xff" * 70000,
@@ -518,6 +536,12 @@ def test_garbage_on_every_port(cluster):
     for s in held:
         s.close()
     assert seen > 100
+    n = len(TRANSFER_GARBAGE)
+    for d in workers:  # each of them counts, whatever came in between; the log has a line for the first of each second
+        more = lambda k: kv_refusals(d)[k] - before[d.name][k]  # noqa: E731, B023
+        cluster.wait_for(lambda: min(more("bad_frames"), more("refused_peers")) >= n - 1, f"the refusals in the metrics of {d.name}", 5)  # noqa: B023
+        said = d.wait_log(r"ev=kv_peer_refused path=(tcp|shm) reason=\"peer \S.* at (127.0.0.1:\d+|this host, pid \d+, uid \d+): .*\" others=\d+")
+        assert d.log().count("ev=kv_peer_refused") - lines[d.name] <= 1 + (time.monotonic() - start), said[0]
 
 
 # ---- the Worker service called by a liar -----------------------------------------------------------------------------------------------------
@@ -743,6 +767,8 @@ def test_frames_behind_a_right_hello(cluster):
             said = p.answer()
             assert said[0] == BYE and why in said[2].decode(), (name, said)
         assert unframed_tokens(stream)[1] == []
+    decode = next(d for d in cluster.all if d.name == "decode-0")
+    n_stale = kv_refusals(decode)["stale_frames"]
     with Peer(open_decode(cluster, 1 << 48, fresh_tokens(20))[1].grant) as p:  # an old generation: told so, and the connection stands
         assert p.hello() == (0, None)
         p.send(OPEN, p.grant["key"], **p.bound(generation=p.grant["generation"] ^ 2**31))
@@ -751,6 +777,7 @@ def test_frames_behind_a_right_hello(cluster):
         p.send(OPEN, p.grant["key"], **p.bound())
         p.send(FRAME_ABORT, b"gave up", status=-20, **p.bound())
         p.send(PING)
+        cluster.wait_for(lambda: kv_refusals(decode)["stale_frames"] > n_stale, "the stale OPEN in the metrics", 5)
     expect(call(cluster.workers_at["decode-0"], ABORT, wpb.AbortRequest(request=1 << 48).SerializeToString()), OK)
 
 

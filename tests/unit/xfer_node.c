@@ -26,7 +26,8 @@ struct node {
     uint8_t *pool;             /* the pool's bytes for this program: the arena, or what stands behind the device's addresses */
     struct td_doorbell bell;
     uint64_t block_bytes;
-    struct td_xfer_event path; /* the last PATH_CHOSEN */
+    struct td_xfer_event path, refusal; /* the last PATH_CHOSEN, the last PEER_REFUSED */
+    uint32_t n_refusals;
     struct td_fake_fabric *fabric;
 };
 
@@ -136,10 +137,24 @@ static void close_node(struct node *n)
     td_doorbell_close(&n->bell);
 }
 
-/* The next event of a slot or op; what is told about paths is kept apart, the last of it. */
+/* What is told about paths and about who was refused: the last of each. */
+static void take_news(struct node *n)
+{
+    struct td_xfer_event news;
+    while (td_xfer_poll_path(n->x, &news)) {
+        if (news.kind == TD_XFER_PATH_CHOSEN) {
+            n->path = news;
+        } else {
+            n->n_refusals++;
+            n->refusal = news;
+        }
+    }
+}
+
+/* The next event of a slot or op. */
 static bool next_event(struct node *n, struct td_xfer_event *ret_event)
 {
-    while (td_xfer_poll_path(n->x, &n->path)) {}
+    take_news(n);
     return td_xfer_poll(n->x, ret_event, 1) == 1;
 }
 
@@ -186,7 +201,10 @@ static void execute(struct node *n, const struct node_command *c, struct node_re
         break;
     case NODE_STATS:
         td_xfer_stats(n->x, &r->stats);
+        take_news(n);
         r->event = n->path;
+        r->n_refusals = n->n_refusals;
+        memcpy(r->refusal, n->refusal.reason, sizeof r->refusal);
         break;
     case NODE_EXIT: break;
     }

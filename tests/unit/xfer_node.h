@@ -60,6 +60,8 @@ struct node_reply {
     uint8_t blob[512];
     struct td_xfer_event event;
     struct td_xfer_stats stats;
+    uint32_t n_refusals;                /* STATS: that were told, and the last of them */
+    char refusal[160];
     char msg[256];
 };
 

@@ -581,6 +581,7 @@ static void take_path_news(struct end *e)
     struct td_xfer_event news;
     e->n_chosen = e->n_not_had = 0;
     while (td_xfer_poll_path(e->x, &news)) {
+        if (news.kind != TD_XFER_PATH_CHOSEN) continue;
         if (news.status) e->n_not_had++;
         else e->n_chosen++;
         if (news.status) e->path = news;

@@ -681,7 +681,8 @@ static void on_event(struct soak *k, struct lane *l, const struct soak_message *
         lane_op_over(k, l, now);
         break;
     }
-    case TD_XFER_PATH_CHOSEN: break;
+    case TD_XFER_PATH_CHOSEN:
+    case TD_XFER_PEER_REFUSED: break;
     }
     lane_check_over(k, l);
 }

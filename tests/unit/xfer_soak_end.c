@@ -355,7 +355,8 @@ static void on_event(struct end *e, const struct td_xfer_event *v)
         for (i = 0; i < l->n; i++) soak_fill(soak_block(e->me, l->src[i]), soak_free(e->me, l->src[i])); /* at once: it is nobody's now */
         mine->op_user = 0;
         break;
-    case TD_XFER_PATH_CHOSEN: break;
+    case TD_XFER_PATH_CHOSEN:
+    case TD_XFER_PEER_REFUSED: break;
     }
     tell(e, &m);
 }

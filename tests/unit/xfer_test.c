@@ -1172,13 +1172,19 @@ static void strangers_are_refused(void **state)
     struct td_xfer_grant_blob g;
     assert_int_equal(td_xfer_grant_decode(m.grant.blob, m.grant.blob_bytes, &g, NULL), TD_OK);
 
-    /* garbage, and a request of another protocol */
+    /* garbage, and a request of another protocol. The first is told at once, and others of the same second are counted */
+    uint64_t start = td_now_ns();
     uint8_t noise[256];
     for (size_t i = 0; i < sizeof noise; i++) noise[i] = (uint8_t)(i * 37 + 11);
     int fd = dial_peer(&t);
     say(fd, noise, sizeof noise);
     assert_true(is_closed(fd));
     hang_up(fd);
+    struct node_command ask_stats = {.verb = NODE_STATS};
+    struct node_reply told = ask(t.d, &ask_stats);
+    assert_int_equal(told.n_refusals, 1);
+    assert_non_null(strstr(told.refusal, "frame: magic is"));
+    assert_non_null(strstr(told.refusal, "at 127.0.0.1:"));
     fd = dial_peer(&t);
     say(fd, "GET / HTTP/1.1\r\nHost: here\r\n\r\n0123456789012345678901234567890123456789", 70);
     assert_true(is_closed(fd));
@@ -1244,6 +1250,8 @@ static void strangers_are_refused(void **state)
     struct td_xfer_stats s = stats(t.d);
     assert_int_equal(s.n_bad_frames, 9); /* each of them, for what it did */
     assert_true(s.n_refused_peers >= 7);
+    told = ask(t.d, &ask_stats);
+    if (told.n_refusals > 1 + (td_now_ns() - start) / TD_NS_PER_S) fail_msg("%u refusals were told, more than one each second", told.n_refusals);
     check_pool(&t, &m, false);
     op(&t, &m, WAIT_MS); /* the honest sender is served */
     assert_int_equal(submit(&t, &m, 0, 4, true), TD_OK);
