@@ -13,6 +13,7 @@
 #include "common/base/clock.h"
 #include "common/base/mem.h"
 #include "common/xfer/rdma_select.h"
+#include "common/xfer/xfer_wire.h"
 
 #define GROUP "rdma"
 #define N_PEERS 16 /* a worker's peers, at least */
@@ -52,6 +53,7 @@ struct context {
     const struct doctor_config *o;
     const struct td_verbs *vb;
     uint64_t kv_bytes;
+    uint32_t n_taken;         /* devices that workers take */
     enum doctor_level bad;    /* level of what keeps a device from carrying KV */
     enum doctor_level lesser; /* of what keeps one port from it: others may serve */
 };
@@ -184,17 +186,23 @@ static bool check_port(const struct context *x, struct td_vb_device *d, const ch
 
 static void check_limits(const struct context *x, const char *device, const struct td_vb_limits *l)
 {
-    char name[64];
+    char name[64], split[64] = "";
     snprintf(name, sizeof name, "%.40s limits", device);
-    bool small = l->max_mr_bytes < x->kv_bytes, few = l->max_qp < 256;
+    /* The engine splits the pool, the same on every device, until the keys of all of them no longer fit into the handshake. */
+    uint64_t n_regions = l->max_mr_bytes ? (x->kv_bytes + l->max_mr_bytes - 1) / l->max_mr_bytes : 1;
+    bool many = n_regions * x->n_taken > TD_XFER_RKEYS_MAX, few = l->max_qp < 256;
+    if (n_regions > 1) snprintf(split, sizeof split, ", will be split into %llu registrations", (unsigned long long)n_regions);
     struct doctor_check *c =
-        doctor_add(x->r, GROUP, small || few ? DOCTOR_WARN : DOCTOR_OK, name,
-                   "memory region up to %s (pool %s), %u queue pairs, %u reads at a time, memory windows %s, relaxed ordering %s",
-                   doctor_size(l->max_mr_bytes).s, doctor_size(x->kv_bytes).s, l->max_qp, l->max_rd_atomic_out,
+        doctor_add(x->r, GROUP, many || few ? DOCTOR_WARN : DOCTOR_OK, name,
+                   "memory region up to %s (pool %s%s), %u queue pairs, %u reads at a time, memory windows %s, relaxed ordering %s",
+                   doctor_size(l->max_mr_bytes).s, doctor_size(x->kv_bytes).s, split, l->max_qp, l->max_rd_atomic_out,
                    l->mw_type2 ? "of type 2" : "none that can be used", l->relaxed_ordering ? "yes" : "no");
     doctor_number(c, "max_mr_bytes", (double)l->max_mr_bytes);
+    doctor_number(c, "registrations", (double)n_regions);
     doctor_number(c, "max_qp", l->max_qp);
-    if (small) doctor_fix(c, "a --kv-memory of at most %s for workers on this device", doctor_size(l->max_mr_bytes).s);
+    if (many)
+        doctor_fix(c, "a --kv-memory of at most %s: workers make at most %d registrations on their %u device%s in all",
+                   doctor_size(TD_XFER_RKEYS_MAX / x->n_taken * l->max_mr_bytes).s, TD_XFER_RKEYS_MAX, x->n_taken, x->n_taken == 1 ? "" : "s");
     else if (few)
         doctor_fix(c, "each peer takes queue pairs of its own: fewer workers per device, or a function with more resources (SR-IOV settings)");
 }
@@ -383,6 +391,7 @@ void doctor_rdma(struct doctor_report *r, const struct doctor_config *o, const s
     } else {
         const char *list = o->kv_port.rdma_devices ? o->kv_port.rdma_devices : "";
         check_names(&x, list, names, n);
+        for (uint32_t i = 0; i < n; i++) x.n_taken += is_named(list, names[i]);
         for (uint32_t i = 0; i < n; i++) {
             if (is_named(list, names[i])) ret->n_usable += check_device(&x, names[i], gpu, &ret->nics[ret->n_nics++]);
             else doctor_add(r, GROUP, DOCTOR_OK, names[i], "left out: --rdma-devices does not name it");

@@ -611,12 +611,28 @@ static void rdma_bad(void **state)
     says(&r, "mlx5_0", DOCTOR_FAIL, "cannot be opened", "uverbs");
     report_end(&r);
 
+    static const struct {
+        uint64_t max_mr_bytes;
+        enum doctor_level level;
+        const char *found, *fix;
+    } regions[] = {{1 << 30, DOCTOR_OK, "up to 1 GiB (pool 1 GiB),", NULL},
+                   {1 << 29, DOCTOR_OK, "up to 512 MiB (pool 1 GiB, will be split into 2 registrations),", NULL}, /* nothing to fix */
+                   {1 << 21, DOCTOR_OK, "split into 512 registrations", NULL},
+                   {1 << 20, DOCTOR_WARN, "split into 1024 registrations", "--kv-memory of at most 768 MiB"}};
+    for (size_t i = 0; i < sizeof regions / sizeof *regions; i++) {
+        told_good();
+        told.limits.max_mr_bytes = regions[i].max_mr_bytes;
+        r = rdma("rdma", &table, 0, 1);
+        says(&r, "mlx5_0 limits", regions[i].level, regions[i].found, regions[i].fix);
+        report_end(&r);
+    }
+
     told_good(); /* limits and GPUDirect */
-    told.limits.max_mr_bytes = 1 << 29;
+    told.limits.max_mr_bytes = (1 << 30) / 768;
     told.limits.relaxed_ordering = told.limits.mw_type2 = false;
     told.dmabuf_error = EOPNOTSUPP;
     r = rdma("auto", &table, 1, 1);
-    says(&r, "mlx5_0 limits", DOCTOR_WARN, "512 MiB (pool 1 GiB)", "at most 512 MiB");
+    says(&r, "mlx5_0 limits", DOCTOR_WARN, "(pool 1 GiB, will be split into 769 registrations)", "at most 768 registrations on their 1 device in all");
     says(&r, "mlx5_0 gpudirect", DOCTOR_WARN, "dma-buf no; nvidia_peermem not loaded", "modprobe nvidia_peermem");
     assert_int_equal(told.reg_access, TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE);
     report_end(&r);
