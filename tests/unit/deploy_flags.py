@@ -1,14 +1,17 @@
 #!/usr/bin/python3
 """deploy/ speaks of what exists: the manifests parse; each daemon takes its flags and TANDEM_* variables as they stand there; ports, probes, names
-and times agree with one another; the dashboard asks for metrics that exist; the Containerfile copies each folder the build needs.
-Each check is first seen to catch a planted mistake. Skips (77) without python3-yaml."""
+and times agree with one another; no workload selects another's pods; the dashboard asks for metrics that exist; the build of each Containerfile
+can be configured from the folders that it copies, and nothing else. Each check is first seen to catch a planted mistake. Skips (77) without python3-yaml."""
 import copy
 import glob
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 
 from tree import ROOT, read, source_files
 
@@ -90,13 +93,15 @@ def container_problems(spec, container, services):
 def manifest_problems(documents):
     services = {d["metadata"]["name"]: [p["port"] for p in d["spec"]["ports"]] for d in documents if d["kind"] == "Service"}
     n_containers = 0
-    for d in documents:
-        if d["kind"] not in ("Deployment", "StatefulSet"):
-            continue
+    workloads = [d for d in documents if d["kind"] in ("Deployment", "StatefulSet")]
+    for d in workloads:
         pod = d["spec"]["template"]
         where = f"{d['kind']} {d['metadata']['name']}"
         if not d["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items():
             yield f"{where}: the selector does not match the template's labels"
+        for other in workloads:  # of one name: one takes the other's place
+            if other["metadata"]["name"] != d["metadata"]["name"] and d["spec"]["selector"]["matchLabels"].items() <= other["spec"]["template"]["metadata"]["labels"].items():
+                yield f"{where}: its selector takes the pods of {other['metadata']['name']}, too"
         volumes = {v["name"] for v in pod["spec"].get("volumes", [])}
         for c in pod["spec"]["containers"]:
             n_containers += 1
@@ -121,19 +126,38 @@ def dashboard_problems(text):
 
 
 def containerfile_problems(text):
-    folders = set(re.findall(r"add_subdirectory\((\w+)", read(ROOT, "CMakeLists.txt"))) - {"tests", "models"}
-    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE)
-    names = {n for line in copied for n in line.split()}
-    for folder in sorted((folders | {"cmake", "CMakeLists.txt", "CMakePresets.json"}) - names):
-        yield f"the build needs {folder}, which is not copied"
-    for n in sorted(names):
-        if not os.path.exists(os.path.join(ROOT, n)):
-            yield f"copies {n}, which does not exist"
+    """Configures as the build stage does, in a folder that holds what it copies, and looks for the targets that it builds."""
+    names = [n for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE) for n in line.split()]
+    missing = [n for n in names if not os.path.exists(os.path.join(ROOT, n))]
+    if missing:
+        yield f"copies {', '.join(missing)}, which does not exist"
+        return
+    run = re.search(r"^RUN cmake (.*?) \\\n && cmake --build (\S+) --target ([\w -]+)", text, re.MULTILINE)
+    if not run:
+        yield "has no RUN cmake ... && cmake --build DIR --target ... of the form that is looked for"
+        return
+    configure, build_dir, targets = shlex.split(run[1]), run[2], run[3].split()
+    if not shutil.which("nvcc"):  # the same folders and targets but for that one
+        configure, targets = [a for a in configure if a != "-DTANDEM_CUDA=ON"], [n for n in targets if n != "tandem_cuda"]
+    with tempfile.TemporaryDirectory() as root:
+        for n in names:
+            os.makedirs(os.path.dirname(os.path.join(root, n)), exist_ok=True)
+            os.symlink(os.path.join(ROOT, n), os.path.join(root, n))
+        for command in (["cmake", *configure], ["cmake", "--build", build_dir, "--target", "help"]):
+            done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+            if done.returncode:
+                yield f"from its folders alone {shlex.join(command)} fails:\n{done.stdout[-300:]}{done.stderr[-800:]}"
+                return
+        for n in targets:
+            if not re.search(rf"(^|[ /]){n}(:| |$)", done.stdout, re.MULTILINE):
+                yield f"builds target {n}, which its folders do not have"
 
 
-def planted(documents, change):
+def planted(documents, change_pod, change=lambda d: None):
     broken = copy.deepcopy(documents)
-    change({(d["kind"], d["metadata"]["name"]): d for d in broken if "metadata" in d}[("Deployment", "tandem-decode")]["spec"]["template"]["spec"])
+    decode = {(d["kind"], d["metadata"]["name"]): d for d in broken if "metadata" in d}[("Deployment", "tandem-decode")]
+    change_pod(decode["spec"]["template"]["spec"])
+    change(decode)
     return list(manifest_problems(broken))
 
 
@@ -141,7 +165,8 @@ def main():
     documents = []
     for path in sorted(glob.glob(os.path.join(ROOT, "deploy/kubernetes/*.yaml"))):
         documents += [d for d in yaml.safe_load_all(read(ROOT, path)) if d]
-    dashboard, containerfile = read(ROOT, "deploy/grafana-dashboard.json"), read(ROOT, "deploy/Containerfile")
+    dashboard = read(ROOT, "deploy/grafana-dashboard.json")
+    containerfiles = {name: read(ROOT, name) for name in ("deploy/Containerfile", "deploy/Containerfile.cuda")}
     mistakes = {
         "an unknown flag": planted(documents, lambda s: s["containers"][0]["args"].append("--kv-memroy=1GiB")),
         "a value out of bounds": planted(documents, lambda s: s["containers"][0]["args"].append("--block-size=7")),
@@ -149,12 +174,14 @@ def main():
         "a wrong port": planted(documents, lambda s: s["containers"][0]["readinessProbe"]["grpc"].update(port=1)),
         "a short grace period": planted(documents, lambda s: s.update(terminationGracePeriodSeconds=60)),
         "a missing metric": list(dashboard_problems(dashboard.replace("td_prompt_tokens_total", "td_promt_tokens_total"))),
-        "a missing folder": list(containerfile_problems(containerfile.replace("COPY kernels kernels/\n", ""))),
+        "a selector of others": planted(documents, lambda s: None, lambda d: d["spec"]["selector"]["matchLabels"].pop("component")),
+        "a missing folder": list(containerfile_problems(containerfiles["deploy/Containerfile"].replace("COPY kernels kernels/\n", ""))),
     }
     missed = [name for name, problems in mistakes.items() if not problems]
     if missed:
         sys.exit(f"deploy_flags: these planted mistakes pass: {', '.join(missed)}")
-    problems = [*manifest_problems(documents), *dashboard_problems(dashboard), *containerfile_problems(containerfile)]
+    problems = [*manifest_problems(documents), *dashboard_problems(dashboard),
+                *(f"{name}: {problem}" for name, text in containerfiles.items() for problem in containerfile_problems(text))]
     if problems:
         sys.exit("deploy_flags:\n  " + "\n  ".join(problems))
     print(f"deploy_flags: {len(documents)} documents, all as the daemons say")
