@@ -84,33 +84,23 @@ static td_status open_places(struct td_rank_kv *kv, const struct place *all, voi
     return TD_OK;
 }
 
-td_status td_rank_kv_on_devices(struct td_rank_kv *kv, struct td_comm *comm, const struct td_device_memory *device, void *mine, int32_t n_blocks, size_t tail_bytes,
-                                void *scratch, struct td_err *err)
+td_status td_rank_kv_over_devices(struct td_rank_kv *kv, const struct td_device_memory *device, void *const *rank_base, int32_t n_blocks, size_t tail_bytes, void *scratch,
+                                  struct td_err *err)
 {
-    struct place place = {.offset = 0}, all[TD_COMM_MAX_RANKS];
-    void *base[TD_COMM_MAX_RANKS] = {mine};
-    int32_t rank = td_comm_rank(comm);
+    size_t per_block = 1;
     kv->n_blocks = n_blocks;
-    kv->mine = kv->base = mine;
+    kv->mine = kv->base = rank_base[0];
     kv->stride = kv->part.block_bytes;
     kv->device = kv->memory = device;
     if (kv->n_ranks > 1) {
-        td_status s = TD_OK;
-        if (!device->ipc_export || !device->ipc_open) s = td_fail(err, TD_ERR_UNSUPPORTED, "tp: device %s hands no memory to other processes", device->name);
-        else if (rank > 0) s = device->ipc_export(device->ctx, mine, place.handle, &place.offset, err);
-        if (s) return s;
-        memcpy(place.uuid, device->uuid, sizeof place.uuid);
-        if ((s = td_comm_all_gather(comm, &place, sizeof place, all))) return lost(comm, s, err);
-        if (rank > 0) return TD_OK;
-        if ((s = open_places(kv, all, base, err))) return s;
-        struct td_split_config c = {.device = device, .rank_base = base, .n_parts = kv->n_parts, .n_copies = kv->n_copies, .n_blocks = n_blocks,
+        struct td_split_config c = {.device = device, .rank_base = rank_base, .n_parts = kv->n_parts, .n_copies = kv->n_copies, .n_blocks = n_blocks,
                                     .part_bytes = kv->part.block_bytes, .tail_bytes = tail_bytes};
-        if ((s = td_split_memory_create(&c, &kv->split, err))) return s;
+        td_status s = td_split_memory_create(&c, &kv->split, err);
+        if (s) return s;
         kv->base = td_split_memory_base(kv->split);
         kv->copy_bytes = td_split_memory_bytes(kv->split);
         kv->memory = td_split_memory_table(kv->split);
     }
-    size_t per_block = 1;
     for (int k = 0; k < 5; k++)
         if (per_block < (size_t)kv->n_of_copies[k]) per_block = (size_t)kv->n_of_copies[k];
     kv->max_runs = TD_RANK_SCRATCH_BLOCKS * (size_t)kv->n_copies * per_block;
@@ -122,23 +112,52 @@ td_status td_rank_kv_on_devices(struct td_rank_kv *kv, struct td_comm *comm, con
     return TD_OK;
 }
 
-td_status td_rank_kv_init(struct td_rank_kv *kv, const struct td_model *model, int32_t block_size, int32_t n_threads, struct td_err *err)
+td_status td_rank_kv_on_devices(struct td_rank_kv *kv, struct td_comm *comm, const struct td_device_memory *device, void *mine, int32_t n_blocks, size_t tail_bytes,
+                                void *scratch, struct td_err *err)
 {
-    td_status s = td_model_kv_layout(model, block_size, &kv->part, err);
+    struct place place = {.offset = 0}, all[TD_COMM_MAX_RANKS];
+    void *base[TD_COMM_MAX_RANKS] = {mine};
+    int32_t rank = td_comm_rank(comm);
+    td_status s = TD_OK;
+    kv->device = device;
+    if (kv->n_ranks > 1) {
+        if (!device->ipc_export || !device->ipc_open) s = td_fail(err, TD_ERR_UNSUPPORTED, "tp: device %s hands no memory to other processes", device->name);
+        else if (rank > 0) s = device->ipc_export(device->ctx, mine, place.handle, &place.offset, err);
+        if (s) return s;
+        memcpy(place.uuid, device->uuid, sizeof place.uuid);
+        if ((s = td_comm_all_gather(comm, &place, sizeof place, all))) return lost(comm, s, err);
+        if (rank == 0 && (s = open_places(kv, all, base, err))) return s;
+    }
+    if (rank == 0) return td_rank_kv_over_devices(kv, device, base, n_blocks, tail_bytes, scratch, err);
+    kv->n_blocks = n_blocks;
+    kv->mine = mine;
+    kv->stride = kv->part.block_bytes;
+    return TD_OK;
+}
+
+td_status td_rank_kv_plan(struct td_rank_kv *kv, const struct td_kv_layout *part, int32_t n_kv_heads, int32_t n_ranks, int32_t n_threads, struct td_err *err)
+{
+    kv->part = kv->whole = *part;
+    kv->whole.n_kv_heads = n_kv_heads;
+    td_status s = td_kv_layout_init(&kv->whole, err);
     if (s) return s;
-    kv->whole = kv->part;
-    kv->whole.n_kv_heads = td_model_config(model)->n_kv_heads;
-    if ((s = td_kv_layout_init(&kv->whole, err))) return s;
-    kv->n_ranks = td_model_n_ranks(model);
-    kv->n_parts = kv->whole.n_kv_heads / kv->part.n_kv_heads;
-    kv->n_copies = kv->n_ranks / kv->n_parts;
+    kv->n_ranks = n_ranks;
+    kv->n_parts = n_kv_heads / part->n_kv_heads;
+    kv->n_copies = n_ranks / kv->n_parts;
     for (int32_t k = 0; k < 5 && !s; k++)
-        if (kv->whole.n_kv_heads % (1 << k) == 0 && 1 << k != kv->n_parts)
+        if (n_kv_heads % (1 << k) == 0 && 1 << k != kv->n_parts)
             s = plan_copies(&kv->whole, 1 << k, kv->n_parts, &kv->copies[k], &kv->n_of_copies[k], err);
     kv->n_scratch = n_threads < IMPORT_THREADS_MAX ? n_threads : IMPORT_THREADS_MAX;
     if (!s && !(kv->scratch = malloc((size_t)kv->n_scratch * kv->whole.block_bytes))) /* pages come when another degree's first block does */
         s = td_fail(err, TD_ERR_NOMEM, "engine: no memory for %d KV blocks", kv->n_scratch);
     return s;
+}
+
+td_status td_rank_kv_init(struct td_rank_kv *kv, const struct td_model *model, int32_t block_size, int32_t n_threads, struct td_err *err)
+{
+    struct td_kv_layout part;
+    td_status s = td_model_kv_layout(model, block_size, &part, err);
+    return s ? s : td_rank_kv_plan(kv, &part, td_model_config(model)->n_kv_heads, td_model_n_ranks(model), n_threads, err);
 }
 
 void td_rank_kv_free(struct td_rank_kv *kv)

@@ -52,11 +52,16 @@ struct td_rank_kv {
 
 /* Layouts and plans; memory (base, n_blocks, copy_bytes) is set by the caller, or by one of those below. n_threads: how many will import at once. */
 td_status td_rank_kv_init(struct td_rank_kv *kv, const struct td_model *model, int32_t block_size, int32_t n_threads, struct td_err *err);
+/* init's part that needs no model: `part` is one rank's layout, of a model of n_kv_heads. */
+td_status td_rank_kv_plan(struct td_rank_kv *kv, const struct td_kv_layout *part, int32_t n_kv_heads, int32_t n_ranks, int32_t n_threads, struct td_err *err);
 void td_rank_kv_on_host(struct td_rank_kv *kv, int32_t rank, uint8_t *base, int32_t n_blocks); /* base: the memory of all */
 /* With a device: collective, each rank with its own memory, n_blocks parts and tail_bytes behind them (comm NULL: one rank). Rank 0 gets base; memory and scratch
  * are for imports, scratch of TD_RANK_SCRATCH_BLOCKS whole blocks on its device. TD_ERR_UNSUPPORTED: rank 0's device does not reach another's memory. */
 td_status td_rank_kv_on_devices(struct td_rank_kv *kv, struct td_comm *comm, const struct td_device_memory *device, void *mine, int32_t n_blocks, size_t tail_bytes,
                                 void *scratch, struct td_err *err);
+/* on_devices' part that rank 0 does alone: rank_base[r] is rank r's part of block 0 as rank 0's device reaches it. */
+td_status td_rank_kv_over_devices(struct td_rank_kv *kv, const struct td_device_memory *device, void *const *rank_base, int32_t n_blocks, size_t tail_bytes, void *scratch,
+                                  struct td_err *err);
 void td_rank_kv_free(struct td_rank_kv *kv); /* zeroed is fine; not the memory. Rank 0 before the others give theirs back */
 size_t td_rank_kv_bytes(const struct td_rank_kv *kv, int32_t n_blocks);
 #define TD_RANK_SCRATCH_BLOCKS 8
