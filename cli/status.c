@@ -18,12 +18,13 @@ static const struct td_option options[] = {
 
 static json_t *worker_json(const Tandem__V1__WorkerStatus *w)
 {
-    return json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:I, s:I, s:I, s:I, s:I, s:I}", "name", w->name, "role", w->role, "address",
+    return json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "name", w->name, "role", w->role, "address",
                      w->address, "state", w->state, "kv_blocks", (json_int_t)w->kv_blocks, "kv_blocks_held", (json_int_t)w->kv_blocks_held,
                      "kv_blocks_cached", (json_int_t)w->kv_blocks_cached, "block_size", (json_int_t)w->block_size, "running", (json_int_t)w->running,
                      "waiting", (json_int_t)w->waiting, "prefill_tokens_per_s", w->prefill_tokens_per_s, "decode_tokens_per_s", w->decode_tokens_per_s,
                      "snapshot_age_ms", (json_int_t)w->snapshot_age_ms, "assigned", (json_int_t)w->assigned, "kv_bytes_sent",
-                     (json_int_t)w->kv_bytes_sent, "kv_bytes_received", (json_int_t)w->kv_bytes_received, "pid", (json_int_t)w->pid, "transfers", (json_int_t)w->transfers);
+                     (json_int_t)w->kv_bytes_sent, "kv_bytes_received", (json_int_t)w->kv_bytes_received, "pid", (json_int_t)w->pid, "transfers", (json_int_t)w->transfers,
+                     "tp", (json_int_t)w->tp);
 }
 
 static void print_json(const Tandem__V1__StatusResponse *s)
@@ -49,11 +50,11 @@ static void print_table(const Tandem__V1__StatusResponse *s)
     if (s->attainment >= 0) printf("   objectives met %.1f %%", 100 * s->attainment);
     if (s->want_decode) printf("   the load asks for %u prefill and %u decode workers", s->want_prefill, s->want_decode);
     printf("\n");
-    printf("%-20s %-8s %-9s %-22s %17s %8s %8s %8s %10s %10s\n", "WORKER", "ROLE", "STATE", "ADDRESS", "KV HELD+CACHED", "OF", "RUNNING", "WAITING",
+    printf("%-20s %-8s %2s %-9s %-22s %17s %8s %8s %8s %10s %10s\n", "WORKER", "ROLE", "TP", "STATE", "ADDRESS", "KV HELD+CACHED", "OF", "RUNNING", "WAITING",
            "PREFILL/s", "DECODE/s");
     for (size_t i = 0; i < s->n_workers; i++) {
         const Tandem__V1__WorkerStatus *w = s->workers[i];
-        printf("%-20s %-8s %-9s %-22s %8u+%-8u %8u %8u %8u %10.1f %10.1f\n", w->name, w->role, w->state, w->address, w->kv_blocks_held,
+        printf("%-20s %-8s %2u %-9s %-22s %8u+%-8u %8u %8u %8u %10.1f %10.1f\n", w->name, w->role, w->tp, w->state, w->address, w->kv_blocks_held,
                w->kv_blocks_cached, w->kv_blocks, w->running, w->waiting, w->prefill_tokens_per_s, w->decode_tokens_per_s);
     }
     if (s->n_workers == 0) printf("no workers have joined\n");

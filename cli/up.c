@@ -45,7 +45,7 @@ static const struct td_option options[] = {
     {"hybrid_local_tokens", TD_OPT_U64, "64", 0, 1 << 30, NULL, OFF(hybrid_local_tokens), "hybrid: shorter prompts stay on the decode worker"},
     {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", OFF(dtype), "compute and KV type"},
     {"ops", TD_OPT_STR, "", 0, 0, NULL, OFF(ops), "kernel table: ref, avx2, avx512"},
-    {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", OFF(device), "where the workers' models and KV live: all of them on the one GPU"},
+    {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", OFF(device), "where the workers' models and KV live: all of them on the one GPU, or the first so many (tp)"},
     {"device_index", TD_OPT_I64, "0", 0, 1023, NULL, OFF(device_index), "which of the GPUs that CUDA shows"},
     {"deterministic", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(deterministic), "GPU: the same tokens whatever the batch; false may be faster"},
     {"threads", TD_OPT_I64, "1", 0, 1024, NULL, OFF(threads), "compute threads of each worker; 0 = all CPUs"},

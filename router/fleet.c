@@ -364,6 +364,7 @@ void fleet_status(struct router *r, Tandem__V1__StatusResponse *out, Tandem__V1_
         s->transfers = w->snap.slots_used;
         s->version = w->version;
         s->layout_hash = w->layout_hash;
+        s->tp = w->tp;
         ptrs[out->n_workers++] = s;
     }
 }

@@ -237,6 +237,7 @@ def test_devices_of_unequal_degrees(wide, devices, p, d, n_kv):
     want = one_process(model, 1, greedy, "cuda")
     with Cluster(prefill=0, decode=0) as c:
         start_pair(c, p, d, model, [*CUDA, "--kv-digest", "always"])
+        assert {w.role: w.tp for w in c.status().workers} == {"prefill": p, "decode": d}
         requests = cluster_requests(c, greedy)
         alone = [as_result(c.generate(r)) for r in requests]
         for i, (got, expected) in enumerate(zip(alone, want, strict=True)):
