@@ -124,13 +124,13 @@ struct td_vb_wc {
 
 enum td_vb_async_kind {
     TD_VB_ASYNC_OTHER = 0, TD_VB_ASYNC_QP_FATAL, TD_VB_ASYNC_CQ_ERR, TD_VB_ASYNC_DEVICE_FATAL, TD_VB_ASYNC_PORT_ERR, TD_VB_ASYNC_PORT_ACTIVE,
-    TD_VB_ASYNC_GID_CHANGE, TD_VB_ASYNC_SRQ_ERR
+    TD_VB_ASYNC_GID_CHANGE, TD_VB_ASYNC_SRQ_ERR, TD_VB_ASYNC_LID_CHANGE, TD_VB_ASYNC_N_KINDS
 };
 
 struct td_vb_async {
     enum td_vb_async_kind kind;
     uint32_t qp_num;          /* QP_FATAL */
-    uint8_t port;             /* PORT_*, GID_CHANGE */
+    uint8_t port;             /* PORT_*, GID_CHANGE, LID_CHANGE */
 };
 
 struct td_verbs {

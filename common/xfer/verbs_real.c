@@ -352,9 +352,11 @@ static bool real_async_get(struct td_vb_device *d, struct td_vb_async *ret_event
     case IBV_EVENT_PORT_ERR: a.kind = TD_VB_ASYNC_PORT_ERR; break;
     case IBV_EVENT_PORT_ACTIVE: a.kind = TD_VB_ASYNC_PORT_ACTIVE; break;
     case IBV_EVENT_GID_CHANGE: a.kind = TD_VB_ASYNC_GID_CHANGE; break;
+    case IBV_EVENT_LID_CHANGE: a.kind = TD_VB_ASYNC_LID_CHANGE; break; /* InfiniBand: a subnet manager gave the port another address */
     default: break;
     }
-    if (a.kind == TD_VB_ASYNC_PORT_ERR || a.kind == TD_VB_ASYNC_PORT_ACTIVE || a.kind == TD_VB_ASYNC_GID_CHANGE) a.port = (uint8_t)e.element.port_num;
+    if (a.kind == TD_VB_ASYNC_PORT_ERR || a.kind == TD_VB_ASYNC_PORT_ACTIVE || a.kind == TD_VB_ASYNC_GID_CHANGE || a.kind == TD_VB_ASYNC_LID_CHANGE)
+        a.port = (uint8_t)e.element.port_num;
     lib.p_ibv_ack_async_event(&e); /* at once: a destroy waits for the acknowledgement */
     *ret_event = a;
     return true;

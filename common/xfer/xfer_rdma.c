@@ -1195,7 +1195,16 @@ static void on_async(struct td_xfer *x, uint32_t i, const struct td_vb_async *e)
             break_links(x, i, 0, "the device's address changed");
         break;
     }
-    case TD_VB_ASYNC_OTHER: break;
+    case TD_VB_ASYNC_LID_CHANGE: {
+        struct td_vb_port now;
+        if (r->vb->query_port(rail->device, r->config.port, &now)) break; /* it stands as it was, or an event says more */
+        bool moved = now.lid != rail->port.lid;
+        rail->port = now;
+        if (moved) break_links(x, i, 0, "the port's LID changed"); /* peers still send to the old one: the next attempt's set-up tells them */
+        break;
+    }
+    case TD_VB_ASYNC_OTHER:
+    case TD_VB_ASYNC_N_KINDS: break;
     }
 }
 

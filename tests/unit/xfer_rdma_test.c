@@ -80,6 +80,7 @@ struct end {
     uint32_t n_at_gate, n_expired; /* now; that waited for GATE_S */
     pthread_cond_t gate_moved;
     uint32_t mtu_bytes;        /* what ports say; 0: the truth */
+    uint16_t lid_more;         /* a multiple of SPY_LIDS: what ports say is more than the truth by this much, until a peer dials it */
     uint32_t refuse_opens;     /* so many opens of a device fail */
     uint32_t n_refused_opens;
 };
@@ -133,6 +134,7 @@ static bool at_gate(struct end *e)
     return waits;
 }
 
+#define SPY_LIDS 1024          /* LIDs of the fake are below */
 static uint32_t spy_max_reg;   /* so many registrations succeed; 0: all */
 
 static int spy_open(const struct td_verbs *vb, const char *name, struct td_vb_device **ret_device)
@@ -225,7 +227,9 @@ static int spy_qp_rtr(struct td_vb_qp *qp, const struct td_vb_route *route)
     for (uint32_t k = 0; k < e->n_qps; k++)
         if (e->qp[k].qp == qp) e->qp[k].route = *route;
     pthread_mutex_unlock(&e->lock);
-    return e->real->qp_rtr(qp, route);
+    struct td_vb_route told = *route;
+    told.remote_lid %= SPY_LIDS;
+    return e->real->qp_rtr(qp, &told);
 }
 
 static int spy_query_port(struct td_vb_device *d, uint8_t port, struct td_vb_port *ret_port)
@@ -235,6 +239,7 @@ static int spy_query_port(struct td_vb_device *d, uint8_t port, struct td_vb_por
     int error = e->real->query_port(d, port, ret_port);
     pthread_mutex_lock(&e->lock);
     if (!error && e->mtu_bytes) ret_port->mtu_bytes = e->mtu_bytes;
+    if (!error) ret_port->lid = (uint16_t)(ret_port->lid + e->lid_more);
     pthread_mutex_unlock(&e->lock);
     return error;
 }
@@ -321,7 +326,7 @@ struct setup {
     struct side side[2];       /* sender, receiver */
     uint32_t timeout_ms, digest_every, srq_peers, max_slots;
     uint8_t qps, ib_timeout;
-    bool rnr_waits, expect_failure;
+    bool rnr_waits, expect_failure, pull;
     uint64_t block_bytes, bytes_in_flight;
     int32_t n_blocks;
 };
@@ -378,7 +383,7 @@ static td_status end_open(struct end *e, const struct setup *s, const struct sid
     e->vb.async_get = spy_async_get;
     struct td_xfer_rdma_config rdma = {.verbs = &e->vb, .gid_index = -1, .timeout = s->ib_timeout ? s->ib_timeout : IB_TIMEOUT, .retry = 3,
                                        .rnr_retry = s->rnr_waits ? 0 : 1, .qps_per_rail = s->qps, .srq_peers = s->srq_peers, .devices = side->devices,
-                                       .bytes_in_flight = s->bytes_in_flight};
+                                       .bytes_in_flight = s->bytes_in_flight, .pull = s->pull};
     struct td_xfer_config config = {
         .instance = s->side == side ? "sender" : "receiver", .incarnation = td_random_u64(), .layout_hash = 0x1a70, .listen_host = "127.0.0.1", .path = side->path,
         .max_slots = s->max_slots ? s->max_slots : 16, .max_ops = s->max_slots ? s->max_slots : 16,
@@ -781,16 +786,64 @@ static void one_failure(struct pair *t, enum td_fake_fault fault, uint64_t nth, 
     whole(t, 5);
 }
 
+/* Short form (sanitizers): the first, one in the middle, the last with data, and what follows. */
+static bool is_left_out(uint64_t nth)
+{
+    return getenv("TANDEM_TEST_SHORT") && nth != 1 && nth != N_DATA / 2 && nth < N_DATA;
+}
+
 static void every_status_at_every_position(void **state)
 {
-    static const uint64_t nths[] = {1, N_DATA / 2, N_DATA, N_DATA + 1};
     (void)state;
     struct pair *t = pair_open(&one_qp);
     whole(t, 3);
     for (enum td_vb_wc_status s = TD_VB_WC_SUCCESS + 1; s < TD_VB_WC_N_STATUSES; s++)
-        for (size_t i = 0; i < sizeof nths / sizeof nths[0]; i++) {
-            one_failure(t, TD_FAKE_FAIL_BEFORE, nths[i], s);
-            if (s == TD_VB_WC_RETRY_EXC || (i == 1 && s == TD_VB_WC_REM_OP)) one_failure(t, TD_FAKE_FAIL_AFTER, nths[i], s); /* the other end has it, and this one does not know */
+        for (uint64_t nth = 1; nth <= N_DATA + 1; nth++) {
+            if (is_left_out(nth)) continue;
+            one_failure(t, TD_FAKE_FAIL_BEFORE, nth, s);
+            if (s == TD_VB_WC_RETRY_EXC || (nth == N_DATA / 2 && s == TD_VB_WC_REM_OP)) one_failure(t, TD_FAKE_FAIL_AFTER, nth, s); /* the other end has it, and this one does not know */
+        }
+    pair_close(t);
+}
+
+/* The nth of the receiver's N_DATA READs fails. */
+static void one_pull_failure(struct pair *t, enum td_fake_fault fault, uint64_t nth, enum td_vb_wc_status status)
+{
+    struct transfer m;
+    uint64_t pulled = stats(&t->d).bytes_pulled;
+    assert_int_equal(stats(&t->p).conns_by_path[TD_XFER_PATH_RDMA], 1);
+    grant(t, &m, N_DATA, WAIT_MS);
+    rule(&t->d, fault, nth, status, 0);
+    op(t, &m, WAIT_MS);
+    assert_int_equal(td_xfer_submit_pull(t->p.x, m.op, 0, m.src, N_DATA), TD_OK);
+    assert_int_equal(submit(t, &m, 0, 0, true), TD_OK);
+    finish(t, &m, true);
+    if (!fails_for_good(status)) {
+        if (!m.ready || !m.done)
+            fail_msg("%s at READ %u: slot %s, op %s", td_vb_wc_status_name(status), (unsigned)nth, m.slot_end.reason, m.op_end.reason);
+        assert_true(stats(&t->d).bytes_pulled >= pulled + N_DATA * t->s.block_bytes);
+    } else {
+        if (!m.op_failed || !m.slot_failed) fail_msg("%s at READ %u: it went on", td_vb_wc_status_name(status), (unsigned)nth);
+        assert_int_equal(m.slot_end.status, TD_ERR_PEER);
+        if (!strstr(m.slot_end.reason, "fake0") || !strstr(m.slot_end.reason, td_vb_wc_status_name(status)))
+            fail_msg("%s: the reason is \"%s\"", td_vb_wc_status_name(status), m.slot_end.reason);
+    }
+    td_fake_rules_clear(t->d.f);
+    whole(t, 5);
+}
+
+/* Blocks that the sender had before are READ by the receiver: there the failures are its own, and the slot's reason names them. */
+static void every_status_of_a_pull(void **state)
+{
+    static const struct setup pulls = {.qps = 1, .pull = true};
+    (void)state;
+    struct pair *t = pair_open(&pulls);
+    whole(t, 3);
+    for (enum td_vb_wc_status s = TD_VB_WC_SUCCESS + 1; s < TD_VB_WC_N_STATUSES; s++)
+        for (uint64_t nth = 1; nth <= N_DATA; nth++) {
+            if (is_left_out(nth)) continue;
+            one_pull_failure(t, TD_FAKE_FAIL_BEFORE, nth, s);
+            if (s == TD_VB_WC_RETRY_EXC) one_pull_failure(t, TD_FAKE_FAIL_AFTER, nth, s); /* the bytes are here, and nobody knows */
         }
     pair_close(t);
 }
@@ -938,19 +991,23 @@ static uint32_t n_live_on(struct end *e, uint32_t device)
     return n;
 }
 
-/* The completion queue or the device of one rail of two dies, with word of it. The other rail does it all from then on. */
+/* The completion queue, the shared receive queue or the device of one rail of two dies, with word of it. The other rail does it all from then on. */
 static void a_dead_rail_is_left(void **state)
 {
     static const struct setup two = {.side = {{.fake = "devices=2"}, {.fake = "devices=2"}}, .timeout_ms = 30000}; /* an eighth: for the next attempt, on a busy machine */
     (void)state;
-    for (int round = 0; round < 4; round++) {
+    for (int round = 0; round < 6; round++) {
         struct transfer m;
-        struct pair *t = pair_open(&two);
+        struct setup s = two;
+        s.srq_peers = round >= 4; /* from the first peer on */
+        struct pair *t = pair_open(&s);
         whole(t, 9);
         struct end *e = round & 1 ? &t->d : &t->p;
         refuse_opens(e, UINT32_MAX);
         go_half(t, &m, N_DATA, WAIT_MS);
-        if (round & 2) td_fake_cq_break(e->f, live_qp(e, 0, 0).cq);
+        assert_int_equal(live_qp(e, 0, 0).shared, round >= 4);
+        if (round >= 4) td_fake_async(e->f, 0, &(struct td_vb_async){.kind = TD_VB_ASYNC_SRQ_ERR});
+        else if (round & 2) td_fake_cq_break(e->f, live_qp(e, 0, 0).cq);
         else td_fake_async(e->f, 0, &(struct td_vb_async){.kind = TD_VB_ASYNC_DEVICE_FATAL});
         the_rest(t, &m);
         finish(t, &m, true);
@@ -1097,6 +1154,39 @@ static void an_address_changes(void **state)
         if (!m.ready || !m.done) fail_msg("round %d: %s, %s", round, m.slot_end.reason, m.op_end.reason);
         whole(t, 5);
     }
+    pair_close(t);
+}
+
+/* InfiniBand: the subnet manager gives a port another LID. Peers send to the old one until they are told, so its links end and the next set-up tells them. */
+static void a_lid_changes(void **state)
+{
+    static const struct setup ib = {.side = {{.fake = "infiniband=1"}, {.fake = "infiniband=1"}}, .qps = 1};
+    struct transfer m;
+    (void)state;
+    struct pair *t = pair_open(&ib);
+    whole(t, 3);
+    for (int round = 0; round < 4; round++) {
+        struct end *e = round & 1 ? &t->d : &t->p, *peer = round & 1 ? &t->p : &t->d;
+        uint16_t before = live_qp(peer, 0, 0).route.remote_lid;
+        go_half(t, &m, N_DATA, WAIT_MS);
+        pthread_mutex_lock(&e->lock);
+        if (round < 2) e->lid_more += SPY_LIDS; /* else an event without a change: nothing ends */
+        uint16_t more = e->lid_more;
+        pthread_mutex_unlock(&e->lock);
+        uint32_t n_events = (uint32_t)stats(e).n_async_events;
+        assert_true(td_fake_async(e->f, 0, &(struct td_vb_async){.kind = TD_VB_ASYNC_LID_CHANGE, .port = 1}));
+        WAIT_FOR(stats(e).n_async_events > n_events);
+        the_rest(t, &m);
+        finish(t, &m, true);
+        if (!m.ready || !m.done) fail_msg("round %d: %s, %s", round, m.slot_end.reason, m.op_end.reason);
+        whole(t, 5);
+        assert_int_equal(live_qp(peer, 0, 0).route.remote_lid, before % SPY_LIDS + more);
+        if (round >= 2) assert_int_equal(live_qp(peer, 0, 0).route.remote_lid, before);
+    }
+    uint32_t n_qps = t->p.n_qps;
+    whole(t, 5);
+    assert_int_equal(t->p.n_qps, n_qps);
+    assert_int_equal(n_qps, 3); /* the first, and one for each change */
     pair_close(t);
 }
 
@@ -2467,6 +2557,7 @@ int main(int argc, char **argv)
     if (argc == 2) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_status_at_every_position),
+        cmocka_unit_test(every_status_of_a_pull),
         cmocka_unit_test(attempts_are_bounded),
         cmocka_unit_test(a_bug_costs_its_own_transfer),
         cmocka_unit_test(a_partial_post_is_another_attempt),
@@ -2477,6 +2568,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_channel_that_cannot_be_armed_ends_its_links),
         cmocka_unit_test(ports_go_down_and_up),
         cmocka_unit_test(an_address_changes),
+        cmocka_unit_test(a_lid_changes),
         cmocka_unit_test(a_dead_writers_bytes_land_nowhere),
         cmocka_unit_test(a_stuck_writer_is_waited_for_or_fenced),
         cmocka_unit_test(a_quarantine_outlives_the_next_attempt),
