@@ -30,7 +30,7 @@ struct td_kv_port_config {
     {"rdma_gid_index", TD_OPT_I64, "-1", -1, 1023, NULL, offsetof(S, M.rdma_gid_index), "GID table entry; -1 = the best by rank (RoCE v2, IPv4)"}, \
     {"rdma_qps_per_rail", TD_OPT_I64, "0", 0, 4, NULL, offsetof(S, M.rdma_qps_per_rail), "queue pairs per device and peer; 0 = 2, or 4 where a port has 800 Gb/s"}, \
     {"rdma_timeout", TD_OPT_I64, "16", 1, 31, NULL, offsetof(S, M.rdma_timeout), "local ACK time-out: 4.096 us x 2^N"},                      \
-    {"rdma_traffic_class", TD_OPT_I64, "0", -1, 255, NULL, offsetof(S, M.rdma_traffic_class), "0 = 106 (DSCP 26) on RoCE v2; -1 = none"},    \
+    {"rdma_traffic_class", TD_OPT_I64, "0", -1, 255, NULL, offsetof(S, M.rdma_traffic_class), "0 = the port's, else 106 on RoCE v2; -1 = none"}, \
     {"rdma_service_level", TD_OPT_I64, "0", 0, 15, NULL, offsetof(S, M.rdma_service_level), "service level"},                                \
     {"rdma_pull", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(S, M.rdma_pull), "prefill: decode READs prefix hits itself (its peers may then read the pool)"}, \
     {"rdma_windows", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(S, M.rdma_windows), "peers write through memory windows, each grant's own, that end with it"}, \

@@ -1,6 +1,8 @@
 /* rdma_select.c - tables and arithmetic; no state. */
 #include "common/xfer/rdma_select.h"
 
+#include <limits.h>
+#include <stdio.h>
 #include <string.h>
 
 static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
@@ -153,6 +155,21 @@ td_status td_rdma_plan(const char *device, const struct td_vb_limits *l, const s
     p.n_peers = min_u32(l->max_qp / p.n_qps, (p.cq_depth - p.srq_depth) / need);
     *ret_plan = p;
     return TD_OK;
+}
+
+uint8_t td_rdma_traffic_class(const char *root, const char *device, uint8_t port, int option, enum td_vb_gid_type type)
+{
+    char path[PATH_MAX], line[128];
+    unsigned class = 0;
+    if (option) return option < 0 || option > UINT8_MAX ? 0 : (uint8_t)option;
+    if (type == TD_VB_GID_IB) return 0; /* a service level says it there */
+    snprintf(path, sizeof path, "%s/sys/class/infiniband/%s/tc/%u/traffic_class", root, device, port);
+    FILE *f = fopen(path, "re"); /* not every driver has it */
+    while (f && fgets(line, sizeof line, f)) /* lines of single addresses may stand there, too */
+        if (sscanf(line, "Global tclass=%u", &class) == 1) break;
+    if (f) fclose(f);
+    if (class >= 1 && class <= UINT8_MAX) return (uint8_t)class;
+    return type == TD_VB_GID_ROCE_V2 ? TD_RDMA_DSCP_CLASS : 0;
 }
 
 td_status td_rdma_settle(const struct td_rdma_side *ours, const struct td_rdma_side *theirs, struct td_vb_route *route, struct td_err *err)

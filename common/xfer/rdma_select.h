@@ -1,5 +1,6 @@
 /* rdma_select.h - the decisions of the verbs backend that need no device: which GID to speak from, what to take of
- * a device, and which queue pair attributes two sides share. The engine and doctor both ask here, so doctor says what the engine does. Pure functions over the types of verbs.h; nothing is allocated.
+ * a device, and which queue pair attributes two sides share. The engine and doctor both ask here, so doctor says what the engine does. Pure functions over
+ * the types of verbs.h, but for td_rdma_traffic_class, which reads one file; nothing is allocated.
  *
  * Why apart: each of them fails on real fabrics as "retries exceeded" and nothing else, so they are tables that a test can read, and errors say
  * what to set. Source: the transfer design, sections 1.1, 1.3, 1.6 and 7.4. */
@@ -45,6 +46,11 @@ enum td_rdma_gid_class td_rdma_gid_class_of(const struct td_vb_gid *gid, bool et
  * turn. TD_ERR_INVALID: the chosen index is not there or cannot serve. TD_ERR_UNSUPPORTED: no entry serves; the message says why
  * each kind was left out. Outputs are untouched then. */
 td_status td_rdma_gid_rank(const struct td_rdma_gid_ask *ask, uint32_t ret_positions[TD_RDMA_GIDS_MAX], uint32_t *ret_n, struct td_err *err);
+
+/* The traffic class to send with. option: the operator's, > 0; -1: none (0); 0: what the administrator gave the whole port
+ * (ROOT/sys/class/infiniband/DEVICE/tc/PORT/traffic_class, a line "Global tclass=N", N 1..255), else TD_RDMA_DSCP_CLASS on RoCE v2 and 0 elsewhere.
+ * Read anew by each call. root: "" but in tests. */
+uint8_t td_rdma_traffic_class(const char *root, const char *device, uint8_t port, int option, enum td_vb_gid_type type);
 
 /* --- attributes ------------------------------------------------------------------------------------------------------------------- */
 

@@ -88,7 +88,7 @@ struct td_xfer_rdma_config {
     uint8_t qps_per_rail;             /* 2; 4 where a port has 800 Gb/s or more */
     uint8_t timeout, retry;           /* codes: 16 (4.096 us x 2^16), 7 */
     uint8_t rnr_retry;                /* code + 1, so that 0 is the default: 8 (for ever); 1 makes a credit bug loud */
-    int16_t traffic_class;            /* 0: 106 on RoCE v2 (DSCP 26); -1: 0 */
+    int16_t traffic_class;            /* 0: the port's own, else 106 on RoCE v2 (DSCP 26); -1: 0 */
     uint8_t service_level;
     uint32_t srq_peers;               /* one shared receive queue per rail from so many peers on: 64; 1 = always */
     uint64_t bytes_in_flight;         /* per queue pair, 8 MiB */

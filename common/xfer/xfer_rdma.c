@@ -193,7 +193,7 @@ static bool join_add(const struct xfer_rdma *r, struct joining *j, const struct 
     struct td_err err;
     *route = (struct td_vb_route){
         .port = c->port, .sl = c->service_level, .gid_index = rail->gid.index, .remote_lid = peer->lid,
-        .traffic_class = c->traffic_class < 0 ? 0 : c->traffic_class ? (uint8_t)c->traffic_class : rail->gid.type == TD_VB_GID_ROCE_V2 ? TD_RDMA_DSCP_CLASS : 0,
+        .traffic_class = td_rdma_traffic_class("", rail->name, c->port, c->traffic_class, rail->gid.type),
         .remote_qp = peer->qpn[k], .remote_psn = peer->psn[k], .local_psn = my_rail->psn[k], .timeout = c->timeout, .retry = c->retry,
         .rnr_retry = (uint8_t)(c->rnr_retry - 1),
     };

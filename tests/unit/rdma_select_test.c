@@ -4,11 +4,14 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
 #include <arpa/inet.h>
+#include <ftw.h>
+#include <sys/stat.h>
 
 #include "common/base/clock.h"
 #include "common/xfer/rdma_select.h"
@@ -303,6 +306,62 @@ static void both_sides_settle_on_the_same(void **state)
     assert_memory_equal(&before, &route, sizeof route);
 }
 
+static void put_class(const char *root, const char *device, unsigned port, const char *text)
+{
+    char path[256];
+    const char *const parts[] = {"/sys", "/class", "/infiniband", "/", device, "/tc", "/"};
+    size_t at = (size_t)snprintf(path, sizeof path, "%s", root);
+    for (size_t i = 0; i < COUNT(parts); i++) {
+        at += (size_t)snprintf(path + at, sizeof path - at, "%s", parts[i]);
+        if (parts[i][1] || i == 4) mkdir(path, 0700); /* it may be there */
+    }
+    at += (size_t)snprintf(path + at, sizeof path - at, "%u", port);
+    mkdir(path, 0700);
+    snprintf(path + at, sizeof path - at, "/traffic_class");
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_true(fputs(text, f) >= 0);
+    assert_int_equal(fclose(f), 0);
+}
+
+static int remove_one(const char *path, const struct stat *s, int kind, struct FTW *ftw)
+{
+    (void)s, (void)kind, (void)ftw;
+    return remove(path);
+}
+
+/* The option, then what the administrator gave the port, then 106 on RoCE v2. */
+static void the_ports_traffic_class_is_kept(void **state)
+{
+    (void)state;
+    char root[] = "/tmp/tandem-tc-XXXXXX";
+    assert_non_null(mkdtemp(root));
+    put_class(root, "mlx5_0", 1, "Global tclass=96\n");
+    put_class(root, "mlx5_0", 2, "tclass=64 10.0.0.1/32\nGlobal tclass=255\n");
+    put_class(root, "mlx5_1", 1, "\n");
+    put_class(root, "mlx5_2", 1, "Global tclass=0\n");
+    put_class(root, "mlx5_3", 1, "Global tclass=256\n");
+    put_class(root, "mlx5_4", 1, "no such thing\n");
+    static const struct {
+        const char *device;
+        uint8_t port;
+        int option;
+        enum td_vb_gid_type type;
+        uint8_t class;
+    } cases[] = {
+        {"mlx5_0", 1, 0, TD_VB_GID_ROCE_V2, 96}, {"mlx5_0", 1, 0, TD_VB_GID_ROCE_V1, 96}, {"mlx5_0", 1, 8, TD_VB_GID_ROCE_V2, 8},
+        {"mlx5_0", 1, -1, TD_VB_GID_ROCE_V2, 0}, {"mlx5_0", 1, 0, TD_VB_GID_IB, 0},       {"mlx5_0", 1, 8, TD_VB_GID_IB, 8},
+        {"mlx5_0", 2, 0, TD_VB_GID_ROCE_V2, 255}, {"mlx5_0", 3, 0, TD_VB_GID_ROCE_V2, 106}, {"mlx5_1", 1, 0, TD_VB_GID_ROCE_V2, 106},
+        {"mlx5_1", 1, 0, TD_VB_GID_ROCE_V1, 0},  {"mlx5_2", 1, 0, TD_VB_GID_ROCE_V2, 106}, {"mlx5_3", 1, 0, TD_VB_GID_ROCE_V2, 106},
+        {"mlx5_4", 1, 0, TD_VB_GID_ROCE_V2, 106}, {"none", 1, 0, TD_VB_GID_ROCE_V2, 106},
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        uint8_t class = td_rdma_traffic_class(root, cases[i].device, cases[i].port, cases[i].option, cases[i].type);
+        if (class != cases[i].class) fail_msg("case %zu, %s: %u, not %u", i, cases[i].device, class, cases[i].class);
+    }
+    nftw(root, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -313,6 +372,7 @@ int main(void)
         cmocka_unit_test(no_plan_is_beyond_its_device),
         cmocka_unit_test(small_devices_are_named),
         cmocka_unit_test(both_sides_settle_on_the_same),
+        cmocka_unit_test(the_ports_traffic_class_is_kept),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
