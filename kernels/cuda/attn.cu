@@ -33,7 +33,7 @@ size_t td_cuda_attn_scratch_bytes(int32_t n_heads, int32_t n_kv_heads, int32_t h
 
 size_t td_cuda_attn_plan_bytes(int32_t max_rows, int32_t n_kv_heads)
 {
-    return sizeof(struct attn_plan) + ATTN_PIECES * (size_t)n_kv_heads * 4 + ((size_t)max_rows + ATTN_PIECES) * sizeof(struct attn_item);
+    return sizeof(struct attn_plan) + ATTN_PIECES * (size_t)n_kv_heads * 4 + ((size_t)max_rows + ATTN_PIECES + ATTN_PIECES_MANY) * sizeof(struct attn_item);
 }
 
 /* The next item of the step from row *r on, not yet cut into pieces. A run of rows fills items of `rows_many` packed rows; what is left and fits goes to attn_few. */
@@ -47,7 +47,7 @@ static bool next_item(const struct td_attn_plan_args *a, int32_t rows_many, int3
     memset(ret_item, 0, sizeof *ret_item);
     ret_item->row0 = *r, ret_item->n_tokens = n;
     ret_item->split_end = p < 0 ? 0 : (p + n - 1) / ATTN_SPLIT + 1;
-    ret_item->n_pieces = 1, ret_item->n_first = ret_item->split_end;
+    ret_item->n_pieces = 1, ret_item->unit = ATTN_SPAN;
     *ret_is_many = n > few;
     *r += n;
     return true;
@@ -77,15 +77,37 @@ static int32_t round_grid(int32_t n, uint64_t *ret_code)
 
 static int32_t min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
 
-/* Packed rows of an item for attn_many: as many as it takes, unless the chunk is so small that multiprocessors would stay idle. */
+/* Pieces of an item of n_splits, when they are `length` long: a power of two, so that no piece ends inside a span or all units are splits. */
+static int32_t pieces_of(int32_t n_splits, int32_t length) { return n_splits > length ? (n_splits + length - 1) / length : 1; }
+static int32_t unit_of(int32_t length) { return length < ATTN_SPAN ? 1 : ATTN_SPAN; }
+static int32_t units_of(int32_t n_splits, int32_t length) { return (n_splits + unit_of(length) - 1) / unit_of(length); }
+
+/* The item's pieces go to `to`, its states from *slot on. */
+static int32_t cut(struct attn_item item, int32_t length, int32_t counter, int32_t *slot, struct attn_item *to)
+{
+    int32_t n_splits = item.split_end;
+    item.n_pieces = pieces_of(n_splits, length);
+    if (item.n_pieces > 1) {
+        item.unit = unit_of(length), item.counter = counter, item.slot0 = *slot;
+        *slot += item.n_tokens * units_of(n_splits, length);
+    }
+    for (int32_t piece = 0; piece < item.n_pieces; piece++) {
+        to[piece] = item;
+        to[piece].split_begin = piece * length, to[piece].split_end = min_i32(n_splits, (piece + 1) * length);
+    }
+    return item.n_pieces;
+}
+
+/* Packed rows of an item for attn_many: as many as it takes, unless the chunk is so small and has so few keys before it that multiprocessors would stay idle
+ * however it were cut. */
 static int32_t choose_rows_many(const struct td_attn_plan_args *a)
 {
     for (int32_t rows_many = ATTN_ROWS_MANY;; rows_many /= 2) {
         struct attn_item item;
         bool is_many;
-        int32_t n_items = 0;
-        for (int32_t r = 0; next_item(a, rows_many, &r, &item, &is_many);) n_items += is_many;
-        if (n_items * a->n_kv_heads >= td_cuda.n_sms || rows_many == 2 * ATTN_ROWS_FEW) return rows_many;
+        int64_t n_splits = 0;
+        for (int32_t r = 0; next_item(a, rows_many, &r, &item, &is_many);) n_splits += is_many ? item.split_end : 0;
+        if (n_splits * a->n_kv_heads >= td_cuda.n_sms || rows_many == 2 * ATTN_ROWS_FEW) return rows_many;
     }
 }
 
@@ -102,10 +124,52 @@ static int32_t piece_length(const struct td_attn_plan_args *a, int32_t rows_many
         for (int32_t r = 0; next_item(a, rows_many, &r, &item, &is_many);) {
             if (is_many || item.split_end <= length) continue;
             is_cut = true;
-            n_more += (item.split_end + length - 1) / length - 1;
-            n_slots += (int64_t)item.n_tokens * (1 + item.split_end - length);
+            n_more += pieces_of(item.split_end, length) - 1;
+            n_slots += (int64_t)item.n_tokens * units_of(item.split_end, length);
         }
         if (!is_cut || (n_more <= target && n_more <= ATTN_PIECES && n_slots <= ATTN_SLOTS)) return length;
+    }
+}
+
+/* Items of chunks are cut when that ends the step earlier, by an estimate in units of one block's time for a split: a multiprocessor has one such block at a time,
+ * so no less than each one's share of all splits, than the longest piece, and than the rounds that the longest ones take; a state is written and read again by
+ * bytes that cost about two fifths of a split, and merging is one kernel more. Of equal ones the longest pieces. *items: [n], not cut. */
+static int32_t piece_length_many(const struct td_attn_plan_args *a, const struct attn_item *items, int32_t n)
+{
+    int32_t longest = 1, best_length;
+    double per_sm = (double)a->n_kv_heads / td_cuda.n_sms, best = INFINITY;
+    for (int32_t i = 0; i < n; i++)
+        while (longest < items[i].split_end) longest *= 2;
+    best_length = longest;
+    for (int32_t length = longest; length > 0; length /= 2) {
+        int64_t n_splits = 0, n_more = 0, n_cut = 0, n_slots = 0, n_states = 0, n_largest = 0;
+        int32_t largest = 1;
+        for (int32_t i = 0; i < n; i++) {
+            int32_t splits = items[i].split_end, n_pieces = pieces_of(splits, length), size = min_i32(splits, length);
+            n_splits += splits;
+            if (n_pieces > 1) n_cut++, n_more += n_pieces - 1, n_states += units_of(splits, length), n_slots += (int64_t)items[i].n_tokens * units_of(splits, length);
+            if (size > largest) largest = size, n_largest = 0;
+            if (size == largest) n_largest += splits / size;
+        }
+        if (n_more + n_cut > ATTN_PIECES_MANY || n_slots > ATTN_SLOTS) break; /* shorter ones need more */
+        double rounds = ceil((double)n_largest * per_sm) * largest, share = (double)n_splits * per_sm, estimate = rounds > share ? rounds : share;
+        if (n_cut > 0) estimate += 1 + 0.4 * (double)n_states * per_sm;
+        if (estimate < best) best = estimate, best_length = length;
+    }
+    return best_length;
+}
+
+/* items: [n] as they are at first; then their pieces, and behind those the cut ones once more. The states are in the same scratch as attn_few's, which runs later. */
+static void cut_many(struct attn_plan *plan, struct attn_item *items, int32_t n, int32_t length)
+{
+    int32_t n_slots = 0;
+    for (int32_t i = 0; i < n; i++) plan->n_many += pieces_of(items[i].split_end, length), plan->n_merged += items[i].split_end > length;
+    struct attn_item *piece = items + plan->n_many, *merged = piece + plan->n_merged;
+    for (int32_t i = n - 1; i >= 0; i--) { /* from the end: no piece overwrites an item that is still to be cut */
+        struct attn_item item = items[i];
+        piece -= pieces_of(item.split_end, length);
+        cut(item, length, 0, &n_slots, piece);
+        if (item.split_end > length) *--merged = *piece;
     }
 }
 
@@ -116,29 +180,24 @@ void td_cuda_attn_plan(const struct td_attn_plan_args *a, void *ret_plan, uint64
     memset(ret_plan, 0, sizeof *plan + counters);
     plan->counters_at = (int32_t)sizeof *plan;
     plan->few_at = plan->counters_at + (int32_t)counters;
-    struct attn_item *few = (struct attn_item *)(void *)((uint8_t *)ret_plan + plan->few_at), item;
+    struct attn_item *few = (struct attn_item *)(void *)((uint8_t *)ret_plan + plan->few_at), *many, *merged, item;
     int32_t rows_many = choose_rows_many(a), length = piece_length(a, rows_many), n_counters = 0, n_slots = 0;
     bool is_many;
-    for (int32_t r = 0; next_item(a, rows_many, &r, &item, &is_many);) {
-        int32_t n_splits = item.split_end;
-        if (is_many) continue;
-        if (n_splits > length) {
-            item.n_pieces = (n_splits + length - 1) / length, item.n_first = length;
-            item.counter = n_counters++, item.slot0 = n_slots;
-            n_slots += item.n_tokens * (1 + n_splits - length);
-        }
-        for (int32_t piece = 0; piece < item.n_pieces; piece++) {
-            item.split_begin = piece * length, item.split_end = min_i32(n_splits, (piece + 1) * length);
-            few[plan->n_few++] = item;
-        }
-    }
-    plan->many_at = plan->few_at + plan->n_few * (int32_t)sizeof item;
     for (int32_t r = 0; next_item(a, rows_many, &r, &item, &is_many);)
-        if (is_many) few[plan->n_few + plan->n_many++] = item;
-    sort_items(few, plan->n_few), sort_items(few + plan->n_few, plan->n_many);
-    uint64_t few_code, many_code;
+        if (!is_many) {
+            plan->n_few += cut(item, length, n_counters, &n_slots, few + plan->n_few);
+            n_counters += item.split_end > length;
+        }
+    many = merged = few + plan->n_few;
+    for (int32_t r = 0; next_item(a, rows_many, &r, &item, &is_many);)
+        if (is_many) *merged++ = item;
+    cut_many(plan, many, (int32_t)(merged - many), piece_length_many(a, many, (int32_t)(merged - many)));
+    plan->many_at = plan->few_at + plan->n_few * (int32_t)sizeof item, plan->merged_at = plan->many_at + plan->n_many * (int32_t)sizeof item;
+    sort_items(few, plan->n_few), sort_items(many, plan->n_many);
+    uint64_t few_code, many_code, merged_code;
     plan->n_few_grid = round_grid(plan->n_few, &few_code), plan->n_many_grid = round_grid(plan->n_many, &many_code);
-    *ret_shape = many_code << 8 | few_code;
+    plan->n_merged_grid = round_grid(plan->n_merged, &merged_code);
+    *ret_shape = merged_code << 16 | many_code << 8 | few_code;
 }
 
 /* ---- launchers */

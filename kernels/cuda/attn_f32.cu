@@ -40,8 +40,8 @@ template <bool IS_BF16> __global__ void __launch_bounds__(WARPS *LANES, 4) attn_
     __syncwarp(0xffffffff);
     const int32_t *table = a.block_tables[a.row_seq[r]];
     int32_t first = attn_first(&a, p);
-    float total_max = -INFINITY, total_sum = 0, total[OUT_PER_LANE];
-    for (int i = 0; i < OUT_PER_LANE; i++) total[i] = 0;
+    float total_max = -INFINITY, total_sum = 0, total[OUT_PER_LANE], span_max = -INFINITY, span_sum = 0, span[OUT_PER_LANE];
+    for (int i = 0; i < OUT_PER_LANE; i++) total[i] = span[i] = 0;
     for (int32_t split = first / ATTN_SPLIT; split <= p / ATTN_SPLIT; split++) {
         float max = -INFINITY, sum = 0, o[OUT_PER_LANE], keep, take;
         for (int i = 0; i < OUT_PER_LANE; i++) o[i] = 0;
@@ -67,9 +67,14 @@ template <bool IS_BF16> __global__ void __launch_bounds__(WARPS *LANES, 4) attn_
             }
         }
         for (int m = LANES / 2; m > 0; m /= 2) sum += __shfl_xor_sync(0xffffffff, sum, m);
-        attn_merge_scales(&total_max, max, a.c, &keep, &take);
-        total_sum = attn_merge(total_sum, sum, keep, take);
-        for (int i = 0; i < OUT_PER_LANE; i++) total[i] = attn_merge(total[i], o[i], keep, take);
+        attn_merge_scales(&span_max, max, a.c, &keep, &take);
+        span_sum = attn_merge(span_sum, sum, keep, take);
+        for (int i = 0; i < OUT_PER_LANE; i++) span[i] = attn_merge(span[i], o[i], keep, take);
+        if ((split + 1) % ATTN_SPAN != 0 && split < p / ATTN_SPLIT) continue;
+        attn_merge_scales(&total_max, span_max, a.c, &keep, &take);
+        total_sum = attn_merge(total_sum, span_sum, keep, take);
+        for (int i = 0; i < OUT_PER_LANE; i++) total[i] = attn_merge(total[i], span[i], keep, take), span[i] = 0;
+        span_max = -INFINITY, span_sum = 0;
     }
     for (int i = 0; i < OUT_PER_LANE; i++)
         if (lane + i * LANES < a.head_dim) out[lane + i * LANES] = total[i] / total_sum;

@@ -84,7 +84,7 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
     int32_t warp = (int32_t)threadIdx.x / LANES, lane = (int32_t)threadIdx.x % LANES;
     if (index >= (IS_MANY ? head->n_many : head->n_few)) return;
     const struct attn_item *item = (const struct attn_item *)(const void *)(plan + (IS_MANY ? head->many_at : head->few_at)) + index;
-    bool is_first = item->split_begin == 0;
+    bool is_cut = item->n_pieces > 1, is_first = true;
     uint8_t *q = shared, *tiles = q + ROWS * layout<D>::STRIDE * 16, *exchange = tiles + 4 * layout<D>::TILE_BYTES;
 
     /* what the block, its first and last token, the warp and the lane's two rows see */
@@ -108,10 +108,10 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
         warp_lo = other_lo < warp_lo ? other_lo : warp_lo, warp_hi = other_hi > warp_hi ? other_hi : warp_hi;
     }
 
-    const struct total nothing = {{-INFINITY, -INFINITY}, {0, 0}};
-    struct total total = nothing;
-    float o[PAIRS][2][4], total_o[PAIRS][2][4];
-    clear<PAIRS>(o), clear<PAIRS>(total_o);
+    struct total span, total; /* total's out is where it is to be in the end */
+    float o[PAIRS][2][4], span_o[PAIRS][2][4];
+    total_clear(&span), total_clear(&total);
+    clear<PAIRS>(o), clear<PAIRS>(span_o);
     rows_start(&r);
     const int32_t *table = hi >= 0 ? a->block_tables[a->row_seq[item->row0]] : NULL;
     int64_t offset = 0;
@@ -161,17 +161,22 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
             }
         }
         if ((tile + ATTN_TILE) % ATTN_SPLIT == 0 || tile + ATTN_TILE >= end) {
-            if (!is_first) total = nothing, clear<PAIRS>(total_o); /* the merge is a copy then */
-            end_split<D, PAIRS>(&r, &total, o, total_o, a->c);
-            if (!is_first)
-                store<D, PAIRS>(a, item, kv_head, row0, &total, total_o, IS_MANY ? 0 : warp, IS_MANY ? 1 : WARPS,
-                                item->slot0 + (1 + tile / ATTN_SPLIT - item->n_first) * item->n_tokens, scratch);
+            int32_t splits = tile / ATTN_SPLIT + 1; /* that are over */
+            end_split<PAIRS>(&r, &span, o, span_o, a->c);
             rows_start(&r), clear<PAIRS>(o);
+            if (tile + ATTN_TILE >= end ? is_cut : splits % (is_cut ? item->unit : ATTN_SPAN) == 0) {
+                if (is_cut)
+                    hand_on<D, PAIRS>(a, item, kv_head, row0, &span, span_o, IS_MANY ? 0 : warp, IS_MANY ? 1 : WARPS, (splits - 1) / item->unit, scratch);
+                else
+                    end_span<D, PAIRS>(a, item, kv_head, row0, &span, span_o, &total, IS_MANY ? 0 : warp, IS_MANY ? 1 : WARPS, is_first, false);
+                is_first = false, total_clear(&span), clear<PAIRS>(span_o);
+            }
         }
     }
-    if (is_first) store<D, PAIRS>(a, item, kv_head, row0, &total, total_o, IS_MANY ? 0 : warp, IS_MANY ? 1 : WARPS, item->n_pieces > 1 ? item->slot0 : -1, scratch);
-    if (!IS_MANY && item->n_pieces > 1 && is_last_piece(item, (uint32_t *)(void *)(plan + head->counters_at) + item->counter * a->n_kv_heads + kv_head))
-        combine<D>(a, item, kv_head, scratch, (float *)(void *)tiles);
+    if (!is_cut)
+        end_span<D, PAIRS>(a, item, kv_head, row0, &span, span_o, &total, IS_MANY ? 0 : warp, IS_MANY ? 1 : WARPS, is_first, true);
+    else if (!IS_MANY && is_last_piece(item, (uint32_t *)(void *)(plan + head->counters_at) + item->counter * a->n_kv_heads + kv_head))
+        merge_states<D>(a, item, kv_head, 0, scratch, (float *)(void *)tiles);
 }
 
 template <int D> __global__ void __launch_bounds__(WARPS_MANY * LANES, 1) attn_many(struct attn_params a, uint8_t *plan, struct attn_scratch scratch)
@@ -190,21 +195,12 @@ template <int D> __global__ void __launch_bounds__(WARPS_FEW * LANES, 3) attn_fe
 
 template <int D> static void launch(const struct attn_params *a, const struct attn_plan *plan, uint8_t *device_plan, struct attn_scratch scratch)
 {
-    static bool is_allowed; /* shared memory beyond 48 KiB is asked for once */
-    if (!is_allowed) {
-        is_allowed = td_cuda_ok(cudaFuncSetAttribute(attn_many<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, layout<D>::MANY_BYTES), "attn_many") &&
-                     td_cuda_ok(cudaFuncSetAttribute(attn_few<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, layout<D>::FEW_BYTES), "attn_few");
-    }
-    if (plan->n_many_grid > 0) {
-        dim3 grid((unsigned)(plan->n_many_grid * a->n_kv_heads));
-        TD_LAUNCH(attn_many<D>, grid, dim3(WARPS_MANY * LANES), layout<D>::MANY_BYTES, td_cuda.compute, *a, device_plan, scratch);
-        TD_LAUNCHED("attn_many");
-    }
-    if (plan->n_few_grid > 0) {
-        dim3 grid((unsigned)(plan->n_few_grid * a->n_kv_heads));
-        TD_LAUNCH(attn_few<D>, grid, dim3(WARPS_FEW * LANES), layout<D>::FEW_BYTES, td_cuda.compute, *a, device_plan, scratch);
-        TD_LAUNCHED("attn_few");
-    }
+    enum { MANY_BYTES = layout<D>::MANY_BYTES, FEW_BYTES = layout<D>::FEW_BYTES };
+    static bool is_allowed;
+    if (!is_allowed) is_allowed = attn_allow((const void *)attn_many<D>, MANY_BYTES, "attn_many") && attn_allow((const void *)attn_few<D>, FEW_BYTES, "attn_few");
+    ATTN_LAUNCH(attn_many<D>, "attn_many", plan->n_many_grid, WARPS_MANY * LANES, MANY_BYTES);
+    ATTN_LAUNCH(attn_merge_many<D>, "attn_merge_many", plan->n_merged_grid * MERGE_GROUPS, MERGE_THREADS, 0);
+    ATTN_LAUNCH(attn_few<D>, "attn_few", plan->n_few_grid, WARPS_FEW * LANES, FEW_BYTES);
 }
 
 bool td_cuda_attn_mma_has(int32_t head_dim, int32_t group)

@@ -135,26 +135,31 @@ struct attn_scratch {
     float *out;     /* [ATTN_SLOTS][n_heads][D] */
 };
 
+/* Of a lane's two rows; the same in the four lanes of a row. */
 struct total {
     float max[2], sum[2];
 };
 
-/* The split is over: adds up the row's sum, then either merges the state into the total or, in a piece that is not the first, hands it on. o: of PAIRS column
- * pairs, pair0 + i * step. */
-template <int D, int PAIRS>
-__device__ static inline void end_split(struct rows *r, struct total *total, float o[PAIRS][2][4], float total_o[PAIRS][2][4], float c)
+__device__ static inline void total_clear(struct total *t)
+{
+    for (int i = 0; i < 2; i++) t->max[i] = -INFINITY, t->sum[i] = 0;
+}
+
+/* The split is over: adds up the row's sum and merges the state into the span's. */
+template <int PAIRS>
+__device__ static inline void end_split(struct rows *r, struct total *span, float o[PAIRS][2][4], float span_o[PAIRS][2][4], float c)
 {
     ATTN_UNROLL
     for (int i = 0; i < 2; i++) {
         float keep, take;
         r->sum[i] += __shfl_xor_sync(0xffffffff, r->sum[i], 1);
         r->sum[i] += __shfl_xor_sync(0xffffffff, r->sum[i], 2);
-        attn_merge_scales(&total->max[i], r->max[i], c, &keep, &take);
-        total->sum[i] = attn_merge(total->sum[i], r->sum[i], keep, take);
+        attn_merge_scales(&span->max[i], r->max[i], c, &keep, &take);
+        span->sum[i] = attn_merge(span->sum[i], r->sum[i], keep, take);
         ATTN_UNROLL
         for (int j = 0; j < PAIRS; j++)
             for (int n = 0; n < 2; n++)
-                for (int e = 0; e < 2; e++) total_o[j][n][2 * i + e] = attn_merge(total_o[j][n][2 * i + e], o[j][n][2 * i + e], keep, take);
+                for (int e = 0; e < 2; e++) span_o[j][n][2 * i + e] = attn_merge(span_o[j][n][2 * i + e], o[j][n][2 * i + e], keep, take);
     }
 }
 
@@ -166,29 +171,50 @@ template <int PAIRS> __device__ static inline void clear(float o[PAIRS][2][4])
             for (int e = 0; e < 4; e++) o[j][n][e] = 0;
 }
 
-/* Writes the total of this warp's rows (packed rows row0 ..): to `slot` of the states, or divided to out (slot -1). Column pairs pair0 + j * step. */
+/* Hands on the state of a unit of this warp's rows (packed rows row0 ..). Column pairs pair0 + j * step. */
 template <int D, int PAIRS>
-__device__ static inline void store(const struct attn_params *a, const struct attn_item *item, int32_t kv_head, int32_t row0, const struct total *total,
-                                    float o[PAIRS][2][4], int32_t pair0, int32_t step, int32_t slot, struct attn_scratch scratch)
+__device__ static inline void hand_on(const struct attn_params *a, const struct attn_item *item, int32_t kv_head, int32_t row0, const struct total *state,
+                                      float o[PAIRS][2][4], int32_t pair0, int32_t step, int32_t unit, struct attn_scratch scratch)
 {
     int32_t lane = (int32_t)threadIdx.x % LANES;
     ATTN_UNROLL
     for (int i = 0; i < 2; i++) {
         int32_t row = row0 + lane / 4 + 8 * i, token = row / a->group, head = kv_head * a->group + row % a->group;
         if (row >= item->n_tokens * a->group) continue;
-        float factor = 1.0f, *to = a->out + (item->row0 + token) * a->out_stride + (int64_t)head * D;
-        if (slot >= 0) {
-            int64_t state = (int64_t)(slot + token) * a->n_heads + head;
-            to = scratch.out + state * D;
-            if (lane % 4 == 0 && pair0 == 0) scratch.max_sum[2 * state] = total->max[i], scratch.max_sum[2 * state + 1] = total->sum[i];
-        } else {
-            factor = 1.0f / (total->sum[i] == 0 ? 1.0f : total->sum[i]); /* 0: padding */
-        }
+        int64_t at = (int64_t)(item->slot0 + unit * item->n_tokens + token) * a->n_heads + head;
+        if (lane % 4 == 0 && pair0 == 0) scratch.max_sum[2 * at] = state->max[i], scratch.max_sum[2 * at + 1] = state->sum[i];
         ATTN_UNROLL
         for (int j = 0; j < PAIRS; j++) {
             if ((pair0 + j * step) * 16 >= D) continue;
             for (int n = 0; n < 2; n++)
-                for (int e = 0; e < 2; e++) to[(pair0 + j * step) * 16 + n * 8 + 2 * (lane % 4) + e] = o[j][n][2 * i + e] * factor;
+                for (int e = 0; e < 2; e++) scratch.out[at * D + (pair0 + j * step) * 16 + n * 8 + 2 * (lane % 4) + e] = o[j][n][2 * i + e];
+        }
+    }
+}
+
+/* Merges a span into the total, whose out is kept where it is to be in the end: registers hold no third set, and a span is seldom over. Only this lane touches these
+ * elements. is_last: divided by the sum. */
+template <int D, int PAIRS>
+__device__ static inline void end_span(const struct attn_params *a, const struct attn_item *item, int32_t kv_head, int32_t row0, const struct total *span,
+                                       float span_o[PAIRS][2][4], struct total *total, int32_t pair0, int32_t step, bool is_first, bool is_last)
+{
+    int32_t lane = (int32_t)threadIdx.x % LANES;
+    ATTN_UNROLL
+    for (int i = 0; i < 2; i++) {
+        int32_t row = row0 + lane / 4 + 8 * i;
+        float keep, take, *to = a->out + (item->row0 + row / a->group) * a->out_stride + (int64_t)(kv_head * a->group + row % a->group) * D + 2 * (lane % 4);
+        attn_merge_scales(&total->max[i], span->max[i], a->c, &keep, &take);
+        total->sum[i] = attn_merge(total->sum[i], span->sum[i], keep, take);
+        if (row >= item->n_tokens * a->group) continue;
+        float factor = is_last ? 1.0f / (total->sum[i] == 0 ? 1.0f : total->sum[i]) : 1.0f; /* 0: padding */
+        ATTN_UNROLL
+        for (int j = 0; j < PAIRS; j++) {
+            if ((pair0 + j * step) * 16 >= D) continue;
+            for (int n = 0; n < 2; n++)
+                for (int e = 0; e < 2; e++) {
+                    float *x = to + (pair0 + j * step) * 16 + n * 8 + e;
+                    *x = attn_merge(is_first ? 0.0f : *x, span_o[j][n][2 * i + e], keep, take) * factor;
+                }
         }
     }
 }
@@ -209,55 +235,71 @@ __device__ static inline bool is_last_piece(const struct attn_item *item, uint32
     return true;
 }
 
-/* The states in ascending order, 32 splits at a time: first a warp per row finds how much each state is scaled by (the maxima so far are a scan, max being exact),
- * then a thread per few elements does the sums, whose loads do not wait for one another. board: shared memory that nobody uses any more, 6.3 KiB. */
-template <int D> __device__ static void combine(const struct attn_params *a, const struct attn_item *item, int32_t kv_head, struct attn_scratch scratch, float *board)
+/* Merges the states of packed rows [first, first + 16) of a cut item, 32 units at a time: first a warp per row finds how much each state, and each span, is scaled
+ * by (the maxima so far are scans, max being exact), then a thread per few elements does the sums, whose loads do not wait for one another. 4 warps.
+ * board: MERGE_BOARD_BYTES of shared memory that nobody uses any more. */
+enum { MERGE_THREADS = 4 * LANES, MERGE_BOARD_BYTES = ATTN_ROWS_MERGED * (5 * LANES + 2) * 4 };
+
+template <int D>
+__device__ static void merge_states(const struct attn_params *a, const struct attn_item *item, int32_t kv_head, int32_t first, struct attn_scratch scratch, float *board)
 {
-    enum { ROWS = ATTN_ROWS_FEW, THREADS = 4 * LANES, MINE = (ROWS * D + THREADS - 1) / THREADS };
-    float *keeps = board, *takes = keeps + ROWS * LANES, *sums = takes + ROWS * LANES, *most = sums + ROWS * LANES, *divide = most + ROWS;
-    int32_t n_splits = a->positions[item->row0 + item->n_tokens - 1] / ATTN_SPLIT + 1, begin = attn_first(a, a->positions[item->row0]) / ATTN_SPLIT;
-    int32_t n_packed = item->n_tokens * a->group, thread = (int32_t)threadIdx.x, lane = thread % LANES;
-    int64_t step = (int64_t)item->n_tokens * a->n_heads, row_state = 0;
-    float o[MINE], sum = 0;
-    if (begin < item->n_first) begin = item->n_first;
+    enum { ROWS = ATTN_ROWS_MERGED, MINE = (ROWS * D + MERGE_THREADS - 1) / MERGE_THREADS };
+    float *keeps = board, *takes = keeps + ROWS * LANES, *sums = takes + ROWS * LANES; /* [row][unit]: of a state into its span */
+    float *span_keeps = sums + ROWS * LANES, *span_takes = span_keeps + ROWS * LANES;  /* [row][unit]: of its span into the total */
+    float *most = span_takes + ROWS * LANES, *divide = most + ROWS;
+    int32_t in_span = ATTN_SPAN / item->unit, n_units = a->positions[item->row0 + item->n_tokens - 1] / ATTN_SPLIT / item->unit + 1;
+    int32_t begin = attn_first(a, a->positions[item->row0]) / ATTN_SPLIT / item->unit; /* of those before nothing was seen, nor handed on */
+    int32_t n_packed = item->n_tokens * a->group - first, thread = (int32_t)threadIdx.x, lane = thread % LANES;
+    int64_t step = (int64_t)item->n_tokens * a->n_heads;
+    float o[MINE], span_o[MINE], sum = 0, span_sum = 0;
+    if (n_packed > ROWS) n_packed = ROWS;
     ATTN_UNROLL
-    for (int e = 0; e < MINE; e++) {
-        int32_t i = e * THREADS + thread, row = i / D;
-        o[e] = 0;
-        if (row < n_packed) o[e] = scratch.out[((int64_t)(item->slot0 + row / a->group) * a->n_heads + kv_head * a->group + row % a->group) * D + i % D];
-    }
-    if (thread < n_packed) {
-        row_state = (int64_t)(item->slot0 + thread / a->group) * a->n_heads + kv_head * a->group + thread % a->group;
-        most[thread] = scratch.max_sum[2 * row_state], sum = scratch.max_sum[2 * row_state + 1];
-    }
+    for (int e = 0; e < MINE; e++) o[e] = span_o[e] = 0;
+    if (thread < ROWS) most[thread] = -INFINITY;
     __syncthreads();
-    for (int32_t split = begin; split < n_splits; split += LANES) {
-        int32_t n = n_splits - split < LANES ? n_splits - split : LANES;
-        for (int32_t row = thread / LANES; row < n_packed; row += THREADS / LANES) {
-            int64_t state = (int64_t)(item->slot0 + row / a->group) * a->n_heads + kv_head * a->group + row % a->group + (1 + split + lane - item->n_first) * step;
-            float max = lane < n ? scratch.max_sum[2 * state] : -INFINITY, before = most[row], upto = fmaxf(before, max), left;
-            for (int m = 1; m < LANES; m *= 2) {
+    for (int32_t base = begin / in_span * in_span; base < n_units; base += LANES) {
+        int32_t skip = begin > base ? begin - base : 0, n = n_units - base < LANES ? n_units - base : LANES;
+        for (int32_t row = thread / LANES; row < n_packed; row += MERGE_THREADS / LANES) {
+            int32_t packed = first + row;
+            int64_t state = (int64_t)(item->slot0 + packed / a->group) * a->n_heads + kv_head * a->group + packed % a->group + (base + lane) * step;
+            bool is_there = lane >= skip && lane < n;
+            float max = is_there ? scratch.max_sum[2 * state] : -INFINITY, before = most[row], upto = max, left, span, all, others;
+            for (int m = 1; m < in_span; m *= 2) { /* in each span for itself */
                 float other = __shfl_up_sync(0xffffffff, upto, (unsigned)m);
-                if (lane >= m) upto = fmaxf(upto, other);
+                if (lane % in_span >= m) upto = fmaxf(upto, other);
             }
             left = __shfl_up_sync(0xffffffff, upto, 1u);
-            if (lane == 0) left = before;
+            if (lane % in_span == 0) left = -INFINITY;
+            span = __shfl_sync(0xffffffff, upto, lane | (in_span - 1));
+            all = fmaxf(before, span);
+            for (int m = in_span; m < LANES; m *= 2) {
+                float other = __shfl_up_sync(0xffffffff, all, (unsigned)m);
+                if (lane >= m) all = fmaxf(all, other);
+            }
+            others = __shfl_up_sync(0xffffffff, all, (unsigned)in_span);
+            if (lane < in_span) others = before;
             keeps[row * LANES + lane] = attn_rescale(left, upto, a->c), takes[row * LANES + lane] = attn_rescale(max, upto, a->c);
-            sums[row * LANES + lane] = lane < n ? scratch.max_sum[2 * state + 1] : 0;
+            span_keeps[row * LANES + lane] = attn_rescale(others, all, a->c), span_takes[row * LANES + lane] = attn_rescale(span, all, a->c);
+            sums[row * LANES + lane] = is_there ? scratch.max_sum[2 * state + 1] : 0;
             __syncwarp(0xffffffff);
-            if (lane == LANES - 1) most[row] = upto;
+            if (lane == LANES - 1) most[row] = all;
         }
         __syncthreads();
         ATTN_UNROLL_BY_4
-        for (int32_t s = 0; s < n; s++) {
+        for (int32_t s = skip; s < n; s++) {
+            bool is_end = (s + 1) % in_span == 0 || s + 1 == n; /* of the span: a multiple of it is done at a time */
             ATTN_UNROLL
             for (int e = 0; e < MINE; e++) {
-                int32_t i = e * THREADS + thread, row = i / D;
+                int32_t i = e * MERGE_THREADS + thread, row = i / D, packed = first + row;
                 if (row >= n_packed) continue;
-                int64_t state = (int64_t)(item->slot0 + row / a->group) * a->n_heads + kv_head * a->group + row % a->group + (1 + split + s - item->n_first) * step;
-                o[e] = attn_merge(o[e], scratch.out[state * D + i % D], keeps[row * LANES + s], takes[row * LANES + s]);
+                int64_t state = (int64_t)(item->slot0 + packed / a->group) * a->n_heads + kv_head * a->group + packed % a->group + (base + s) * step;
+                span_o[e] = attn_merge(span_o[e], scratch.out[state * D + i % D], keeps[row * LANES + s], takes[row * LANES + s]);
+                if (is_end) o[e] = attn_merge(o[e], span_o[e], span_keeps[row * LANES + s], span_takes[row * LANES + s]), span_o[e] = 0;
             }
-            if (thread < n_packed) sum = attn_merge(sum, sums[thread * LANES + s], keeps[thread * LANES + s], takes[thread * LANES + s]);
+            if (thread < n_packed) {
+                span_sum = attn_merge(span_sum, sums[thread * LANES + s], keeps[thread * LANES + s], takes[thread * LANES + s]);
+                if (is_end) sum = attn_merge(sum, span_sum, span_keeps[thread * LANES + s], span_takes[thread * LANES + s]), span_sum = 0;
+            }
         }
         __syncthreads();
     }
@@ -265,9 +307,39 @@ template <int D> __device__ static void combine(const struct attn_params *a, con
     __syncthreads();
     ATTN_UNROLL
     for (int e = 0; e < MINE; e++) {
-        int32_t i = e * THREADS + thread, row = i / D;
-        if (row < n_packed) a->out[(item->row0 + row / a->group) * a->out_stride + (int64_t)(kv_head * a->group + row % a->group) * D + i % D] = o[e] * divide[row];
+        int32_t i = e * MERGE_THREADS + thread, row = i / D, packed = first + row;
+        if (row < n_packed) a->out[(item->row0 + packed / a->group) * a->out_stride + (int64_t)(kv_head * a->group + packed % a->group) * D + i % D] = o[e] * divide[row];
     }
 }
+
+/* After attn_many, of the items that it had in pieces. blockIdx.x: (item * 8 + sixteen rows of it) * n_kv_heads + kv head. A kernel of its own: the block that
+ * happens to be the last of an item, as in attn_few, would read megabytes of states alone. */
+enum { MERGE_GROUPS = ATTN_ROWS_MANY / ATTN_ROWS_MERGED };
+
+template <int D> static __global__ void __launch_bounds__(MERGE_THREADS, 4) attn_merge_many(struct attn_params a, uint8_t *plan, struct attn_scratch scratch)
+{
+    __shared__ float board[MERGE_BOARD_BYTES / 4];
+    const struct attn_plan *head = (const struct attn_plan *)(const void *)plan;
+    int32_t index = (int32_t)blockIdx.x / a.n_kv_heads, kv_head = (int32_t)blockIdx.x % a.n_kv_heads, first = index % MERGE_GROUPS * ATTN_ROWS_MERGED;
+    if (index / MERGE_GROUPS >= head->n_merged) return;
+    const struct attn_item *item = (const struct attn_item *)(const void *)(plan + head->merged_at) + index / MERGE_GROUPS;
+    if (first < item->n_tokens * a.group) merge_states<D>(&a, item, kv_head, first, scratch, board);
+}
+
+/* ---- launchers */
+
+/* Shared memory beyond 48 KiB is asked for once. */
+static inline bool attn_allow(const void *kernel, int bytes, const char *label)
+{
+    return td_cuda_ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), label);
+}
+
+/* For n blocks of each kv head, in a function with a, device_plan, scratch. */
+#define ATTN_LAUNCH(kernel, label, n, n_threads, bytes)                                                                           \
+    if ((n) > 0) {                                                                                                                \
+        dim3 grid((unsigned)((n) * a->n_kv_heads));                                                                               \
+        TD_LAUNCH(kernel, grid, dim3(n_threads), bytes, td_cuda.compute, *a, device_plan, scratch);                               \
+        TD_LAUNCHED(label);                                                                                                       \
+    }
 
 #endif

@@ -3,13 +3,15 @@
  * Why here: the bits of a row must be the same in a prefill chunk of any size, in a decode step and in any company (I1), yet decode has to spread one row over
  * the whole card. So the order is fixed by absolute positions, and every kernel follows it:
  *
- *   keys  0 ............ 63 | 64 ........ 127 | ... 511 | 512 ...          tiles of 64 keys, splits of 8 tiles
- *         one step of the     its next step               a new split starts from nothing
- *         online softmax
+ *   keys  0 ............ 63 | 64 ........ 127 | ... 511 | 512 ... 4095 | 4096 ...   tiles of 64 keys, splits of 8 tiles, spans of 8 splits
+ *         one step of the     its next step               a new split    a new span
+ *         online softmax                                  starts from nothing
  *
  *   (1) inside a split: the online softmax of FlashAttention over its tiles in ascending order, state (max, sum, out);
- *   (2) over splits: the states merged in ascending order into a total by attn_merge, whoever computed them (FlashDecoding's parts, of a fixed size);
- *   (3) a tile or a split of which a row sees nothing changes no bit of its state, so rows with different ends and windows may share a thread block.
+ *   (2) inside a span: the states of its splits merged in ascending order by attn_merge, whoever computed them (FlashDecoding's parts, of a fixed size);
+ *       over spans: theirs merged in the same way into the total. Two levels, because a long prompt's few rows may be cut at splits, as decode needs, while a
+ *       chunk's many rows behind as long a prefix are cut at spans: an eighth of the states to keep and to bring across the memory;
+ *   (3) a tile, split or span of which a row sees nothing changes no bit of its state, so rows with different ends and windows may share a thread block.
  *
  * (3) holds because max is exact, exp2(0) is 1, a masked probability is +0 and x * 1 + 0 is x; a key that no row of the block may see is read as zeros.
  *
@@ -29,7 +31,7 @@
 #define ATTN_UNROLL_BY_4
 #endif
 
-enum { ATTN_TILE = 64, ATTN_SPLIT = 512 };
+enum { ATTN_TILE = 64, ATTN_SPLIT = 512, ATTN_SPAN = 8 /* splits */ };
 
 /* td_attn_args as the kernels take it. */
 struct attn_params {
@@ -47,28 +49,31 @@ struct attn_params {
 };
 
 /* A work item of the plan: the packed rows of n_tokens adjacent rows of one sequence with one kv head's query heads (row i is head i % group of token i / group),
- * and the splits [split_begin, split_end) of their keys. The items of the same rows are its pieces. The piece that begins at split 0 merges its splits
- * into the rows' first state; every other piece hands on the state of each of its splits, so that the order of merging is that of one piece. */
+ * and the splits [split_begin, split_end) of their keys. The items of the same rows are its pieces. One piece writes the rows' out; of several, each hands on the
+ * state of each of its units - splits, or spans where no piece ends inside one - and all are merged when they are there, so that the order is that of one piece. */
 struct attn_item {
     int32_t row0, n_tokens;        /* padding: positions -1 */
     int32_t split_begin, split_end;
-    int32_t n_pieces, n_first;     /* n_first: split_end of the first piece */
-    int32_t counter;               /* of the pieces that are done; n_pieces > 1 */
-    int32_t slot0;                 /* states of token t: slot0 + t is the first piece's, slot0 + (1 + s - n_first) * n_tokens + t that of split s */
+    int32_t n_pieces, unit;        /* unit: 1 or ATTN_SPAN splits; n_pieces > 1 */
+    int32_t counter;               /* of the pieces that are done; attn_few's, n_pieces > 1 */
+    int32_t slot0;                 /* the state of token t and unit u is at slot0 + u * n_tokens + t */
 };
 
 enum {
     ATTN_ROWS_FEW = 16,            /* packed rows of an item of attn_few: one m16 tile that four warps share */
     ATTN_ROWS_MANY = 128,          /* of attn_many: a tile per warp */
+    ATTN_ROWS_MERGED = 16,         /* that a block of attn_merge takes */
     ATTN_SLOTS = 4096,             /* states in scratch, of all heads each */
-    ATTN_PIECES = 1024             /* of a plan, beyond one per item */
+    ATTN_PIECES = 1024,            /* of a plan's items for attn_few, beyond one per item */
+    ATTN_PIECES_MANY = 512         /* of those for attn_many; and items for attn_merge */
 };
 
-/* The plan: this, then counters [ATTN_PIECES][n_kv_heads] (all zero between entries), then the items for attn_few, then those for attn_many. */
+/* The plan: this, then counters [ATTN_PIECES][n_kv_heads] (all zero between entries), then the items for attn_few, those for attn_many, and those for attn_merge:
+ * attn_many's cut items, once each. */
 struct attn_plan {
-    int32_t n_few, n_many;
-    int32_t n_few_grid, n_many_grid; /* rounded up: what decides grids */
-    int32_t counters_at, few_at, many_at, pad[9]; /* offsets in bytes */
+    int32_t n_few, n_many, n_merged;
+    int32_t n_few_grid, n_many_grid, n_merged_grid; /* rounded up: what decides grids */
+    int32_t counters_at, few_at, many_at, merged_at, pad[6]; /* offsets in bytes */
 };
 _Static_assert(sizeof(struct attn_plan) == 64 && sizeof(struct attn_item) == 32, "the host writes them, the device reads them");
 

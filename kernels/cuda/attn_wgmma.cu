@@ -40,7 +40,7 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
     int32_t warp = (int32_t)threadIdx.x / LANES, lane = (int32_t)threadIdx.x % LANES, row0 = warp * 16, group_row0 = warp / 4 * 64;
     if (index >= (IS_WIDE ? head->n_many : head->n_few)) return;
     const struct attn_item *item = (const struct attn_item *)(const void *)(plan + (IS_WIDE ? head->many_at : head->few_at)) + index;
-    bool is_first = item->split_begin == 0;
+    bool is_cut = item->n_pieces > 1, is_first = true;
     uint8_t *q = shared + (WGMMA_ALIGN - (uintptr_t)shared % WGMMA_ALIGN) % WGMMA_ALIGN, *tiles = q + S::ROWS * D * 2;
 
     /* what the block, its first and last token, the warpgroup and the lane's two rows see */
@@ -60,10 +60,10 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
         r.last[i] = row < n_packed ? a->positions[item->row0 + row / a->group] : -1;
     }
 
-    const struct total nothing = {{-INFINITY, -INFINITY}, {0, 0}};
-    struct total total = nothing;
-    float o[PAIRS][2][4], total_o[PAIRS][2][4];
-    clear<PAIRS>(o), clear<PAIRS>(total_o);
+    struct total span, total; /* total's out is where it is to be in the end */
+    float o[PAIRS][2][4], span_o[PAIRS][2][4];
+    total_clear(&span), total_clear(&total);
+    clear<PAIRS>(o), clear<PAIRS>(span_o);
     rows_start(&r);
     const int32_t *table = hi >= 0 ? a->block_tables[a->row_seq[item->row0]] : NULL;
     load_q<L>(q, a, item, kv_head, S::ROWS);
@@ -126,15 +126,22 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
             for (int i = 0; i < L::PANELS; i++) td_wgmma_hold(&o[4 * i][0][0]);
         }
         if ((tile + ATTN_TILE) % ATTN_SPLIT == 0 || tile + ATTN_TILE >= end) {
-            if (!is_first) total = nothing, clear<PAIRS>(total_o); /* the merge is a copy then */
-            end_split<D, PAIRS>(&r, &total, o, total_o, a->c);
-            if (!is_first) store<D, PAIRS>(a, item, kv_head, row0, &total, total_o, 0, 1, item->slot0 + (1 + tile / ATTN_SPLIT - item->n_first) * item->n_tokens, scratch);
+            int32_t splits = tile / ATTN_SPLIT + 1; /* that are over */
+            end_split<PAIRS>(&r, &span, o, span_o, a->c);
             rows_start(&r), clear<PAIRS>(o);
+            if (tile + ATTN_TILE >= end ? is_cut : splits % (is_cut ? item->unit : ATTN_SPAN) == 0) {
+                if (is_cut)
+                    hand_on<D, PAIRS>(a, item, kv_head, row0, &span, span_o, 0, 1, (splits - 1) / item->unit, scratch);
+                else
+                    end_span<D, PAIRS>(a, item, kv_head, row0, &span, span_o, &total, 0, 1, is_first, false);
+                is_first = false, total_clear(&span), clear<PAIRS>(span_o);
+            }
         }
     }
-    if (is_first) store<D, PAIRS>(a, item, kv_head, row0, &total, total_o, 0, 1, item->n_pieces > 1 ? item->slot0 : -1, scratch);
-    if (!IS_WIDE && item->n_pieces > 1 && is_last_piece(item, (uint32_t *)(void *)(plan + head->counters_at) + item->counter * a->n_kv_heads + kv_head))
-        combine<D>(a, item, kv_head, scratch, (float *)(void *)tiles);
+    if (!is_cut)
+        end_span<D, PAIRS>(a, item, kv_head, row0, &span, span_o, &total, 0, 1, is_first, true);
+    else if (!IS_WIDE && is_last_piece(item, (uint32_t *)(void *)(plan + head->counters_at) + item->counter * a->n_kv_heads + kv_head))
+        merge_states<D>(a, item, kv_head, 0, scratch, (float *)(void *)tiles);
 }
 
 template <int D> __global__ void __launch_bounds__(WARPS_WIDE *LANES, 1) attn_wide(struct attn_params a, uint8_t *plan, struct attn_scratch scratch)
@@ -154,21 +161,11 @@ template <int D> __global__ void __launch_bounds__(WARPS_THIN *LANES, 2) attn_th
 template <int D> static void launch(const struct attn_params *a, const struct attn_plan *plan, uint8_t *device_plan, struct attn_scratch scratch)
 {
     enum { WIDE_BYTES = shape<D, true>::BYTES, THIN_BYTES = shape<D, false>::BYTES };
-    static bool is_allowed; /* shared memory beyond 48 KiB is asked for once */
-    if (!is_allowed) {
-        is_allowed = td_cuda_ok(cudaFuncSetAttribute(attn_wide<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, WIDE_BYTES), "attn_wide") &&
-                     td_cuda_ok(cudaFuncSetAttribute(attn_thin<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, THIN_BYTES), "attn_thin");
-    }
-    if (plan->n_many_grid > 0) {
-        dim3 grid((unsigned)(plan->n_many_grid * a->n_kv_heads));
-        TD_LAUNCH(attn_wide<D>, grid, dim3(WARPS_WIDE * LANES), WIDE_BYTES, td_cuda.compute, *a, device_plan, scratch);
-        TD_LAUNCHED("attn_wide");
-    }
-    if (plan->n_few_grid > 0) {
-        dim3 grid((unsigned)(plan->n_few_grid * a->n_kv_heads));
-        TD_LAUNCH(attn_thin<D>, grid, dim3(WARPS_THIN * LANES), THIN_BYTES, td_cuda.compute, *a, device_plan, scratch);
-        TD_LAUNCHED("attn_thin");
-    }
+    static bool is_allowed;
+    if (!is_allowed) is_allowed = attn_allow((const void *)attn_wide<D>, WIDE_BYTES, "attn_wide") && attn_allow((const void *)attn_thin<D>, THIN_BYTES, "attn_thin");
+    ATTN_LAUNCH(attn_wide<D>, "attn_wide", plan->n_many_grid, WARPS_WIDE * LANES, WIDE_BYTES);
+    ATTN_LAUNCH(attn_merge_many<D>, "attn_merge_many", plan->n_merged_grid * MERGE_GROUPS, MERGE_THREADS, 0);
+    ATTN_LAUNCH(attn_thin<D>, "attn_thin", plan->n_few_grid, WARPS_THIN * LANES, THIN_BYTES);
 }
 
 bool td_cuda_attn_wgmma_has(int32_t head_dim, int32_t group)

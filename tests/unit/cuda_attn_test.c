@@ -1,6 +1,6 @@
 /* cuda_attn_test.c - attention of the device table: against ref over head ratios, head sizes, lengths at every boundary, windows and block tables, with NaN in every
- * slot that no row may read; and the bits of a row alone, in chunks of any size, in decode, cut into pieces, in company, beside padding and in any packing of
- * heads. On the emulated device unless TANDEM_CUDA_LIBRARY names a real one's library. */
+ * slot that no row may read; and the bits of a row alone, in chunks of any size, in decode, cut into pieces or not, in company, beside padding and in any packing
+ * of heads. On the emulated device unless TANDEM_CUDA_LIBRARY names a real one's library. */
 #include "kernels/device.h"
 #include "tests/unit/kernels_attn.h"
 
@@ -10,6 +10,10 @@ static const struct td_device *device;
 static bool is_short; /* TANDEM_TEST_SHORT: as the sanitizer stages run it */
 static bool is_wgmma; /* the second run of all tests, with Hopper's kernels: of head sizes 64 and 128 only */
 enum { PADDING = -1 }; /* rows->seq of a padding row is 0 */
+
+/* The plan is made as for a model of plan_times as many heads, for which the same rows fill more of the card and are cut less: any plan serves any model. */
+static int32_t plan_times = 1, n_layers = 2;
+static uint64_t plan_shape; /* of the last plan */
 
 static void must(td_status status, const struct td_err *err)
 {
@@ -56,12 +60,12 @@ static void attend_heads(const struct world *w, const struct on_device *d, const
     float *q = alloc_poisoned((size_t)(n * stride) * 4), *o = alloc_poisoned((size_t)(n * stride) * 4);
     for (int32_t r = 0; r < n; r++)
         if (rows->pos[r] >= 0) memcpy(q + r * stride, w->q[rows->seq[r]] + rows->pos[r] * all + (int64_t)head0 * w->kv.head_dim, (size_t)row * 4);
-    size_t plan_bytes = ops->attn_plan_bytes(n, n_kv_heads);
+    size_t plan_bytes = ops->attn_plan_bytes(n, n_kv_heads * plan_times);
     void *plan = alloc_poisoned(plan_bytes);
-    struct td_attn_plan_args plan_args = {.positions = rows->pos, .row_seq = rows->seq, .n_rows = n, .n_heads = n_heads, .n_kv_heads = n_kv_heads};
-    uint64_t shape = UINT64_MAX;
-    ops->attn_plan(&plan_args, plan, &shape);
-    assert_true(shape < (uint64_t)1 << 40);
+    struct td_attn_plan_args plan_args = {.positions = rows->pos, .row_seq = rows->seq, .n_rows = n, .n_heads = n_heads * plan_times, .n_kv_heads = n_kv_heads * plan_times};
+    plan_shape = UINT64_MAX;
+    ops->attn_plan(&plan_args, plan, &plan_shape);
+    assert_true(plan_shape < (uint64_t)1 << 40);
     must(device->upload(d->cache, w->cache, w->cache_bytes, &err), &err);
     void *q_d = device_copy(q, (size_t)(n * stride) * 4), *o_d = device_copy(o, (size_t)(n * stride) * 4), *pos_d = device_copy(rows->pos, (size_t)n * 4),
          *seq_d = device_copy(rows->seq, (size_t)n * 4), *plan_d = device_copy(plan, plan_bytes);
@@ -83,7 +87,7 @@ static void attend_heads(const struct world *w, const struct on_device *d, const
                              .device_plan = plan_d};
     a.kv.base = d->cache;
     assert_true(device->step_begin(0));
-    for (int layer = 0; layer < 2; layer++) ops->attn(&a, 0, 1); /* the second finds the plan as the first did */
+    for (int layer = 0; layer < n_layers; layer++) ops->attn(&a, 0, 1); /* the second finds the plan as the first did */
     must(device->step_end(&err), &err);
     must(device->wait(&err), &err);
     must(device->download(o, o_d, (size_t)(n * stride) * 4, &err), &err);
@@ -150,16 +154,13 @@ static void device_tolerance(const struct world *w, int32_t seq, int32_t pos, in
     free(p);
 }
 
-static void check_against_ref(struct world *w, const struct rows *rows)
+/* o1: what the device made of the rows. */
+static void near_ref(const struct world *w, const struct rows *rows, const float *o1)
 {
-    struct on_device d;
     int64_t row = (int64_t)w->n_heads * w->kv.head_dim;
     double tolerance[TD_ATTN_HEAD_DIM_MAX];
-    world_expose(w, rows);
-    on_device_make(&d, w);
-    float *o0 = alloc_poisoned((size_t)(rows->n * row) * 4), *o1 = alloc_poisoned((size_t)(rows->n * row) * 4);
+    float *o0 = alloc_poisoned((size_t)(rows->n * row) * 4);
     attend_ref(w, rows, o0);
-    attend(w, &d, rows, o1);
     for (int32_t r = 0; r < rows->n; r++)
         for (int32_t h = 0; h < w->n_heads; h++) {
             if (rows->pos[r] >= 0) device_tolerance(w, rows->seq[r], rows->pos[r], h, tolerance);
@@ -171,7 +172,18 @@ static void check_against_ref(struct world *w, const struct rows *rows)
                              rows->pos[r], h, i, (double)o1[at], (double)o0[at], tolerance[i]);
             }
         }
-    free(o0), free(o1);
+    free(o0);
+}
+
+static void check_against_ref(struct world *w, const struct rows *rows)
+{
+    struct on_device d;
+    world_expose(w, rows);
+    on_device_make(&d, w);
+    float *out = alloc_poisoned((size_t)(rows->n * w->n_heads * w->kv.head_dim) * 4);
+    attend(w, &d, rows, out);
+    near_ref(w, rows, out);
+    free(out);
     on_device_free(&d);
 }
 
@@ -285,6 +297,62 @@ static void test_chunks_and_company_leave_the_bits(void **state)
     }
 }
 
+/* Rows behind thousands of keys, in every cut of the same keys: uncut, at spans, at splits. Scores are large, and the largest of a row stand now in its first split,
+ * now in its last, so that a state which is scaled by another maximum than its own shows. */
+static void test_cuts_leave_the_bits(void **state)
+{
+    (void)state;
+    enum { UNCUT = 1024 };
+    static const struct { int32_t kv_heads, ratio, dim, block, len, window, chunk; } cases[] = {
+        {1, 1, 32, 64, 17300, 0, 64},    /* 34 splits: more than a warp has lanes */
+        {1, 8, 64, 16, 6300, 4700, 17},  /* the window begins inside a span */
+        {2, 2, 32, 7, 4500, 0, 64},      /* a split of the second span */
+        {1, 7, 128, 16, 6200, 2500, 16}, /* the window begins in the first span, the chunk ends in the second */
+    };
+    for (int c = 0; c < 4; c++) {
+        if (is_wgmma ? c != 1 : is_short && c != 2) continue;
+        int32_t len[N_SEQS] = {cases[c].len + rng_int(0, 100), 1, 1, 1}, dim = cases[c].dim, chunk = cases[c].chunk;
+        struct world *w = malloc(sizeof *w);
+        struct rows *rows = calloc(1, sizeof *rows);
+        struct on_device d;
+        assert_true(w && rows);
+        world_make(w, cases[c].kv_heads, cases[c].ratio, dim, cases[c].block, TD_BF16, len, cases[c].window);
+        int64_t row = (int64_t)w->n_heads * dim, kv_row = (int64_t)w->kv.n_kv_heads * dim;
+        int32_t from = len[0] - chunk, first = w->window > 0 ? from - w->window + chunk : 0, large[] = {first + 3, first + 700, len[0] / 2, from - 1};
+        for (int64_t i = from * row; i < len[0] * row; i++) w->q[0][i] *= 12;
+        for (int i = 0; i < 4; i++)
+            for (int64_t j = 0; j < kv_row; j++) w->k[0][large[i] * kv_row + j] *= 3;
+        on_device_make(&d, w);
+        float *whole = alloc_poisoned((size_t)(chunk * row) * 4), *some = alloc_poisoned((size_t)(chunk * row) * 4);
+        rows_add(rows, 0, from, chunk);
+        world_expose(w, rows);
+        plan_times = UNCUT, n_layers = 1;
+        attend(w, &d, rows, whole);
+        struct rows *last = calloc(1, sizeof *last); /* all the others must be like it in bits */
+        assert_non_null(last);
+        rows_add(last, 0, len[0] - 1, 1);
+        near_ref(w, last, whole + (chunk - 1) * row);
+        free(last);
+        uint64_t uncut = plan_shape;
+        const int32_t sizes[] = {chunk, 16, 7, 1}, times[] = {1, 4, UNCUT}; /* cut at splits or spans, or not */
+        for (int i = 0; i < 4; i++)
+            for (int t = 0; t < (sizes[i] == 1 ? 3 : sizes[i] == 7 ? 1 : 2); t++) {
+                int32_t n = sizes[i], at = i ? rng_int(0, chunk - n) : 0;
+                rows->n = 0;
+                rows_add(rows, 0, from + at, n);
+                world_expose(w, rows);
+                plan_times = times[t];
+                attend(w, &d, rows, some);
+                if (i == 0 && t == 0) assert_true(plan_shape > uncut);
+                if (memcmp(some, whole + at * row, (size_t)(n * row) * 4) != 0)
+                    fail_msg("case %d: %d rows from position %d, plan of %d times the heads: not the uncut chunk's", c, n, from + at, plan_times);
+            }
+        plan_times = 1, n_layers = 2;
+        free(whole), free(some), free(rows);
+        on_device_free(&d), world_free(w), free(w);
+    }
+}
+
 /* Many decode rows: fewer pieces each than a row alone has, of several lengths. */
 static void test_a_batch_of_decode_rows(void **state)
 {
@@ -368,6 +436,7 @@ int main(void)
         cmocka_unit_test(test_against_ref),
         cmocka_unit_test(test_decode_over_splits),
         cmocka_unit_test(test_chunks_and_company_leave_the_bits),
+        cmocka_unit_test(test_cuts_leave_the_bits),
         cmocka_unit_test(test_a_batch_of_decode_rows),
         cmocka_unit_test(test_later_infinity_stays_later),
     };

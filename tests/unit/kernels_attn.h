@@ -5,7 +5,7 @@
 
 #include "tests/unit/kernels_test.h"
 
-enum { N_SEQS = 4, MAX_BLOCKS = 700, LEN_MAX = 1300, ROWS_MAX = 17000 };
+enum { N_SEQS = 4, MAX_BLOCKS = 700, LEN_MAX = 1300, ROWS_MAX = 17500 };
 
 /* A cache with N_SEQS sequences. The true K and V of every position are kept in f32 (k, v); `expose` writes some into the cache. */
 struct world {
