@@ -219,20 +219,25 @@ __device__ static inline void end_span(const struct attn_params *a, const struct
     }
 }
 
-/* The last piece of an item merges what all handed on. True for its whole block. */
+/* The last piece of an item merges what all handed on. True for its whole block.
+ *
+ * By PTX's memory model (Memory Consistency Model: Causality Order, Release and Acquire Patterns): what any thread of this block wrote precedes, by program order and
+ * the barrier's synchronizing at block scope, thread 0's fence; base causality order is transitive, so one fence of thread 0 after the barrier and before its
+ * atomic is a release at the scope of the device for the writes of the whole block. (A fence of each writer before the barrier would not be: the pattern wants a
+ * fence and then a strong write by one thread, and what other threads wrote would not precede that fence.) Read-modify-writes carry the observation on from piece
+ * to piece; the last one's atomic and the fence behind it are the acquire, and the second barrier hands it to the block. */
 __device__ static inline bool is_last_piece(const struct attn_item *item, uint32_t *counter)
 {
     __shared__ uint32_t n_before;
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
+        __threadfence();
         n_before = atomicAdd(counter, 1u);
-        if (n_before == (uint32_t)item->n_pieces - 1) *counter = 0; /* as the plan had it */
+        __threadfence();
+        if (n_before == (uint32_t)item->n_pieces - 1) atomicExch(counter, 0u); /* as the plan had it; strong, as the additions that it follows */
     }
     __syncthreads();
-    if (n_before != (uint32_t)item->n_pieces - 1) return false;
-    __threadfence();
-    return true;
+    return n_before == (uint32_t)item->n_pieces - 1;
 }
 
 /* Merges the states of packed rows [first, first + 16) of a cut item, 32 units at a time: first a warp per row finds how much each state, and each span, is scaled
