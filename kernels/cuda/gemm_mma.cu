@@ -10,10 +10,10 @@
  * chunk's first mma, its second half the second. A and B permute k alike, so the sum is over the same products; no ldmatrix and no transposition is
  * needed, and in shared memory rows of 64 bytes are free of bank conflicts as they lie (a quarter of a warp reads 128 contiguous bytes).
  *
- * skinny: few rows. Bound by reading the weight once: each warp takes one slice of 16 or 32 outputs, straight from memory into registers, two groups
- *   of loads in flight; the block's 8 warps meet once, at the end. Estimate at 8B shapes: 4096 outputs are 256 blocks = 2048 warps with 4 KiB in
- *   flight each, about 60 KiB per SM of an H100, twice what latency times bandwidth asks for. Rows are read through L1 and L2 once per block: per row
- *   1/16 of the weight's bytes for blocks of 16 outputs.
+ * skinny: few rows. Bound by reading the weight once: each warp takes one slice of 16 or 32 outputs, straight from memory into registers, three to
+ *   six chunks in flight; the block's 8 warps meet once, at the end. Estimate at 8B shapes: 4096 outputs are 256 blocks = 2048 warps with 5 KiB in
+ *   flight each, about 80 KiB per SM of an H100, more than twice what latency times bandwidth asks for. Rows are read through L1 and L2 once per
+ *   block: per row 1/16 of the weight's bytes for blocks of 16 outputs.
  * tile: many rows. 128 x 128 outputs per block of 8 warps, six stages of cp.async; a second set of accumulators takes the finished slices, 128
  *   registers in all. The small tile (64 x 32) keeps more SMs busy between 17 and 64 rows. mma.sync reaches perhaps two thirds of what wgmma does on
  *   sm_90, so cuBLASLt serves many rows unless deterministic.
@@ -79,7 +79,7 @@ __device__ static inline void load_rows(const struct td_gemm_params *p, const ui
     for (int j = 0; j < NT; j++) ret->x[j] = is_k && m + 8 * j < p->n_rows ? *(const uint4 *)(x + 8 * j * p->k_stride + k) : zero;
 }
 
-/* GROUP chunks at a time, the next group on its way. */
+/* GROUP chunks on their way: as soon as one is multiplied, the one GROUP further on takes its registers. */
 template <int MT, int NT, int GROUP> static __global__ void __launch_bounds__(THREADS, 2) gemm_skinny_kernel(struct td_gemm_params p)
 {
     const int COLUMN = 16 * MT + 4; /* floats between two rows' sums: lanes fall on different banks */
@@ -91,30 +91,25 @@ template <int MT, int NT, int GROUP> static __global__ void __launch_bounds__(TH
     const uint16_t *w = (const uint16_t *)p.w + (n0 + g) * p.k_stride + 8 * t, *x = (const uint16_t *)p.x + (m0 + g) * p.k_stride + 8 * t;
     auto is_k = [&](int32_t chunk) { return chunk < end && (int64_t)chunk * CHUNK + 8 * t < p.k_stride; };
     float acc[MT][NT][4] = {};
-    skinny_loads<MT, NT> now[GROUP], next[GROUP];
+    skinny_loads<MT, NT> loads[GROUP];
 #pragma unroll
-    for (int u = 0; u < GROUP; u++) load_weight(&p, w, n0 + g, (int64_t)(first + u) * CHUNK, is_k(first + u), &now[u]);
+    for (int u = 0; u < GROUP; u++) load_weight(&p, w, n0 + g, (int64_t)(first + u) * CHUNK, is_k(first + u), &loads[u]);
     td_wait_for_previous(); /* the weight is on its way; rows come from the kernel before */
 #pragma unroll
-    for (int u = 0; u < GROUP; u++) load_rows(&p, x, m0 + g, (int64_t)(first + u) * CHUNK, is_k(first + u), &now[u]);
+    for (int u = 0; u < GROUP; u++) load_rows(&p, x, m0 + g, (int64_t)(first + u) * CHUNK, is_k(first + u), &loads[u]);
     for (int32_t c = first; c < end; c += GROUP) {
 #pragma unroll
         for (int u = 0; u < GROUP; u++) {
-            int32_t chunk = c + GROUP + u;
-            load_weight(&p, w, n0 + g, (int64_t)chunk * CHUNK, is_k(chunk), &next[u]);
-            load_rows(&p, x, m0 + g, (int64_t)chunk * CHUNK, is_k(chunk), &next[u]);
-        }
-#pragma unroll
-        for (int u = 0; u < GROUP; u++) {
+            int32_t later = c + GROUP + u;
             if (c + u < end) { /* a product with zeros could still turn -0 into +0 */
 #pragma unroll
                 for (int i = 0; i < MT; i++)
 #pragma unroll
-                    for (int j = 0; j < NT; j++) mma_chunk(acc[i][j], now[u].lo[i], now[u].hi[i], now[u].x[j]);
+                    for (int j = 0; j < NT; j++) mma_chunk(acc[i][j], loads[u].lo[i], loads[u].hi[i], loads[u].x[j]);
             }
+            load_weight(&p, w, n0 + g, (int64_t)later * CHUNK, is_k(later), &loads[u]);
+            load_rows(&p, x, m0 + g, (int64_t)later * CHUNK, is_k(later), &loads[u]);
         }
-#pragma unroll
-        for (int u = 0; u < GROUP; u++) now[u] = next[u];
     }
 #pragma unroll
     for (int i = 0; i < MT; i++)
@@ -252,9 +247,9 @@ void td_cuda_gemm_mma(const struct td_gemm_params *p)
 {
     bool is_wide = (p->n_out + 31) / 32 >= 2 * td_cuda.n_sms; /* 32 outputs a block still fill the device twice */
     if (p->n_rows <= 8)
-        is_wide ? skinny_launch<2, 1, 2>(p) : skinny_launch<1, 1, 4>(p);
+        is_wide ? skinny_launch<2, 1, 4>(p) : skinny_launch<1, 1, 6>(p);
     else if (p->n_rows <= 16)
-        is_wide ? skinny_launch<2, 2, 2>(p) : skinny_launch<1, 2, 2>(p);
+        is_wide ? skinny_launch<2, 2, 3>(p) : skinny_launch<1, 2, 4>(p);
     else if (p->n_rows <= 64)
         tile_launch<64, 32, 4, 2>(p);
     else
