@@ -12,12 +12,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/clock.h"
+#include "bench/cuda_bench_common.h"
 #include "common/base/options.h"
-#include "kernels/device.h"
 
 #define LEN(a) ((int)(sizeof(a) / sizeof *(a)))
-enum { MAX_REPEATS = 1000, CHUNK = 1 << 22 };
+enum { CHUNK = 1 << 22 };
 
 struct bench_config {
     const char *library;
@@ -38,7 +37,7 @@ static const struct td_option options[] = {
     {"window", TD_OPT_I64, "0", 0, 1 << 20, NULL, offsetof(struct bench_config, window), "Sliding window; 0: none."},
     {"block", TD_OPT_I64, "16", 1, 256, NULL, offsetof(struct bench_config, block), "Tokens of a KV block."},
     {"entries", TD_OPT_I64, "32", 1, 1000, NULL, offsetof(struct bench_config, entries), "Calls of one graph."},
-    {"repeats", TD_OPT_I64, "15", 3, MAX_REPEATS, NULL, offsetof(struct bench_config, repeats), "Graphs per line."},
+    {"repeats", TD_OPT_I64, "15", 3, TD_BENCH_REPEATS_MAX, NULL, offsetof(struct bench_config, repeats), "Graphs per line."},
     {"copy_bytes", TD_OPT_SIZE, "1GiB", 4096, 1e12, NULL, offsetof(struct bench_config, copy_bytes), "Size of the copy that gives the floor."},
     {"l2_bytes", TD_OPT_SIZE, "128MiB", 0, 1e12, NULL, offsetof(struct bench_config, l2_bytes), "Layers are added until together they are this large."},
     {"max_bytes", TD_OPT_SIZE, "48GiB", 1, 1e12, NULL, offsetof(struct bench_config, max_bytes), "Lines whose cache is larger are left out."},
@@ -50,7 +49,7 @@ static const struct td_option options[] = {
 static struct bench_config cfg;
 static const struct td_ops *ops;
 static const struct td_device *d;
-static double samples[MAX_REPEATS];
+static double samples[TD_BENCH_REPEATS_MAX];
 
 struct shape {
     int32_t batch, q, context, heads, kv_heads, head_dim, window;
@@ -66,54 +65,6 @@ static const struct shape shapes[] = {
     {1, 8192, 8192, 28, 4, 128, 0},   {1, 8192, 8192, 32, 8, 64, 0},    {1, 8192, 8192, 32, 32, 128, 0}, {1, 8192, 8192, 32, 8, 128, 4096},
     {1, 512, 8192, 32, 8, 128, 0},    {1, 2048, 32768, 32, 8, 128, 0},
 };
-
-static uint64_t rng_state = 1;
-
-static uint64_t rng(void)
-{
-    uint64_t z = (rng_state += 0x9e3779b97f4a7c15ull);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median_of(double *s, int n, double *ret_spread)
-{
-    qsort(s, (size_t)n, sizeof *s, by_value);
-    *ret_spread = (s[3 * n / 4] - s[n / 4]) / 2 / s[n / 2];
-    return s[n / 2];
-}
-
-/* Bytes per second that a copy on the device reads and writes. */
-static td_status copy_rate(double *ret_rate, struct td_err *err)
-{
-    void *from = NULL, *to = NULL;
-    double spread;
-    if (cfg.copy_gbs > 0) {
-        *ret_rate = cfg.copy_gbs * 1e9;
-        return TD_OK;
-    }
-    if (!d->memory) return td_fail(err, TD_ERR_UNSUPPORTED, "%s copies nothing beside steps: give --copy-gbs", d->info.name);
-    td_status s = d->alloc(cfg.copy_bytes, "a copy's source", &from, err);
-    if (!s) s = d->alloc(cfg.copy_bytes, "a copy's target", &to, err);
-    for (int64_t i = -2; !s && i < cfg.repeats; i++) {
-        struct td_device_run run = {to, from, cfg.copy_bytes};
-        uint64_t ticket, t0 = td_now_ns();
-        s = d->memory->copy(d->memory->ctx, TD_COPY_ON_DEVICE, &run, 1, &ticket, err);
-        if (!s) s = d->memory->wait(d->memory->ctx, ticket, err);
-        if (i >= 0) samples[i] = (double)(td_now_ns() - t0) * 1e-9;
-    }
-    if (!s) *ret_rate = 2 * (double)cfg.copy_bytes / median_of(samples, (int)cfg.repeats, &spread);
-    d->release(to);
-    d->release(from);
-    return s;
-}
 
 /* Device memory of `bytes`, filled by repeating `from`. */
 static td_status filled(size_t bytes, const void *from, size_t from_bytes, const char *what, void **ret_memory, struct td_err *err)
@@ -147,7 +98,7 @@ static td_status line(const struct shape *h, const uint8_t *noise, uint64_t key,
         }
     for (int32_t i = 0; i < all; i++) ids[i] = i;
     for (int32_t i = all - 1; i > 0; i--) {
-        int32_t j = (int32_t)(rng() % (uint64_t)(i + 1)), x = ids[i];
+        int32_t j = (int32_t)(td_bench_random() % (uint64_t)(i + 1)), x = ids[i];
         ids[i] = ids[j], ids[j] = x;
     }
     if ((s = filled(n_layers * layer, noise, CHUNK, "KV", &cache, err))) goto out;
@@ -157,7 +108,7 @@ static td_status line(const struct shape *h, const uint8_t *noise, uint64_t key,
         s = td_fail(err, TD_ERR_NOMEM, "no memory for a row");
         goto out;
     }
-    for (size_t i = 0; i < row; i++) q_row[i] = (float)(rng() >> 40) * 0x1p-23f - 1;
+    for (size_t i = 0; i < row; i++) q_row[i] = (float)(td_bench_random() >> 40) * 0x1p-23f - 1;
     for (int32_t r = 0; !s && r < n_rows; r++) s = d->upload((float *)q + (size_t)r * row, q_row, row * 4, err);
     free(q_row);
     if (s || (s = d->alloc((size_t)n_rows * row * 4, "out", &out, err)) || (s = d->alloc(scratch_bytes, "scratch", &scratch, err))) goto out;
@@ -184,11 +135,12 @@ static td_status line(const struct shape *h, const uint8_t *noise, uint64_t key,
         if ((s = d->step_end(err)) || (s = d->wait(err))) goto out;
         if (i >= 0) samples[i] = (double)(td_now_ns() - t0) * 1e-9 / (double)cfg.entries;
     }
-    double spread, t = median_of(samples, (int)cfg.repeats, &spread), bytes = keys * h->kv_heads * h->head_dim * 4 + (double)n_rows * (double)row * 8;
+    struct td_bench_timing timing = td_bench_timing_of(samples, cfg.repeats);
+    double t = timing.median_s, bytes = keys * h->kv_heads * h->head_dim * 4 + (double)n_rows * (double)row * 8;
     double operations = 4 * seen * (double)row, memory_s = bytes / rate, tensor_s = cfg.peak_tflops > 0 ? operations / (cfg.peak_tflops * 1e12) : 0;
     double floor_s = memory_s > tensor_s ? memory_s : tensor_s;
     printf("%d,%d,%d,%d,%d,%d,%d,%d,%.2f,%.1f,%.3f,%.1f,%.2f,%.2f,%.3f\n", (int)h->batch, (int)h->q, (int)h->context, (int)h->heads, (int)h->kv_heads, (int)h->head_dim,
-           (int)h->window, (int)bs, t * 1e6, spread * 100, bytes / t * 1e-12, operations / t * 1e-12, memory_s * 1e6, tensor_s * 1e6, floor_s / t);
+           (int)h->window, (int)bs, t * 1e6, timing.spread * 100, bytes / t * 1e-12, operations / t * 1e-12, memory_s * 1e6, tensor_s * 1e6, floor_s / t);
     fflush(stdout);
 out:
     d->release(device_plan), d->release(table_ptrs), d->release(tables), d->release(row_seq), d->release(positions);
@@ -208,8 +160,8 @@ int main(int argc, char **argv)
     if (td_device_open(&device, &ops, &err)) return td_die(program, &err);
     d = ops->device;
     uint16_t *noise = malloc(CHUNK);
-    td_status s = noise ? copy_rate(&rate, &err) : td_fail(&err, TD_ERR_NOMEM, "no memory for %d bytes of noise", CHUNK);
-    for (size_t i = 0; !s && i < CHUNK / 2; i++) noise[i] = td_f32_to_bf16((float)(rng() >> 40) * 0x1p-23f - 1);
+    td_status s = noise ? td_bench_copy_rate(d, cfg.copy_bytes, cfg.repeats, cfg.copy_gbs, &rate, &err) : td_fail(&err, TD_ERR_NOMEM, "no memory for %d bytes of noise", CHUNK);
+    for (size_t i = 0; !s && i < CHUNK / 2; i++) noise[i] = td_f32_to_bf16((float)(td_bench_random() >> 40) * 0x1p-23f - 1);
     struct shape own = {(int32_t)cfg.batch, (int32_t)cfg.q, (int32_t)cfg.context, (int32_t)cfg.heads, (int32_t)cfg.kv_heads, (int32_t)cfg.head_dim, (int32_t)cfg.window};
     if (!s && own.batch > 0 && (own.heads % own.kv_heads || own.q > own.context || own.head_dim % 2))
         s = td_fail(&err, TD_ERR_INVALID, "heads %d must be a multiple of kv-heads %d, q %d at most context %d, head-dim %d even", (int)own.heads, (int)own.kv_heads, (int)own.q,

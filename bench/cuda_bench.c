@@ -16,9 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/clock.h"
+#include "bench/cuda_bench_common.h"
 #include "common/base/options.h"
-#include "kernels/device.h"
 
 struct config {
     const char *library, *model, *rows, *ways, *only, *csv, *commit;
@@ -36,7 +35,7 @@ static const struct td_option options[] = {
     {"ways", TD_OPT_STR, "own,cublas", 0, 0, NULL, offsetof(struct config, ways),
      "Of products: own, cublas, cublas-one (one algorithm for any number of rows), plain (emulated)."},
     {"only", TD_OPT_STR, "", 0, 0, NULL, offsetof(struct config, only), "Only lines whose name contains this text (floors always)."},
-    {"repeats", TD_OPT_I64, "15", 3, 1000, NULL, offsetof(struct config, repeats), "Timed runs per line."},
+    {"repeats", TD_OPT_I64, "15", 3, TD_BENCH_REPEATS_MAX, NULL, offsetof(struct config, repeats), "Timed runs per line."},
     {"memory", TD_OPT_SIZE, "2GiB", 65536, 1e12, NULL, offsetof(struct config, memory),
      "Weights in turn, KV cache: much more than any cache of the card."},
     {"csv", TD_OPT_STR, "", 0, 0, NULL, offsetof(struct config, csv), "Append the lines to this file too; a head line when it is new."},
@@ -151,28 +150,12 @@ static void close_all(void)
 
 /* ---- timing and lines -------------------------------------------------------------------------------------------------------------------------- */
 
-struct timing {
-    double median_s, spread;
-};
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static struct timing timing_of(double *s, int n)
-{
-    qsort(s, (size_t)n, sizeof *s, by_value);
-    return (struct timing){s[n / 2], (s[3 * n / 4] - s[n / 4]) / 2 / s[n / 2]};
-}
-
 typedef void issue_fn(void *ctx, int turn);
 
 /* Seconds of one issue: `each` of them per graph, so that a graph takes some milliseconds. */
-static struct timing measure(issue_fn *issue, void *ctx)
+static struct td_bench_timing measure(issue_fn *issue, void *ctx)
 {
-    static double s[1000];
+    static double s[TD_BENCH_REPEATS_MAX];
     int each = 1, n = (int)cfg.repeats;
     for (int pass = 0; pass < 2; pass++) { /* first to see how long one takes, then for the record */
         uint64_t key = next_key++;
@@ -184,14 +167,14 @@ static struct timing measure(issue_fn *issue, void *ctx)
             if (i >= 0) s[i] = (double)(td_now_ns() - t0) * 1e-9 / each;
         }
         if (pass == 0) {
-            double guess = timing_of(s, 3).median_s;
+            double guess = td_bench_timing_of(s, 3).median_s;
             each = dev->info.is_emulated ? 2 : guess > 5e-3 ? 1 : guess > 5e-3 / 64 ? (int)(5e-3 / guess) : 64;
         }
     }
-    return timing_of(s, n);
+    return td_bench_timing_of(s, n);
 }
 
-static void emit(const char *entry, const char *what, int64_t rows, struct timing t, double bytes, double operations)
+static void emit(const char *entry, const char *what, int64_t rows, struct td_bench_timing t, double bytes, double operations)
 {
     double by_bytes = copy_rate > 0 ? bytes / copy_rate : 0, by_operations = product_rate > 0 ? operations / product_rate : 0;
     const char *floor = by_bytes + by_operations == 0 ? "" : by_bytes >= by_operations ? "copy" : "product";
@@ -226,7 +209,7 @@ static void issue_product(void *ctx, int turn)
     ops->gemm(&p->a, 0, 1);
 }
 
-static struct timing product_time(int32_t n_out, int32_t n_in, int32_t rows, bool accumulate)
+static struct td_bench_timing product_time(int32_t n_out, int32_t n_in, int32_t rows, bool accumulate)
 {
     struct product p = {.w = {.n_out = n_out, .n_in = n_in, .dtype = TD_BF16}, .weight_bytes = ops->packed_bytes(n_out, n_in, TD_BF16)};
     if (p.weight_bytes > cfg.memory) {
@@ -257,7 +240,7 @@ static void products(const int32_t *rows, int n_rows)
         for (int r = 0; r < n_rows; r++) {
             int32_t m = rows[r], n = all[i].n_out, k = all[i].n_in;
             if ((size_t)m * (size_t)n * 4 > mem.activation_bytes) continue; /* nobody wants the logits of every row */
-            struct timing t = product_time(n, k, m, all[i].accumulate);
+            struct td_bench_timing t = product_time(n, k, m, all[i].accumulate);
             double bytes = 2.0 * n * k + 2.0 * m * k + 4.0 * m * n * (all[i].accumulate ? 2 : 1);
             emit("gemm", all[i].what, m, t, bytes, 2.0 * m * n * k);
         }
@@ -267,16 +250,9 @@ static void products(const int32_t *rows, int n_rows)
 
 static void floors(void)
 {
-    static double s[1000];
     size_t half = cfg.memory / 2;
-    for (int i = -2; i < (int)cfg.repeats; i++) {
-        struct td_device_run run = {.to = mem.arena + half, .from = mem.arena, .bytes = half};
-        uint64_t ticket, t0 = td_now_ns();
-        if (dev->memory->copy(dev->memory->ctx, TD_COPY_ON_DEVICE, &run, 1, &ticket, &err) || dev->memory->wait(dev->memory->ctx, ticket, &err))
-            die();
-        if (i >= 0) s[i] = (double)(td_now_ns() - t0) * 1e-9;
-    }
-    struct timing t = timing_of(s, (int)cfg.repeats);
+    struct td_bench_timing t;
+    if (td_bench_copy_time(dev, mem.arena + half, mem.arena, half, cfg.repeats, &t, &err)) die();
     emit("floor", "copy", 0, t, 2.0 * (double)half, 0);
     double rate = 2.0 * (double)half / t.median_s;
     int32_t n = model->large;
@@ -402,7 +378,7 @@ static void row_entries(const int32_t *rows, int n_rows)
 
 static void host_copies(void)
 {
-    static double s[2][1000];
+    static double s[2][TD_BENCH_REPEATS_MAX];
     size_t bytes = cfg.memory < ((size_t)256 << 20) ? cfg.memory : (size_t)256 << 20;
     void *host = malloc(bytes);
     if (!host) exit(1);
@@ -413,8 +389,8 @@ static void host_copies(void)
             if (down ? dev->download(host, mem.arena, bytes, &err) : dev->upload(mem.arena, host, bytes, &err)) die();
             if (i >= 0) s[down][i] = (double)(td_now_ns() - t0) * 1e-9;
         }
-    if (wanted("upload")) emit("upload", "pageable", 0, timing_of(s[0], (int)cfg.repeats), (double)bytes, 0);
-    if (wanted("download")) emit("download", "pageable", 0, timing_of(s[1], (int)cfg.repeats), (double)bytes, 0);
+    if (wanted("upload")) emit("upload", "pageable", 0, td_bench_timing_of(s[0], cfg.repeats), (double)bytes, 0);
+    if (wanted("download")) emit("download", "pageable", 0, td_bench_timing_of(s[1], cfg.repeats), (double)bytes, 0);
     free(host);
 }
 

@@ -10,10 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/clock.h"
+#include "bench/cuda_bench_common.h"
 #include "common/base/options.h"
 #include "common/model/sampler.h"
-#include "kernels/device.h"
 
 #define LEN(a) ((int)(sizeof(a) / sizeof *(a)))
 
@@ -30,7 +29,7 @@ static const struct td_option options[] = {
     {"only", TD_OPT_STR, "", 0, 0, NULL, offsetof(struct bench_config, only), "Only lines whose name contains this text."},
     {"vocab", TD_OPT_I64, "128256", 1, TD_SAMPLE_MAX_VOCAB, NULL, offsetof(struct bench_config, vocab), "Logits of a row."},
     {"max_rows", TD_OPT_I64, "256", 1, 4096, NULL, offsetof(struct bench_config, max_rows), "Measure 1, 4, 16, ... rows up to this."},
-    {"repeats", TD_OPT_I64, "15", 3, 1000, NULL, offsetof(struct bench_config, repeats), "Bursts per line."},
+    {"repeats", TD_OPT_I64, "15", 3, TD_BENCH_REPEATS_MAX, NULL, offsetof(struct bench_config, repeats), "Bursts per line."},
     {"burst", TD_OPT_I64, "20", 1, 1000, NULL, offsetof(struct bench_config, burst), "Steps between two waits."},
     {"copy_bytes", TD_OPT_SIZE, "1GiB", 4096, 1e12, NULL, offsetof(struct bench_config, copy_bytes), "Size of the copy that gives the floor."},
     {"copy_gbs", TD_OPT_F64, "0", 0, 1e6, NULL, offsetof(struct bench_config, copy_gbs),
@@ -54,55 +53,7 @@ static const struct { const char *name; struct td_sampling s; int32_t n_tokens; 
      {.temperature = 1, .top_p = 0.9f, .repetition_penalty = 1.1f, .presence_penalty = 0.5f, .frequency_penalty = 0.1f, .n_logprobs = -1}, 32768},
 };
 
-static uint64_t rng_state = 1;
-
-static uint64_t rng(void)
-{
-    uint64_t z = (rng_state += 0x9e3779b97f4a7c15ull);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median_of(double *s, int n, double *ret_spread)
-{
-    qsort(s, (size_t)n, sizeof *s, by_value);
-    *ret_spread = (s[3 * n / 4] - s[n / 4]) / 2 / s[n / 2];
-    return s[n / 2];
-}
-
-static double samples[1000];
-
-/* Bytes per second that a copy on the device reads and writes. */
-static td_status copy_rate(double *ret_rate, struct td_err *err)
-{
-    void *from = NULL, *to = NULL;
-    double spread;
-    if (cfg.copy_gbs > 0) {
-        *ret_rate = cfg.copy_gbs * 1e9;
-        return TD_OK;
-    }
-    if (!d->memory) return td_fail(err, TD_ERR_UNSUPPORTED, "%s copies nothing beside steps: give --copy-gbs", d->info.name);
-    td_status s = d->alloc(cfg.copy_bytes, "a copy's source", &from, err);
-    if (!s) s = d->alloc(cfg.copy_bytes, "a copy's target", &to, err);
-    for (int64_t i = -2; !s && i < cfg.repeats; i++) {
-        struct td_device_run run = {to, from, cfg.copy_bytes};
-        uint64_t ticket, t0 = td_now_ns();
-        s = d->memory->copy(d->memory->ctx, TD_COPY_ON_DEVICE, &run, 1, &ticket, err);
-        if (!s) s = d->memory->wait(d->memory->ctx, ticket, err);
-        if (i >= 0) samples[i] = (double)(td_now_ns() - t0) * 1e-9;
-    }
-    if (!s) *ret_rate = 2 * (double)cfg.copy_bytes / median_of(samples, (int)cfg.repeats, &spread);
-    d->release(to);
-    d->release(from);
-    return s;
-}
+static double samples[TD_BENCH_REPEATS_MAX];
 
 struct bed {
     float *logits, *device_logits;
@@ -126,11 +77,11 @@ static td_status bed_open(struct bed *b, struct td_err *err)
     b->tokens = malloc((size_t)b->n_most_tokens * sizeof *b->tokens);
     if (!b->logits || !b->tokens) return td_fail(err, TD_ERR_NOMEM, "no memory for %lld rows of logits", (long long)cfg.max_rows);
     for (size_t i = 0; i < n * vocab; i++) { /* a sum of four: bell-shaped enough, sigma 3 */
-        uint64_t r = rng();
+        uint64_t r = td_bench_random();
         float sum = (float)(r & 0xffff) + (float)(r >> 16 & 0xffff) + (float)(r >> 32 & 0xffff) + (float)(r >> 48);
         b->logits[i] = sum * (3 * 1.7320508f / 65536) - 10.392305f;
     }
-    for (int32_t i = 0; i < b->n_most_tokens; i++) b->tokens[i] = (int32_t)(rng() % vocab);
+    for (int32_t i = 0; i < b->n_most_tokens; i++) b->tokens[i] = (int32_t)(td_bench_random() % vocab);
     if ((s = td_sampler_create(v, &b->sampler, err))) return s;
     if ((s = d->alloc(n * vocab * sizeof *b->logits, "logits", (void **)&b->device_logits, err))) return s;
     if ((s = d->alloc(n * sizeof *b->rows, "rows", (void **)&b->device_rows, err))) return s;
@@ -200,8 +151,9 @@ static td_status line(struct bed *b, int which, int32_t n_rows, double rate, str
         if ((st = steps(b, n_rows, features, key, cfg.burst, err))) return st;
         samples[i] = (double)(td_now_ns() - t0) * 1e-9 / (double)cfg.burst;
     }
-    double spread, step_s = median_of(samples, (int)cfg.repeats, &spread), bytes = (double)n_rows * (double)cfg.vocab * 4;
-    printf("\"%s\",%d,%lld,%.2f,%.1f,%.0f,%.2f,%.3f\n", lines[which].name, (int)n_rows, (long long)cfg.vocab, step_s * 1e6, spread * 100,
+    struct td_bench_timing t = td_bench_timing_of(samples, cfg.repeats);
+    double step_s = t.median_s, bytes = (double)n_rows * (double)cfg.vocab * 4;
+    printf("\"%s\",%d,%lld,%.2f,%.1f,%.0f,%.2f,%.3f\n", lines[which].name, (int)n_rows, (long long)cfg.vocab, step_s * 1e6, t.spread * 100,
            bytes, bytes / rate * 1e6, bytes / rate / step_s);
     return TD_OK;
 }
@@ -220,7 +172,7 @@ int main(int argc, char **argv)
     struct td_device_config device = {.index = (int32_t)cfg.index, .deterministic = true, .library = cfg.library};
     if (td_device_open(&device, &ops, &err)) return td_die(program, &err);
     d = ops->device;
-    td_status s = copy_rate(&rate, &err);
+    td_status s = td_bench_copy_rate(d, cfg.copy_bytes, cfg.repeats, cfg.copy_gbs, &rate, &err);
     if (!s) s = bed_open(&b, &err);
     if (!s) printf("# %s%s, copy %.1f GB/s, median of %lld bursts of %lld steps\n", d->info.name,
                    d->info.is_emulated ? " (emulated: times mean nothing)" : "", rate * 1e-9, (long long)cfg.repeats, (long long)cfg.burst);
