@@ -222,6 +222,7 @@ static void test_decode_over_splits(void **state)
     (void)state;
     for (int c = is_short ? 3 : 0; c < (is_short ? 5 : 6); c++) {
         int32_t len[N_SEQS] = {513, 512, 511, 600};
+        if (c == 5 && !is_wgmma) continue; /* test_cuts_leave_the_bits has such a row, with more to find */
         if (c == 4) len[0] = 1200, len[1] = 1025, len[2] = 1024, len[3] = 520; /* the window leaves out whole splits */
         if (c == 5) len[0] = 16900, len[1] = len[2] = len[3] = 1;              /* more pieces than a warp has lanes */
         struct world *w = malloc(sizeof *w);
