@@ -1,9 +1,11 @@
 /* tandem-router-core-bench: what one call of the router's latency model and of its prefix index costs, and what a request costs the whole core.
  *
- * tandem-router-core-bench [REPEATS [model|index|core [POLICY]]]    one CSV row per call and shape; medians (least..greatest) of REPEATS batches, default 301
+ * tandem-router-core-bench [REPEATS [model|index|core [POLICY]]]    one CSV row per call and shape; medians (least..greatest) of REPEATS batches,
+ * default 301
  *
- * core: 500 prefill and 500 decode workers, 10,000 active requests of 1,600 tokens; one goes and one comes. "place": TD_EV_REQUEST alone, which scans, predicts,
- * decides and books; "life": that and all other events of one request to its completion, of 8 tokens. CPU time of the thread, so that a busy machine matters less.
+ * core: 500 prefill and 500 decode workers, 10,000 active requests of 1,600 tokens; one goes and one comes. "place": TD_EV_REQUEST alone, which
+ * scans, predicts, decides and books; "life": that and all other events of one request to its completion, of 8 tokens. CPU time of the thread, so
+ * that a busy machine matters less.
  *
  * "hot": the same prompt again and again. "cold": a prompt drawn from 20,000 of 100 blocks, so that hardly a line of it is in a cache. */
 #include <stdint.h>
@@ -254,8 +256,16 @@ static void core_arrive(const uint64_t *prompt_hashes, bool objectives)
 {
     uint64_t id = ++core_next;
     core_now += 500000;
-    size_t n = core_event((struct td_core_event){.kind = TD_EV_REQUEST, .slot = (uint32_t)(id % CORE_SLOTS), .id = id, .a = CORE_TOKENS, .b = 400, .e = objectives ? 2000000 : 0,
-                                                 .f = objectives ? 100000 : 0,                                                 .hashes = prompt_hashes, .n_hashes = prompt_hashes ? N_BLOCKS : 0, .hash_tokens = 16});
+    size_t n = core_event((struct td_core_event){.kind = TD_EV_REQUEST,
+                                                 .slot = (uint32_t)(id % CORE_SLOTS),
+                                                 .id = id,
+                                                 .a = CORE_TOKENS,
+                                                 .b = 400,
+                                                 .e = objectives ? 2000000 : 0,
+                                                 .f = objectives ? 100000 : 0,
+                                                 .hashes = prompt_hashes,
+                                                 .n_hashes = prompt_hashes ? N_BLOCKS : 0,
+                                                 .hash_tokens = 16});
     need(n == 1 && actions[0].kind == TD_ACT_START_DECODE, "placing a request");
 }
 
@@ -271,27 +281,46 @@ static void core_decode(uint64_t id)
 static void core_finish(uint64_t id)
 {
     uint32_t slot = (uint32_t)(id % CORE_SLOTS);
-    for (uint64_t k = 3; k <= 8; k++) core_event((struct td_core_event){.kind = TD_EV_TOKEN, .slot = slot, .id = id, .a = CORE_TOKENS + k, .b = k == 8});
+    for (uint64_t k = 3; k <= 8; k++)
+        core_event((struct td_core_event){.kind = TD_EV_TOKEN, .slot = slot, .id = id, .a = CORE_TOKENS + k, .b = k == 8});
     need(core_event((struct td_core_event){.kind = TD_EV_DECODE_END, .slot = slot, .id = id}) == 1, "completing a request");
 }
 
 static void core_open(const char *policy, bool prefixes_too)
 {
-    struct td_core_config cfg = {.mode = TD_MODE_PD, .policy = policy, .max_requests = CORE_SLOTS, .max_queued = 1000, .worker_timeout_ms = 1000000000,
-                                 .queue_timeout_ms = 10000, .stall_ms = 1000000000, .max_failovers = 3, .max_prefix_entries = prefixes_too ? 2u << 20 : 0, .attainment = 0.9,
-                                 .thetas = {{.prefill = {4e-3, 4e-5, 1e-10}, .decode = {9e-3, 3e-5, 2.5e-8, 4e-5, 0}, .link_tau = 1e-4, .link_bytes_per_s = 2e10, .known = true}},
-                                 .n_thetas = 1, .seed = 1};
+    struct td_core_config cfg = {
+        .mode = TD_MODE_PD,
+        .policy = policy,
+        .max_requests = CORE_SLOTS,
+        .max_queued = 1000,
+        .worker_timeout_ms = 1000000000,
+        .queue_timeout_ms = 10000,
+        .stall_ms = 1000000000,
+        .max_failovers = 3,
+        .max_prefix_entries = prefixes_too ? 2u << 20 : 0,
+        .attainment = 0.9,
+        .thetas =
+            {{.prefill = {4e-3, 4e-5, 1e-10}, .decode = {9e-3, 3e-5, 2.5e-8, 4e-5, 0}, .link_tau = 1e-4, .link_bytes_per_s = 2e10, .known = true}},
+        .n_thetas = 1,
+        .seed = 1};
     struct td_err err = {.msg = ""};
     if (td_core_create(&cfg, &core, &err)) fprintf(stderr, "%s\n", err.msg);
     need(core != NULL, "td_core_create");
     core_now = core_oldest = core_next = 0;
     for (uint32_t w = 0; w < N_WORKERS; w++)
-        core_event((struct td_core_event){.kind = TD_EV_WORKER_JOIN, .worker = w, .role = w < N_WORKERS / 2 ? TD_ROLE_PREFILL : TD_ROLE_DECODE, .a = 400000, .b = 256,
-                                          .d = 2048, .e = 100000});
-    for (uint32_t p = 0; prefixes_too && p < CORE_PROMPTS; p++) /* each prompt on one decode worker and on four prefill workers, to different depths */
+        core_event((struct td_core_event){.kind = TD_EV_WORKER_JOIN,
+                                          .worker = w,
+                                          .role = w < N_WORKERS / 2 ? TD_ROLE_PREFILL : TD_ROLE_DECODE,
+                                          .a = 400000,
+                                          .b = 256,
+                                          .d = 2048,
+                                          .e = 100000});
+    /* each prompt on one decode worker and on four prefill workers, to different depths */
+    for (uint32_t p = 0; prefixes_too && p < CORE_PROMPTS; p++)
         for (uint32_t h = 0; h < N_HOLDERS; h++)
             for (uint32_t i = 0; i < N_BLOCKS - 17 * h; i++)
-                core_event((struct td_core_event){.kind = TD_EV_BLOCK_ADD, .worker = (p * 7 + h * 31) % (N_WORKERS / 2) + (h == 2 ? N_WORKERS / 2 : 0), .a = block_hash(p, i)});
+                core_event((struct td_core_event){
+                    .kind = TD_EV_BLOCK_ADD, .worker = (p * 7 + h * 31) % (N_WORKERS / 2) + (h == 2 ? N_WORKERS / 2 : 0), .a = block_hash(p, i)});
 }
 
 static void core_rows(const char *policy, bool prefixes_too)
@@ -330,7 +359,8 @@ static void core_rows(const char *policy, bool prefixes_too)
 static void bench_core(const char *only)
 {
     n_prompts = CORE_PROMPTS;
-    static const char *const policies[] = {"goodput", "round_robin", "least_request", "least_token", "power_of_two", "cache_aware", "lmetric", "kv_cost", "conductor"};
+    static const char *const policies[] = {"goodput",     "round_robin", "least_request", "least_token", "power_of_two",
+                                           "cache_aware", "lmetric",     "kv_cost",       "conductor"};
     for (int prefixes_too = 0; prefixes_too < 2; prefixes_too++)
         for (size_t i = 0; i < sizeof policies / sizeof *policies; i++)
             if (!*only || !strcmp(only, policies[i])) core_rows(policies[i], prefixes_too);

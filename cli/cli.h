@@ -39,12 +39,13 @@ extern struct td_ranks_place cli_rank;
 struct cli_server { /* the options every client command has */
     const char *server, *tls_ca, *tls_cert, *tls_key, *tls_server_name;
 };
-#define CLI_SERVER_OPTIONS(S, M)                                                                                                              \
-    {"server", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, offsetof(S, M.server), "router's address"},                                          \
-    {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_ca), "CA of the router's certificate; turns TLS on"},                            \
-    {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_cert), "own certificate, for mutual TLS"},                                     \
-    {"tls_key", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_key), "own key, for mutual TLS"},                                         \
-    {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_server_name), "name that the router's certificate must hold; empty = the host dialled"}
+#define CLI_SERVER_OPTIONS(S, M)                                                                                                             \
+    {"server", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, offsetof(S, M.server), "router's address"},                                         \
+    {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_ca), "CA of the router's certificate; turns TLS on"},                           \
+    {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_cert), "own certificate, for mutual TLS"},                                    \
+    {"tls_key", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_key), "own key, for mutual TLS"},                                              \
+    {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_server_name),                                                          \
+     "name that the router's certificate must hold; empty = the host dialled"}
 
 struct cli_client {
     struct td_rpc_loop *loop;

@@ -19,7 +19,8 @@ static const struct td_option options[] = {
     {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, OFF(at.tls_ca), "CA of the cluster's certificates; turns TLS on"},
     {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, OFF(at.tls_cert), "own certificate, for mutual TLS; on the KV port, too: see kv_tls"},
     {"tls_key", TD_OPT_STR, "", 0, 0, NULL, OFF(at.tls_key), "own key, for mutual TLS"},
-    {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, OFF(at.tls_server_name), "name that the router's and workers' certificates must hold; empty = hosts dialled"},
+    {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, OFF(at.tls_server_name),
+     "name that the router's and workers' certificates must hold; empty = hosts dialled"},
     {"listen", TD_OPT_STR, "", 0, 0, NULL, OFF(listen), "HOST:PORT: be the other side of one --peer, then end; no other check"},
     {"listen_timeout_ms", TD_OPT_U64, "600000", 100, 86400000, NULL, OFF(listen_timeout_ms), "--listen: longest wait for a --peer"},
     {"peer", TD_OPT_STR, "", 0, 0, NULL, OFF(peer), "HOST:PORT of a doctor with --listen: measure the KV paths to it"},
@@ -76,7 +77,8 @@ int cli_doctor(int argc, char **argv)
     struct td_err err = {0}, verbs_err = {0};
     const struct td_verbs *vb = NULL;
     uint64_t kv_bytes = 0;
-    unsetenv("TANDEM_LISTEN"); /* in a worker's pod these are the worker's ports; TANDEM_KV_*, _TRANSFER, _ROUTER, _RDMA_*, _TLS_* mean the same here */
+    /* in a worker's pod these are the worker's ports; TANDEM_KV_*, _TRANSFER, _ROUTER, _RDMA_*, _TLS_* mean the same here */
+    unsetenv("TANDEM_LISTEN");
     unsetenv("TANDEM_TRANSFER_PORT");
     if (td_options_load(options, &c, "tandem doctor", "Checks this host, a cluster and the way between two machines before they serve.", argc, argv,
                         NULL, 0, NULL, &err) ||

@@ -90,7 +90,8 @@ static void check_bar(struct doctor_report *r, const char *root, const struct do
     if (!line) return;
     uint64_t first = strtoull(line + 1, &end, 16), last = strtoull(end, NULL, 16), bytes = last > first ? last - first + 1 : 0;
     snprintf(name, sizeof name, "bar1 %s", gpu->address);
-    struct doctor_check *c = doctor_add(r, GROUP, bytes < SMALL_BAR ? DOCTOR_WARN : DOCTOR_OK, name, "%s of the GPU's memory on the bus", doctor_size(bytes).s);
+    struct doctor_check *c =
+        doctor_add(r, GROUP, bytes < SMALL_BAR ? DOCTOR_WARN : DOCTOR_OK, name, "%s of the GPU's memory on the bus", doctor_size(bytes).s);
     doctor_number(c, "bytes", (double)bytes);
     doctor_fix(c, "a KV pool that is larger cannot be registered: \"Above 4G Decoding\" and \"Resizable BAR\" in the firmware");
 }
@@ -106,7 +107,7 @@ void doctor_gpudirect(struct doctor_report *r, const char *root, const struct do
         doctor_add(r, GROUP, DOCTOR_OK, "path", "%s",
                    n_gpus ? "no RDMA device: KV of GPUs goes by cuda-ipc on this host, by tcp through host memory to others"
                    : n_nics ? "no NVIDIA GPU: RDMA devices read and write host memory, which takes nothing more"
-                            : "neither an NVIDIA GPU nor an RDMA device: nothing to set up");
+                   : "neither an NVIDIA GPU nor an RDMA device: nothing to set up");
         return;
     }
     if (!is_loaded) {
@@ -133,7 +134,8 @@ void doctor_gpudirect(struct doctor_report *r, const char *root, const struct do
     c = doctor_add(r, GROUP, level, "dma-buf", "%s%s", exports ? "exported from " : m->base ? "" : "not tried: ",
                    exports ? m->memory->name : m->base ? err.msg : m->why);
     doctor_string(c, "exports", exports ? "yes" : m->base ? "no" : "not tried");
-    doctor_fix(c, WITHOUT "%s", m->base ? "the driver's answer above says why" : "run this where CUDA works (libtandem_cuda.so, the device in the container)");
+    doctor_fix(c, WITHOUT "%s",
+               m->base ? "the driver's answer above says why" : "run this where CUDA works (libtandem_cuda.so, the device in the container)");
 
     bool is_other = has_module && module[0] && strcmp(module, driver) != 0;
     c = doctor_add(r, GROUP, is_other ? DOCTOR_WARN : level, "nvidia_peermem", "%s%s%s", has_module ? "loaded" : "not loaded",
@@ -153,11 +155,15 @@ static void guess_nic(struct doctor_report *r, const char *root, const struct td
     struct td_vb_mr *mr = NULL;
     int e = vb->reg_dmabuf(d, 0, 4096, 0, -1, TD_VB_LOCAL_WRITE, &mr);
     bool imports = e == EBADF, has_module = peermem(root, module);
-    struct doctor_check *c = doctor_add(r, "rdma", imports || has_module ? DOCTOR_OK : DOCTOR_WARN, name, "not tried; dma-buf %s; nvidia_peermem %s%s",
-                                        imports ? "yes" : e == EOPNOTSUPP || e == EPROTONOSUPPORT || e == ENOSYS ? "no" : strerror(e),
-                                        has_module ? "loaded, version " : "not loaded", module);
+    struct doctor_check *c =
+        doctor_add(r, "rdma", imports || has_module ? DOCTOR_OK : DOCTOR_WARN, name, "not tried; dma-buf %s; nvidia_peermem %s%s",
+                   imports ? "yes"
+                   : e == EOPNOTSUPP || e == EPROTONOSUPPORT || e == ENOSYS ? "no"
+                   : strerror(e),
+                   has_module ? "loaded, version " : "not loaded", module);
     doctor_string(c, "dmabuf", imports ? "yes" : "no");
-    doctor_fix(c, WITHOUT "a kernel of 5.12 or newer with the open NVIDIA kernel modules and rdma-core 34 or newer (dma-buf), or modprobe nvidia_peermem");
+    doctor_fix(c, WITHOUT
+               "a kernel of 5.12 or newer with the open NVIDIA kernel modules and rdma-core 34 or newer (dma-buf), or modprobe nvidia_peermem");
 }
 
 void doctor_gpudirect_nic(struct doctor_report *r, const char *root, enum doctor_level bad, const struct td_verbs *vb, struct td_vb_device *d,
@@ -188,8 +194,8 @@ void doctor_gpudirect_nic(struct doctor_report *r, const char *root, enum doctor
     } else if (!by_address) {
         doctor_add(r, "rdma", DOCTOR_OK, name, "registers memory of %s by nvidia_peermem (dma-buf: %s)", m->memory->name, why);
     } else {
-        struct doctor_check *c = doctor_add(r, "rdma", bad, name, "does not register memory of %s. dma-buf: %s. nvidia_peermem: %s", m->memory->name, why,
-                                            strerror(by_address));
+        struct doctor_check *c = doctor_add(r, "rdma", bad, name, "does not register memory of %s. dma-buf: %s. nvidia_peermem: %s", m->memory->name,
+                                            why, strerror(by_address));
         doctor_fix(c, WITHOUT "see gpudirect below; a container needs rdma-core 34 or newer of its own");
     }
     doctor_string(&r->checks[r->n - 1], "by", !by_dmabuf ? "dma-buf" : !by_address ? "nvidia_peermem" : "none");

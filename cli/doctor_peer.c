@@ -554,8 +554,11 @@ static void advise(const struct lead *l, struct doctor_check *c, enum td_xfer_pa
         doctor_fix(c, "both doctors, as all workers, need the same --kv-tls, and --tls-cert, --tls-key, --tls-ca whose certificates hold the other's "
                    "--kv-tls-peer-name; a firewall must let TCP to the listener's data port through (--transfer-port there pins it)");
     else if (path == TD_XFER_PATH_TCP)
-        doctor_fix(c, "data ports are chosen by the system, or by --transfer-port there: a firewall between the two must let TCP to %s's ports through; with "
-                   "TLS there (--tls-cert, --tls-key, --tls-ca) it is needed here, too", l->o->peer);
+        doctor_fix(
+            c,
+            "data ports are chosen by the system, or by --transfer-port there: a firewall between the two must let TCP to %s's ports through; with "
+            "TLS there (--tls-cert, --tls-key, --tls-ca) it is needed here, too",
+            l->o->peer);
     else doctor_fix(c, "see the checks of this host and run tandem doctor on the other one");
 }
 
@@ -571,10 +574,10 @@ static void full_row(struct lead *l, const struct path_row *row)
         advise(l, c, row->path, row->built);
         return;
     }
-    struct doctor_check *c =
-        doctor_add(l->r, GROUP, DOCTOR_OK, row->name,
-                   "used %s%s; 4 KiB in %.1f us (median of %zu, %.1f..%.1f), 1 MiB pieces at %.2f GB/s, %s at %.2f GB/s; every byte verified",
-                   path_name(f.used), tls_words(l, f.used), f.small_us, f.n_small, f.small_min_us, f.small_max_us, f.many_gbps, doctor_size(f.whole_bytes).s, f.whole_gbps);
+    struct doctor_check *c = doctor_add(
+        l->r, GROUP, DOCTOR_OK, row->name,
+        "used %s%s; 4 KiB in %.1f us (median of %zu, %.1f..%.1f), 1 MiB pieces at %.2f GB/s, %s at %.2f GB/s; every byte verified", path_name(f.used),
+        tls_words(l, f.used), f.small_us, f.n_small, f.small_min_us, f.small_max_us, f.many_gbps, doctor_size(f.whole_bytes).s, f.whole_gbps);
     doctor_string(c, "used", path_name(f.used));
     doctor_number(c, "small_us", f.small_us);
     doctor_number(c, "many_gb_per_s", f.many_gbps);
@@ -611,16 +614,18 @@ static void lead_rows(struct lead *l)
         doctor_flush(l->r);
         if (!any && strcmp(l->o->transfer, row->name)) continue;
         if (row->path == TD_XFER_PATH_CUDA_IPC) {
-            if (!any) doctor_add(l->r, GROUP, DOCTOR_FAIL, row->name, "doctor's pools are the host's: `tandem bench xfer --device cuda` tries this path between GPU pools");
+            if (!any)
+                doctor_add(l->r, GROUP, DOCTOR_FAIL, row->name,
+                           "doctor's pools are the host's: `tandem bench xfer --device cuda` tries this path between GPU pools");
             continue;
         }
         if (any && is_shm && !l->same_host)
             doctor_add(l->r, GROUP, DOCTOR_OK, row->name, "not tried: the two sides share no kernel, network namespace and user");
         else if (any && is_rdma && (!l->rdma_here || !l->rdma_there || !row->built))
             doctor_add(l->r, GROUP, DOCTOR_OK, row->name, "not tried: no RDMA device %s",
-                       !l->rdma_here    ? "here"
+                       !l->rdma_here ? "here"
                        : !l->rdma_there ? "there"
-                                        : "that this build can use");
+                       : "that this build can use");
         else full_row(l, row);
     }
 }

@@ -1,4 +1,5 @@
-/* doctor_rdma.c - RDMA devices through the verbs table: ports, GIDs, limits, a registration as large as asked, and memory of a GPU (doctor_gpudirect.c).
+/* doctor_rdma.c - RDMA devices through the verbs table: ports, GIDs, limits, a registration as large as asked, and memory of a GPU
+ * (doctor_gpudirect.c).
  *
  * No hardware is ok, unless rdma was asked for by name. A device that verbs lists and that cannot carry KV is a failure, because workers would take
  * a slower path without a word; --transfer tcp or shm says that this is meant, and makes it a warning. */
@@ -92,7 +93,8 @@ static bool check_gids(const struct context *x, struct td_vb_device *d, uint8_t 
     struct td_rdma_gid_ask ask = {.device = name, .ethernet = p->ethernet, .gids = gids, .n_gids = n, .index = (int32_t)x->o->kv_port.rdma_gid_index};
     if (td_rdma_gid_rank(&ask, order, &n_good, &err)) {
         struct doctor_check *c = doctor_add(x->r, GROUP, x->lesser, check_name, "%s", err.msg);
-        if (ask.index != TD_RDMA_AUTO) doctor_fix(c, "another --rdma-gid-index, or -1 for the best by rank; the table is in /sys/class/infiniband/*/ports/*/gids");
+        if (ask.index != TD_RDMA_AUTO)
+            doctor_fix(c, "another --rdma-gid-index, or -1 for the best by rank; the table is in /sys/class/infiniband/*/ports/*/gids");
         else doctor_fix(c, "%s", p->ethernet ? "give the port's network device an IPv4 address and set it up (ip addr add, ip link set up)"
                                              : "the subnet manager has not configured this port: see that one runs on the fabric");
         return false;
@@ -126,8 +128,8 @@ static bool check_queues(const struct context *x, const char *device, const char
         return false;
     }
     struct doctor_check *c = doctor_add(x->r, GROUP, plan.n_peers < N_PEERS ? DOCTOR_WARN : DOCTOR_OK, check_name,
-                                        "%u queue pairs per peer, each of %u requests and %u receives; room for %u peers", plan.n_qps, plan.send_depth,
-                                        plan.recv_depth, plan.n_peers);
+                                        "%u queue pairs per peer, each of %u requests and %u receives; room for %u peers", plan.n_qps,
+                                        plan.send_depth, plan.recv_depth, plan.n_peers);
     doctor_number(c, "qps_per_peer", plan.n_qps);
     doctor_number(c, "send_depth", plan.send_depth);
     doctor_number(c, "recv_depth", plan.recv_depth);

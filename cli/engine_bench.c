@@ -37,8 +37,10 @@ static const struct td_option options[] = {
     {"chunk", TD_OPT_I64, "512", 1, 1 << 20, NULL, OFF(chunk), "tokens per prefill step"},
     {"block_size", TD_OPT_I64, "16", 8, 256, NULL, OFF(block_size), "tokens per KV block"},
     {"kv_memory", TD_OPT_STR, "60%", 0, 0, NULL, OFF(kv_memory), "KV pool"},
-    {"cases", TD_OPT_STR, "", 0, 0, NULL, OFF(cases), "BATCHxPROMPT_LEN,...: these one after another, decode steps timed one by one; instead of batch, prompt_len, repeat"},
-    {"floor_gb_s", TD_OPT_F64, "0", 0, 1e6, NULL, OFF(floor_gb_s), "cases: measured copy rate, for percent of the floor; 0 = unknown (tandem-cuda-bench measures it)"},
+    {"cases", TD_OPT_STR, "", 0, 0, NULL, OFF(cases),
+     "BATCHxPROMPT_LEN,...: these one after another, decode steps timed one by one; instead of batch, prompt_len, repeat"},
+    {"floor_gb_s", TD_OPT_F64, "0", 0, 1e6, NULL, OFF(floor_gb_s),
+     "cases: measured copy rate, for percent of the floor; 0 = unknown (tandem-cuda-bench measures it)"},
     {"floor_tflops", TD_OPT_F64, "0", 0, 1e6, NULL, OFF(floor_tflops), "cases: measured rate of a large product; 0 = unknown"},
     {"csv", TD_OPT_STR, "", 0, 0, NULL, OFF(csv), "cases: append rows to this file, with a head when it is new"},
     {"commit", TD_OPT_STR, "unknown", 0, 0, NULL, OFF(commit), "cases: for the CSV"},
@@ -53,7 +55,8 @@ static int by_value(const void *a, const void *b)
 }
 
 /* One run: all prompts prefilled, then all decoded. Distinct prompts, so the prefix cache cannot help. */
-static td_status one_run(struct td_engine *e, const struct bench_config *c, uint32_t seed, double *ret_prefill, double *ret_decode, struct td_err *err)
+static td_status one_run(struct td_engine *e, const struct bench_config *c, uint32_t seed, double *ret_prefill, double *ret_decode,
+                         struct td_err *err)
 {
     int32_t n = (int32_t)c->batch, vocab = td_model_config(td_engine_model(e))->vocab;
     struct td_seq **seqs = calloc((size_t)n, sizeof(struct td_seq *)), **preempted = calloc((size_t)n, sizeof(struct td_seq *));
@@ -115,8 +118,8 @@ static void command_text(int argc, char **argv, char *text, size_t text_bytes)
     }
 }
 
-static td_status run_cases(const struct bench_config *c, struct td_engine *e, const struct engine_bench_case *cases, int32_t n_cases, int argc, char **argv,
-                           struct td_err *err)
+static td_status run_cases(const struct bench_config *c, struct td_engine *e, const struct engine_bench_case *cases, int32_t n_cases, int argc,
+                           char **argv, struct td_err *err)
 {
     char command[1024];
     const char *path = c->model[0] ? c->model : c->random_weights, *slash = strrchr(path, '/');
@@ -170,11 +173,13 @@ int cli_engine_bench(int argc, char **argv)
         double p = prefill[c.repeat / 2], d = decode[c.repeat / 2], steps = d / (double)c.batch;
         const char *dtype = td_dtype_name(td_model_dtype(td_engine_model(e)));
         if (c.json)
-            printf("{\"dtype\":\"%s\",\"threads\":%lld,\"tp\":%lld,\"batch\":%lld,\"prompt_len\":%lld,\"output_len\":%lld,\"repeat\":%lld,\"parameters\":%.0f,"
+            printf("{\"dtype\":\"%s\",\"threads\":%lld,\"tp\":%lld,\"batch\":%lld,\"prompt_len\":%lld,\"output_len\":%lld,\"repeat\":%lld,"
+                   "\"parameters\":%.0f,"
                    "\"prefill_tok_s\":{\"median\":%.2f,\"min\":%.2f,\"max\":%.2f},\"decode_tok_s\":{\"median\":%.2f,\"min\":%.2f,\"max\":%.2f},"
                    "\"prefill_weight_gflops\":%.2f,\"decode_weight_gb_s\":%.3f}\n",
-                   dtype, (long long)c.threads, (long long)c.tp, (long long)c.batch, (long long)c.prompt_len, (long long)c.output_len, (long long)c.repeat, params, p,
-                   prefill[0], prefill[c.repeat - 1], d, decode[0], decode[c.repeat - 1], p * flops / 1e9, steps * weights / 1e9);
+                   dtype, (long long)c.threads, (long long)c.tp, (long long)c.batch, (long long)c.prompt_len, (long long)c.output_len,
+                   (long long)c.repeat, params, p, prefill[0], prefill[c.repeat - 1], d, decode[0], decode[c.repeat - 1], p * flops / 1e9,
+                   steps * weights / 1e9);
         else
             printf("%.0f M parameters, %s, threads %lld, tp %lld, batch %lld, prompt %lld, output %lld, median of %lld (least .. greatest)\n"
                    "prefill %10.2f tok/s  (%.2f .. %.2f)   %.1f GFLOP/s in weights\n"

@@ -66,7 +66,8 @@ static td_status prefill_all(struct td_engine *e, struct td_seq **seqs, int32_t 
     return TD_OK;
 }
 
-static td_status run_case(struct td_engine *e, const struct engine_bench_case *c, int32_t n_steps, uint32_t seed, struct measured *ret, struct td_err *err)
+static td_status run_case(struct td_engine *e, const struct engine_bench_case *c, int32_t n_steps, uint32_t seed, struct measured *ret,
+                          struct td_err *err)
 {
     size_t n = (size_t)c->batch;
     int32_t vocab = td_model_config(td_engine_model(e))->vocab, n_preempted = 0;
@@ -91,7 +92,8 @@ static td_status run_case(struct td_engine *e, const struct engine_bench_case *c
         start = td_now_ns();
         int32_t k = td_engine_plan(e, seqs, c->batch, items, preempted, &n_preempted);
         if (n_preempted)
-            s = td_fail(err, TD_ERR_NOMEM, "kv_memory does not hold %d sequences of %d tokens; raise it", c->batch, c->prompt_len + n_steps + WARM_STEPS);
+            s = td_fail(err, TD_ERR_NOMEM, "kv_memory does not hold %d sequences of %d tokens; raise it", c->batch,
+                        c->prompt_len + n_steps + WARM_STEPS);
         else
             s = td_engine_step(e, items, k, err);
         if (i >= 0) times[i] = (double)(td_now_ns() - start) / 1e9;
@@ -145,16 +147,19 @@ static void percent(char *text, size_t text_bytes, double floor_s, double measur
     else snprintf(text, text_bytes, "%s", "");
 }
 
-static void csv_line(FILE *f, const struct engine_bench_report *r, const struct td_device_info *dev, const char *dtype, const struct engine_bench_case *c,
-                     const char *what, double seconds, double spread, double tok_s, double gb, double gflop, const char *percent_text)
+static void csv_line(FILE *f, const struct engine_bench_report *r, const struct td_device_info *dev, const char *dtype,
+                     const struct engine_bench_case *c, const char *what, double seconds, double spread, double tok_s, double gb, double gflop,
+                     const char *percent_text)
 {
     char spread_text[32] = "";
     if (spread >= 0) snprintf(spread_text, sizeof spread_text, "%.1f", spread);
-    fprintf(f, "\"%s\",%s,%d,%s,%s,%s,%d,%d,%s,%.6f,%s,%.2f,%.3f,%.1f,%s,\"%s\"\n", dev ? dev->name : "cpu", dev && dev->driver[0] ? dev->driver : "", dev ? dev->is_emulated : 0,
-            r->commit, r->model, dtype, c->batch, c->prompt_len, what, seconds * 1e3, spread_text, tok_s, gb, gflop, percent_text, r->command);
+    fprintf(f, "\"%s\",%s,%d,%s,%s,%s,%d,%d,%s,%.6f,%s,%.2f,%.3f,%.1f,%s,\"%s\"\n", dev ? dev->name : "cpu", dev && dev->driver[0] ? dev->driver : "",
+            dev ? dev->is_emulated : 0, r->commit, r->model, dtype, c->batch, c->prompt_len, what, seconds * 1e3, spread_text, tok_s, gb, gflop,
+            percent_text, r->command);
 }
 
-td_status engine_bench_run_cases(struct td_engine *e, const struct engine_bench_case *cases, int32_t n_cases, const struct engine_bench_report *r, struct td_err *err)
+td_status engine_bench_run_cases(struct td_engine *e, const struct engine_bench_case *cases, int32_t n_cases, const struct engine_bench_report *r,
+                                 struct td_err *err)
 {
     const struct td_model_config *m = td_model_config(td_engine_model(e));
     const struct td_device_info *dev = td_engine_device_info(e);
@@ -163,10 +168,12 @@ td_status engine_bench_run_cases(struct td_engine *e, const struct engine_bench_
     if (r->csv[0]) {
         if (!(csv = fopen(r->csv, "a"))) return td_fail(err, TD_ERR_IO, "csv \"%s\": %s", r->csv, strerror(errno));
         if (ftell(csv) == 0)
-            fprintf(csv, "card,driver,emulated,commit,model,dtype,batch,prompt_len,what,ms,spread_percent,tok_s,gbytes,gflop,percent_of_floor,command\n");
+            fprintf(csv,
+                    "card,driver,emulated,commit,model,dtype,batch,prompt_len,what,ms,spread_percent,tok_s,gbytes,gflop,percent_of_floor,command\n");
     }
-    printf("%s, %s, %.0f M parameters%s\n%9s  %12s %14s %8s   %12s %8s %14s %8s\n", dev ? dev->name : "cpu", dtype, (double)td_model_config_n_params(m) / 1e6,
-           dev && dev->is_emulated ? "; EMULATED: times mean nothing" : "", "case", "prefill ms", "tok/s", "% floor", "step ms", "+-%", "tok/s", "% floor");
+    printf("%s, %s, %.0f M parameters%s\n%9s  %12s %14s %8s   %12s %8s %14s %8s\n", dev ? dev->name : "cpu", dtype,
+           (double)td_model_config_n_params(m) / 1e6, dev && dev->is_emulated ? "; EMULATED: times mean nothing" : "", "case", "prefill ms", "tok/s",
+           "% floor", "step ms", "+-%", "tok/s", "% floor");
     td_status s = TD_OK;
     for (int32_t i = 0; !s && i < n_cases; i++) {
         const struct engine_bench_case *c = &cases[i];

@@ -169,7 +169,8 @@ static int run_stream(struct cli_client *client, const char *command, const stru
     struct cli_result res = {0};
     s->start_ns = td_now_ns();
     s->token_ids = c->token_ids;
-    cli_call(client, "/tandem.v1.Inference/Generate", &tandem__v1__generate_response__descriptor, &r->m.base, c->timeout_ms, false, on_response, s, &res);
+    cli_call(client, "/tandem.v1.Inference/Generate", &tandem__v1__generate_response__descriptor, &r->m.base, c->timeout_ms, false, on_response, s,
+             &res);
     putchar('\n');
     fflush(stdout);
     if (res.code != GRPC_STATUS_OK) return cli_complain(command, c->at.server, &res);

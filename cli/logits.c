@@ -65,10 +65,12 @@ static td_status run(struct td_model *m, const int32_t *tokens, int32_t n, int32
     struct td_workspace *ws = NULL;
     int32_t n_blocks = (n + BLOCK - 1) / BLOCK, vocab = td_model_config(m)->vocab;
     if (chunk == 0 || chunk > n) chunk = n;
-    int32_t *table = calloc((size_t)n_blocks, sizeof *table), *rows = calloc((size_t)chunk, sizeof *rows), *zeros = calloc((size_t)chunk, sizeof *zeros),
-            *positions = calloc((size_t)chunk, sizeof *positions);
+    int32_t *table = calloc((size_t)n_blocks, sizeof *table), *rows = calloc((size_t)chunk, sizeof *rows),
+            *zeros = calloc((size_t)chunk, sizeof *zeros), *positions = calloc((size_t)chunk, sizeof *positions);
     td_status s = td_model_kv_layout(m, BLOCK, &kv, err);
-    if (!s) s = dev ? dev->alloc((size_t)n_blocks * kv.block_bytes, "kv", &cache, err) : td_arena_create((size_t)n_blocks * kv.block_bytes, 0, "kv", &arena, err);
+    if (!s)
+        s = dev ? dev->alloc((size_t)n_blocks * kv.block_bytes, "kv", &cache, err)
+                : td_arena_create((size_t)n_blocks * kv.block_bytes, 0, "kv", &arena, err);
     if (!dev) cache = arena.base;
     if (!s) s = td_workspace_create(m, chunk, chunk, &ws, err);
     if (!s && (!table || !rows || !zeros || !positions)) s = td_fail(err, TD_ERR_NOMEM, "out of memory");
@@ -108,7 +110,8 @@ int cli_logits(int argc, char **argv)
     const struct td_ops *ops = NULL, *device = NULL;
     int32_t *tokens = NULL, n = 0;
     FILE *out = NULL;
-    td_status s = td_options_load(options, &c, "tandem logits", "Writes the logits of every position of a token sequence.", argc, argv, NULL, 0, NULL, &err);
+    td_status s =
+        td_options_load(options, &c, "tandem logits", "Writes the logits of every position of a token sequence.", argc, argv, NULL, 0, NULL, &err);
     if (!s && c.ops[0] && !(ops = td_ops_by_name(c.ops))) s = td_fail(&err, TD_ERR_INVALID, "ops \"%s\" is unknown or this CPU lacks it", c.ops);
     if (!s && !strcmp(c.device, "cuda")) {
         struct td_device_config d = {.index = (int32_t)c.device_index, .deterministic = c.deterministic};

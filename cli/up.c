@@ -1,6 +1,7 @@
 /* tandem up: a local cluster of real processes. Ctrl-C (or SIGTERM) drains workers, then the router, and exits 0.
  *
- * Each child has its own process group (one Ctrl-C is ours to pass on) and dies with us (PR_SET_PDEATHSIG), so a killed `up` leaves nothing behind. */
+ * Each child has its own process group (one Ctrl-C is ours to pass on) and dies with us (PR_SET_PDEATHSIG), so a killed `up` leaves nothing
+ * behind. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -24,7 +25,8 @@
 #define MAX_ARGS 64
 
 struct up_config {
-    const char *model, *random_weights, *listen, *mode, *policy, *dtype, *kv_memory, *transfer, *log_level, *log_dir, *decision_log, *ops, *cpus, *device;
+    const char *model, *random_weights, *listen, *mode, *policy, *dtype, *kv_memory, *transfer, *log_level, *log_dir, *decision_log, *ops, *cpus,
+        *device;
     int64_t prefill, decode, device_index, threads, block_size, max_step_tokens, max_batch, max_seqs, max_model_len;
     int64_t prefill_tp, decode_tp;
     uint64_t start_timeout_ms, drain_timeout_ms, hybrid_local_tokens;
@@ -45,7 +47,8 @@ static const struct td_option options[] = {
     {"hybrid_local_tokens", TD_OPT_U64, "64", 0, 1 << 30, NULL, OFF(hybrid_local_tokens), "hybrid: shorter prompts stay on the decode worker"},
     {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", OFF(dtype), "compute and KV type"},
     {"ops", TD_OPT_STR, "", 0, 0, NULL, OFF(ops), "kernel table: ref, avx2, avx512"},
-    {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", OFF(device), "where the workers' models and KV live: all of them on the one GPU, or the first so many (tp)"},
+    {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", OFF(device),
+     "where the workers' models and KV live: all of them on the one GPU, or the first so many (tp)"},
     {"device_index", TD_OPT_I64, "0", 0, 1023, NULL, OFF(device_index), "which of the GPUs that CUDA shows"},
     {"deterministic", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(deterministic), "GPU: the same tokens whatever the batch; false may be faster"},
     {"threads", TD_OPT_I64, "1", 0, 1024, NULL, OFF(threads), "compute threads of each worker; 0 = all CPUs"},
@@ -198,8 +201,8 @@ static td_status spawn_worker(struct cluster *c, const char *role, int i, struct
     return spawn(c, program, name, &a, err);
 }
 
-/* A port that somebody else listens on would make our router fail and hand our workers to a stranger's; port 0 would be known to nobody. The bind here
- * is only a look: it is undone at once, and the router still says precisely what it cannot have. */
+/* A port that somebody else listens on would make our router fail and hand our workers to a stranger's; port 0 would be known to nobody. The bind
+ * here is only a look: it is undone at once, and the router still says precisely what it cannot have. */
 static td_status check_listen(const char *listen, struct td_err *err)
 {
     if (!strncmp(listen, "unix:", 5)) return TD_OK;
@@ -216,7 +219,8 @@ static td_status check_listen(const char *listen, struct td_err *err)
     td_status s = TD_OK;
     if (fd >= 0) {
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one); /* as the router's listener: old connections in TIME_WAIT do not matter */
-        if (bind(fd, ai->ai_addr, ai->ai_addrlen)) s = td_fail(err, TD_ERR_IO, "listen \"%s\": %s; choose another with --listen", listen, strerror(errno));
+        if (bind(fd, ai->ai_addr, ai->ai_addrlen))
+            s = td_fail(err, TD_ERR_IO, "listen \"%s\": %s; choose another with --listen", listen, strerror(errno));
         close(fd);
     }
     freeaddrinfo(ai);
@@ -360,8 +364,9 @@ int cli_up(int argc, char **argv)
     bool ok = !s && wait_joined(&c);
     if (s) td_die("tandem up", &err);
     if (ok) {
-        printf("tandem is up at %s: %lld prefill, %lld decode, mode %s. Ctrl-C stops it.\n  tandem generate --server %s --stats \"Once upon a time\"\n",
-               g.listen, (long long)g.prefill, (long long)g.decode, g.mode, g.listen);
+        printf(
+            "tandem is up at %s: %lld prefill, %lld decode, mode %s. Ctrl-C stops it.\n  tandem generate --server %s --stats \"Once upon a time\"\n",
+            g.listen, (long long)g.prefill, (long long)g.decode, g.mode, g.listen);
         fflush(stdout);
         while (!td_stop_signal_wait(200)) {
             struct child *dead = reap(&c);

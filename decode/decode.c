@@ -154,7 +154,9 @@ static void slot_ready(struct td_worker *w, struct td_req *r, const struct td_xf
     }
     td_fault_point("slot_ready");
     struct td_err err = {0};
-    int32_t hit = r->seq->n_cached / (int32_t)w->cfg.block_size, parts = first->kv_parts > TD_COMM_MAX_RANKS ? -1 : first->kv_parts ? (int32_t)first->kv_parts : 1;
+    int32_t hit = r->seq->n_cached / (int32_t)w->cfg.block_size, parts = first->kv_parts > TD_COMM_MAX_RANKS ? -1
+                                                                         : first->kv_parts ? (int32_t)first->kv_parts
+                                                                         : 1;
     if (td_engine_kv_arrange(w->engine, r->seq->blocks + hit, r->seq->n_blocks - hit, parts, &err)) {
         tandem__v1__token_out__free_unpacked(first, NULL);
         td_worker_end(w, r, TD_ERR_PEER, err.msg);

@@ -111,7 +111,8 @@ struct td_attn_args {
     int32_t window;
     void *scratch;              /* base of n_parts slices of scratch_bytes_per_part */
     size_t scratch_bytes_per_part;
-    const void *plan;           /* device tables: what td_ops.attn_plan wrote, on the host; it was also put at `device_plan` (256-byte aligned). Attention counts */
+    /* device tables: what td_ops.attn_plan wrote, on the host; it was also put at `device_plan` (256-byte aligned). Attention counts */
+    const void *plan;
     void *device_plan;          /* arrivals in it and leaves it as it found it, so that every layer of the step can use it */
 };
 
@@ -130,8 +131,9 @@ struct td_ops {
     size_t (*packed_bytes)(int32_t n_out, int32_t n_in, enum td_dtype dtype);
     /* Rows [row0, row0 + n_rows) of the checkpoint's row-major [n_out, n_in] `src` into `packed`; row0 and n_rows multiples of 64 except at
      * the end, so that loading can run on all threads and show progress. compute type = dtype of the result: src dtype may differ
-     * (src F16/BF16/F32 -> F32 exactly; F32/F16 -> BF16 rounds). Any thread. Device tables: both are the host's memory; a matrix is packed in pieces, each as if
-     * it were the whole (row0 = 0, n_out = n_rows), and the loader uploads the piece of rows [r, ..) to data + packed_bytes(r, n_in, dtype), r % 64 == 0. */
+     * (src F16/BF16/F32 -> F32 exactly; F32/F16 -> BF16 rounds). Any thread. Device tables: both are the host's memory; a matrix is packed in pieces,
+     * each as if it were the whole (row0 = 0, n_out = n_rows), and the loader uploads the piece of rows [r, ..) to data + packed_bytes(r, n_in,
+     * dtype), r % 64 == 0. */
     void (*pack)(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype, const void *src, enum td_dtype src_dtype, int32_t row0,
                  int32_t n_rows);
 
@@ -146,19 +148,21 @@ struct td_ops {
     size_t (*attn_scratch_bytes)(int32_t n_heads, int32_t n_kv_heads, int32_t head_dim, int32_t block_size);
     void (*attn)(const struct td_attn_args *a, int part, int n_parts);
 
-    /* Device tables only, else NULL. How the rows of one step are cut into thread blocks: written once per step by the host from host arrays, put on the device,
-     * used by the attention of every layer. ret_shape: all of it that decides grids (two steps with equal shapes may share a graph); no more than 40 bits.
-     * attn_plan_bytes bytes are put, whatever the step. */
+    /* Device tables only, else NULL. How the rows of one step are cut into thread blocks: written once per step by the host from host arrays, put on
+     * the device, used by the attention of every layer. ret_shape: all of it that decides grids (two steps with equal shapes may share a graph); no
+     * more than 40 bits. attn_plan_bytes bytes are put, whatever the step. */
     size_t (*attn_plan_bytes)(int32_t max_rows, int32_t n_kv_heads);
     void (*attn_plan)(const struct td_attn_plan_args *a, void *ret_plan, uint64_t *ret_shape);
 
-    /* Fused pairs, so that a normed or gated row crosses memory once; NULL: the caller uses the two entries. Same bits as the pair. next->x is not read: the
-     * prepared rows go straight to next->scratch. */
+    /* Fused pairs, so that a normed or gated row crosses memory once; NULL: the caller uses the two entries. Same bits as the pair. next->x is not
+     * read: the prepared rows go straight to next->scratch. */
     void (*rmsnorm_prepare)(const struct td_rmsnorm_args *a, const struct td_gemm_args *next, int part, int n_parts);
-    void (*silu_mul_prepare)(const float *gate, const float *up, int64_t gate_stride, int64_t up_stride, const struct td_gemm_args *next, int part, int n_parts);
+    void (*silu_mul_prepare)(const float *gate, const float *up, int64_t gate_stride, int64_t up_stride, const struct td_gemm_args *next, int part,
+                             int n_parts);
 
-    /* What stands between the product of q, k, v and attention, in one pass over those rows: the heads of q and k normed (q_norm and k_norm: w and eps alone are
-     * read; NULL: no norm), rope, kv_store. Heads of q: rope->n_heads - store->kv.n_kv_heads. NULL: the caller uses the entries. Same bits as they. */
+    /* What stands between the product of q, k, v and attention, in one pass over those rows: the heads of q and k normed (q_norm and k_norm: w and
+     * eps alone are read; NULL: no norm), rope, kv_store. Heads of q: rope->n_heads - store->kv.n_kv_heads. NULL: the caller uses the entries. Same
+     * bits as they. */
     void (*rope_store)(const struct td_rmsnorm_args *q_norm, const struct td_rmsnorm_args *k_norm, const struct td_rope_args *rope,
                        const struct td_kv_store_args *store, int part, int n_parts);
 

@@ -81,12 +81,15 @@ static void warm_up(struct worker_conn *w)
 static td_status kv_ports_check(const struct worker_conn *w, const Tandem__V1__Hello *h, struct td_err *err)
 {
     if (h->kv_tls[0] && w->kv_tls[0] && strcmp(h->kv_tls, w->kv_tls))
-        return td_fail(err, TD_ERR_INVALID, "kv_tls is %s here and %s on %s: KV would never be sent between them; give all workers the same kv_tls, tls_cert, "
-                       "tls_key and tls_ca", h->kv_tls, w->kv_tls, w->name);
+        return td_fail(err, TD_ERR_INVALID,
+                       "kv_tls is %s here and %s on %s: KV would never be sent between them; give all workers the same kv_tls, tls_cert, "
+                       "tls_key and tls_ca",
+                       h->kv_tls, w->kv_tls, w->name);
     bool any = !h->transfer[0] || !w->transfer[0] || !strcmp(h->transfer, "auto") || !strcmp(w->transfer, "auto");
     if (!any && strcmp(h->transfer, w->transfer))
-        return td_fail(err, TD_ERR_INVALID, "transfer is %s here and %s on %s: KV would never be sent between them; give all workers the same, or auto",
-                       h->transfer, w->transfer, w->name);
+        return td_fail(err, TD_ERR_INVALID,
+                       "transfer is %s here and %s on %s: KV would never be sent between them; give all workers the same, or auto", h->transfer,
+                       w->transfer, w->name);
     return TD_OK;
 }
 
@@ -111,7 +114,8 @@ static td_status hello_check(const struct router *r, const Tandem__V1__Hello *h,
     if ((uint64_t)h->kv_blocks * h->block_size > TD_CORE_MAX_TOKENS || h->max_seqs > TD_CORE_MAX_SEQS)
         return td_fail(err, TD_ERR_LIMIT, "kv_blocks %u of block_size %u, limit %llu tokens; max_seqs %u, limit %u", h->kv_blocks, h->block_size,
                        (unsigned long long)TD_CORE_MAX_TOKENS, h->max_seqs, TD_CORE_MAX_SEQS);
-    if (strlen(h->transfer) > 15 || strlen(h->kv_tls) > 7) return td_fail(err, TD_ERR_INVALID, "transfer must have at most 15 bytes, kv_tls at most 7 bytes");
+    if (strlen(h->transfer) > 15 || strlen(h->kv_tls) > 7)
+        return td_fail(err, TD_ERR_INVALID, "transfer must have at most 15 bytes, kv_tls at most 7 bytes");
     uint64_t now = td_now_ns();
     bool sends_kv = strcmp(r->cfg.mode, "colocated") != 0;
     for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
@@ -159,7 +163,8 @@ static uint32_t node_class_of(struct router *r, const char *name, const char *ro
     return r->n_node_classes++;
 }
 
-/* Sums over another number of ranks round differently: such workers exchange KV, but a request that moves between them may go on with other tokens. */
+/* Sums over another number of ranks round differently: such workers exchange KV, but a request that moves between them may go on with other
+ * tokens. */
 static void tell_degrees(const struct router *r, const struct worker_conn *joined)
 {
     for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
@@ -223,8 +228,8 @@ static void take_hello(struct router *r, struct td_rpc_call *call, const Tandem_
     m.message_case = TANDEM__V1__ROUTER_MESSAGE__MESSAGE_WELCOME;
     m.welcome = &wel;
     td_rpc_call_send(call, &m.base);
-    td_info("worker_joined", "worker=%s role=%s address=%s tp=%u kv_blocks=%u block_size=%u max_len=%u", w->name, w->role_name, w->address, w->tp, w->kv_blocks,
-            w->block_size, w->max_model_len);
+    td_info("worker_joined", "worker=%s role=%s address=%s tp=%u kv_blocks=%u block_size=%u max_len=%u", w->name, w->role_name, w->address, w->tp,
+            w->kv_blocks, w->block_size, w->max_model_len);
     tell_degrees(r, w);
     router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_JOIN, .worker = w->index, .role = w->role,
                                            .a = (uint64_t)w->kv_blocks * w->block_size, .b = h->max_seqs,

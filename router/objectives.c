@@ -172,8 +172,9 @@ static td_status theta_line(const char *line, const char *where, struct td_lat_t
         }
         double *field = theta_field(t, node, word);
         if (!field)
-            return td_fail(err, TD_ERR_INVALID, "%s: \"%.40s\" is unknown; there are node_class, a0..a2, b0..b4, link_tau, link_bytes_per_s, kv_tokens, kv_bytes, gpus", where,
-                           word);
+            return td_fail(err, TD_ERR_INVALID,
+                           "%s: \"%.40s\" is unknown; there are node_class, a0..a2, b0..b4, link_tau, link_bytes_per_s, kv_tokens, kv_bytes, gpus",
+                           where, word);
         if ((s = number(where, word, value, MAX_COEFFICIENT, field, err))) return s;
     }
     return name[0] ? TD_OK : td_fail(err, TD_ERR_INVALID, "%s: node_class is missing", where);
@@ -197,8 +198,8 @@ static td_status table_line(FILE *in, const char *where, char *line, size_t line
     return TD_OK;
 }
 
-td_status router_latency_table_read(FILE *in, const char *path, struct td_core_config *c, char names[][ROUTER_NODE_CLASS_NAME], struct router_node *nodes,
-                                    struct td_err *err)
+td_status router_latency_table_read(FILE *in, const char *path, struct td_core_config *c, char names[][ROUTER_NODE_CLASS_NAME],
+                                    struct router_node *nodes, struct td_err *err)
 {
     struct router_node node;
     char line[1024], where[300];

@@ -15,8 +15,9 @@ td_status router_class_find(const struct td_core_config *config, const char *nam
 
 /* A file of lines "node_class=NAME a0=.. a1=.. a2=.. b0=.. b1=.. b2=.. b3=.. b4=.. link_tau=.. link_bytes_per_s=..", '#' starts a comment; seconds,
  * tokens, bytes
- * (latency.h has the formulas). `tandem bench calibrate` writes it. names[i] is the class of config->thetas[i]. A line may also say what a worker of the class
- * is, for `tandem sim --latency FILE`, which reads the same file: kv_tokens, kv_bytes (of a token), gpus; nodes[i] (may be NULL) has them, 0 = not said.
+ * (latency.h has the formulas). `tandem bench calibrate` writes it. names[i] is the class of config->thetas[i]. A line may also say what a worker of
+ * the class is, for `tandem sim --latency FILE`, which reads the same file: kv_tokens, kv_bytes (of a token), gpus; nodes[i] (may be NULL) has them,
+ * 0 = not said.
  * read: of an open file; path is what messages call it. */
 struct router_node { double kv_tokens, kv_bytes, gpus; };
 td_status router_latency_table_read(FILE *in, const char *path, struct td_core_config *config, char names[][ROUTER_NODE_CLASS_NAME],

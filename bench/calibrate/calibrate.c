@@ -6,7 +6,8 @@
  *   mixed     the same with a prefill chunk of c tokens in the step    + b3 c + b4 c (h + c/2)
  * Pure decode fixes b0..b2, mixed steps b3 and b4 together with it.
  *   link      n bytes of KV blocks between two ends on this host    link_tau + n / link_bytes_per_s
- * The link is measured when --link names a path: workers on other hosts have another one, which --link-gb-s tells (tandem bench xfer), or the router learns. */
+ * The link is measured when --link names a path: workers on other hosts have another one, which --link-gb-s tells (tandem bench xfer), or the router
+ * learns. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -29,7 +30,8 @@ int td_bench_calibrate(int argc, char **argv);
 #define LINK_BYTES (256u << 20) /* largest transfer measured */
 
 struct options {
-    const char *model, *random_weights, *dtype, *ops, *cpus, *kv_memory, *node_class, *out, *csv, *prefill_grid, *context_grid, *batch_grid, *chunk_grid, *statistic, *link;
+    const char *model, *random_weights, *dtype, *ops, *cpus, *kv_memory, *node_class, *out, *csv, *prefill_grid, *context_grid, *batch_grid,
+        *chunk_grid, *statistic, *link;
     int64_t threads, block_size, max_step_tokens, max_batch, repeat;
     double link_tau_us, link_gb_s;
 };
@@ -51,9 +53,12 @@ static const struct td_option table[] = {
     {"batch_grid", TD_OPT_STR, "1,2,4,8,16,32,64", 0, 0, NULL, OFF(batch_grid), "sequences B in a decode step"},
     {"chunk_grid", TD_OPT_STR, "64,256", 0, 0, NULL, OFF(chunk_grid), "prefill tokens c in a mixed step"},
     {"repeat", TD_OPT_I64, "5", 1, MAX_REPEATS, NULL, OFF(repeat), "times each point is measured"},
-    {"statistic", TD_OPT_ENUM, "median", 0, 0, "median|least", OFF(statistic), "of the repeats; least: where foreign work, which only ever adds, cannot be kept away"},
-    {"node_class", TD_OPT_STR, "", 0, 0, NULL, OFF(node_class), "the workers' --node-class; empty: a line each for prefill and decode, what workers without one belong to"},
-    {"link", TD_OPT_ENUM, "off", 0, 0, "off|auto|shm|tcp", OFF(link), "measure KV transfer between two workers of this host on this path; off: as link_tau_us and link_gb_s say"},
+    {"statistic", TD_OPT_ENUM, "median", 0, 0, "median|least", OFF(statistic),
+     "of the repeats; least: where foreign work, which only ever adds, cannot be kept away"},
+    {"node_class", TD_OPT_STR, "", 0, 0, NULL, OFF(node_class),
+     "the workers' --node-class; empty: a line each for prefill and decode, what workers without one belong to"},
+    {"link", TD_OPT_ENUM, "off", 0, 0, "off|auto|shm|tcp", OFF(link),
+     "measure KV transfer between two workers of this host on this path; off: as link_tau_us and link_gb_s say"},
     {"link_tau_us", TD_OPT_F64, "0", 0, 1e9, NULL, OFF(link_tau_us), "KV transfer: fixed time, us; 0 = to be learned"},
     {"link_gb_s", TD_OPT_F64, "0", 0, 1e6, NULL, OFF(link_gb_s), "KV transfer: 10^9 bytes/s (tandem bench xfer measures it); 0 = to be learned"},
     {"out", TD_OPT_STR, "latency.table", 0, 0, NULL, OFF(out), "the latency table"},
@@ -78,7 +83,8 @@ static td_status parse_grid(const char *option, const char *text, int32_t max, s
     for (const char *at = text; *at;) {
         char *end;
         long v = strtol(at, &end, 10);
-        if (end == at || v < 0 || v > 1 << 24 || (*end && *end != ',')) return td_fail(err, TD_ERR_INVALID, "--%s: \"%.40s\" must be whole numbers with commas between", option, text);
+        if (end == at || v < 0 || v > 1 << 24 || (*end && *end != ','))
+            return td_fail(err, TD_ERR_INVALID, "--%s: \"%.40s\" must be whole numbers with commas between", option, text);
         if (v <= max && ret->n < MAX_GRID) ret->v[ret->n++] = (int32_t)v;
         at = *end ? end + 1 : end;
     }
@@ -223,7 +229,8 @@ static double error_of(const struct point *p, const double *a, const double *b)
     return fit_predict(p->kind == PREFILL ? a : b, &f, p->kind == PREFILL ? 3 : 5) / p->s - 1;
 }
 
-static void errors(const struct point *points, size_t n, enum kind kind, const double *a, const double *b, double *ret_median, double *ret_worst, size_t *ret_n)
+static void errors(const struct point *points, size_t n, enum kind kind, const double *a, const double *b, double *ret_median, double *ret_worst,
+                   size_t *ret_n)
 {
     static double e[MAX_POINTS];
     *ret_n = 0;
@@ -243,10 +250,12 @@ static void print_points(const struct point *points, size_t n, const double *a, 
         const struct point *p = &points[i];
         if (!(p->s > 0)) continue;
         double e = error_of(p, a, b);
-        if (csv) fprintf(out, "%s,%d,%d,%d,%d,%.9g,%.9g,%.9g,%.9g,%.4f\n", kind_names[p->kind], p->batch, p->batch ? p->context : 0, p->new_tokens, p->prompt_context, p->median_s, p->least_s,
-                         p->greatest_s, p->s * (1 + e), e);
-        else fprintf(out, "%-8s %5d %8d %6d %7d %11.4f %11.4f %+7.1f%%\n", kind_names[p->kind], p->batch, p->batch ? p->context : 0, p->new_tokens, p->prompt_context, p->s * 1e3,
-                     p->s * (1 + e) * 1e3, 100 * e);
+        if (csv)
+            fprintf(out, "%s,%d,%d,%d,%d,%.9g,%.9g,%.9g,%.9g,%.4f\n", kind_names[p->kind], p->batch, p->batch ? p->context : 0, p->new_tokens,
+                    p->prompt_context, p->median_s, p->least_s, p->greatest_s, p->s * (1 + e), e);
+        else
+            fprintf(out, "%-8s %5d %8d %6d %7d %11.4f %11.4f %+7.1f%%\n", kind_names[p->kind], p->batch, p->batch ? p->context : 0, p->new_tokens,
+                    p->prompt_context, p->s * 1e3, p->s * (1 + e) * 1e3, 100 * e);
     }
 }
 
@@ -261,14 +270,16 @@ static double disturbance(const struct point *points, size_t n)
     return bench_percentile(x, k, 50);
 }
 
-static td_status write_table(const struct options *o, const struct td_engine *e, const struct point *points, size_t n, const double *a, const double *b, const double *link, struct td_err *err)
+static td_status write_table(const struct options *o, const struct td_engine *e, const struct point *points, size_t n, const double *a,
+                             const double *b, const double *link, struct td_err *err)
 {
     const char *const both[] = {"prefill", "decode"}, *const one[] = {o->node_class};
     const char *const *names = o->node_class[0] ? one : both;
     FILE *f = fopen(o->out, "we");
     if (!f) return td_fail(err, TD_ERR_IO, "--out %s: %s", o->out, strerror(errno));
     fprintf(f, "# tandem bench calibrate: %s, %s, %lld threads, %s of %lld; version " TD_VERSION "\n", o->model[0] ? o->model : o->random_weights,
-            td_dtype_name(td_model_dtype(td_engine_model((struct td_engine *)(uintptr_t)e))), (long long)o->threads, o->statistic, (long long)o->repeat);
+            td_dtype_name(td_model_dtype(td_engine_model((struct td_engine *)(uintptr_t)e))), (long long)o->threads, o->statistic,
+            (long long)o->repeat);
     for (int k = PREFILL; k <= MIXED; k++) {
         double median, worst;
         size_t m;
@@ -276,7 +287,8 @@ static td_status write_table(const struct options *o, const struct td_engine *e,
         if (m) fprintf(f, "# %s: %zu points, error of the fit %.1f %% in the median, %.1f %% at most\n", kind_names[k], m, 100 * median, 100 * worst);
     }
     for (size_t i = 0; i < (o->node_class[0] ? 1u : 2u); i++) {
-        fprintf(f, "node_class=%s a0=%.9g a1=%.9g a2=%.9g b0=%.9g b1=%.9g b2=%.9g b3=%.9g b4=%.9g", names[i], a[0], a[1], a[2], b[0], b[1], b[2], b[3], b[4]);
+        fprintf(f, "node_class=%s a0=%.9g a1=%.9g a2=%.9g b0=%.9g b1=%.9g b2=%.9g b3=%.9g b4=%.9g", names[i], a[0], a[1], a[2], b[0], b[1], b[2],
+                b[3], b[4]);
         if (link[1] > 0) fprintf(f, " link_tau=%.9g link_bytes_per_s=%.9g", link[0], 1 / link[1]);
         const struct td_kv_layout *kv = td_kv_pool_layout(td_engine_kv((struct td_engine *)(uintptr_t)e));
         fprintf(f, " kv_bytes=%.9g", (double)kv->block_bytes / kv->block_size);
@@ -306,8 +318,8 @@ static td_status measure_link(const struct options *o, struct td_engine *e, doub
     printf("\n%-8s %8s %12s %11s %11s %11s %11s %8s\n", "link", "blocks", "bytes", "median ms", "least ms", "greatest ms", "fitted ms", "error");
     for (size_t i = 0; i < n; i++) {
         double fitted = fit_predict(link, &samples[i], 2);
-        printf("%-8s %8d %12.0f %11.4f %11.4f %11.4f %11.4f %+7.1f%%\n", o->link, points[i].n_blocks, points[i].bytes, points[i].median_s * 1e3, points[i].least_s * 1e3,
-               points[i].greatest_s * 1e3, fitted * 1e3, 100 * (fitted / samples[i].y - 1));
+        printf("%-8s %8d %12.0f %11.4f %11.4f %11.4f %11.4f %+7.1f%%\n", o->link, points[i].n_blocks, points[i].bytes, points[i].median_s * 1e3,
+               points[i].least_s * 1e3, points[i].greatest_s * 1e3, fitted * 1e3, 100 * (fitted / samples[i].y - 1));
     }
     printf("link      %.4g us + %.4g GB/s\n", link[0] * 1e6, link[1] > 0 ? 1e-9 / link[1] : INFINITY);
     return TD_OK;
@@ -337,7 +349,8 @@ static td_status calibrate(const struct options *o, struct td_engine *e, struct 
     print_points(points, n, a, b, "", stdout);
     if (n_left_out) printf("%zu points did not fit into --kv-memory\n", n_left_out);
     printf("\nprefill   %.4g ms + %.4g us a token + %.4g ns a token and token of context\n", a[0] * 1e3, a[1] * 1e6, a[2] * 1e9);
-    printf("decode    %.4g ms + %.4g us a sequence + %.4g ns a token of context + %.4g us a prefill token + %.4g ns of its context\n", b[0] * 1e3, b[1] * 1e6, b[2] * 1e9, b[3] * 1e6, b[4] * 1e9);
+    printf("decode    %.4g ms + %.4g us a sequence + %.4g ns a token of context + %.4g us a prefill token + %.4g ns of its context\n", b[0] * 1e3,
+           b[1] * 1e6, b[2] * 1e9, b[3] * 1e6, b[4] * 1e9);
     for (int k = PREFILL; k <= MIXED; k++) {
         double median, worst;
         size_t m;
@@ -345,7 +358,10 @@ static td_status calibrate(const struct options *o, struct td_engine *e, struct 
         if (m) printf("%-9s error of the fit: %.1f %% in the median of %zu points, %.1f %% at most\n", kind_names[k], 100 * median, m, 100 * worst);
     }
     double disturbed = disturbance(points, n);
-    if (disturbed > 1.25) printf("warning: the median repeat took %.2f times the quickest: other work ran on these CPUs. Repeat it in quiet, or use --statistic least\n", disturbed);
+    if (disturbed > 1.25)
+        printf(
+            "warning: the median repeat took %.2f times the quickest: other work ran on these CPUs. Repeat it in quiet, or use --statistic least\n",
+            disturbed);
     s = write_table(o, e, points, n, a, b, link, err);
     if (!s) printf("table: %s (tandem-router --latency-table %s)\n", o->out, o->out);
     FILE *f = !s && o->csv[0] ? fopen(o->csv, "we") : NULL;
@@ -362,13 +378,23 @@ int td_bench_calibrate(int argc, char **argv)
     struct options o = {0};
     struct td_err err = {0};
     struct td_engine *e = NULL;
-    td_status s = td_options_load(table, &o, "tandem bench calibrate", "Measures this machine's steps and writes the router's latency table.", argc, argv, NULL, 0, NULL, &err);
+    td_status s = td_options_load(table, &o, "tandem bench calibrate", "Measures this machine's steps and writes the router's latency table.", argc,
+                                  argv, NULL, 0, NULL, &err);
     if (!s && !o.model[0] == !o.random_weights[0]) s = td_fail(&err, TD_ERR_INVALID, "give either --model DIR or --random-weights CONFIG.json");
     if (!s) {
-        struct td_engine_config c = {.model_dir = o.model[0] ? o.model : NULL, .random_config = o.random_weights[0] ? o.random_weights : NULL, .dtype = o.dtype, .ops = o.ops,
-                                     .cpus = o.cpus, .n_threads = (int32_t)o.threads, .kv_memory = o.kv_memory, .block_size = (int32_t)o.block_size,
-                                     .max_seqs = (int32_t)o.max_batch + 1, .max_batch = (int32_t)o.max_batch + 1, .max_step_tokens = (int32_t)o.max_step_tokens,
-                                     .prefix_cache = false, .quiet = true};
+        struct td_engine_config c = {.model_dir = o.model[0] ? o.model : NULL,
+                                     .random_config = o.random_weights[0] ? o.random_weights : NULL,
+                                     .dtype = o.dtype,
+                                     .ops = o.ops,
+                                     .cpus = o.cpus,
+                                     .n_threads = (int32_t)o.threads,
+                                     .kv_memory = o.kv_memory,
+                                     .block_size = (int32_t)o.block_size,
+                                     .max_seqs = (int32_t)o.max_batch + 1,
+                                     .max_batch = (int32_t)o.max_batch + 1,
+                                     .max_step_tokens = (int32_t)o.max_step_tokens,
+                                     .prefix_cache = false,
+                                     .quiet = true};
         s = td_engine_open(&c, &e, &err);
     }
     if (!s) s = calibrate(&o, e, &err);

@@ -25,8 +25,15 @@ static td_status end_open(struct link_end *e, const char *name, uint64_t incarna
     e->bell.fd = -1;
     td_status s = td_doorbell_open(&e->bell, err);
     if (!s) s = td_arena_create(block_bytes * (size_t)n_blocks, true, name, &e->arena, err);
-    struct td_xfer_config c = {.instance = name, .incarnation = incarnation, .layout_hash = block_bytes, .listen_host = "127.0.0.1", .path = path, .max_slots = 4,
-                               .max_ops = 4, .peer_timeout_ms = 2000, .hooks = {.wake = ring, .ctx = &e->bell}};
+    struct td_xfer_config c = {.instance = name,
+                               .incarnation = incarnation,
+                               .layout_hash = block_bytes,
+                               .listen_host = "127.0.0.1",
+                               .path = path,
+                               .max_slots = 4,
+                               .max_ops = 4,
+                               .peer_timeout_ms = 2000,
+                               .hooks = {.wake = ring, .ctx = &e->bell}};
     if (!s) s = td_xfer_open(&c, &e->x, err);
     if (!s) s = td_xfer_mem_add(e->x, &e->arena, block_bytes, n_blocks, err);
     return s;
@@ -73,8 +80,8 @@ static td_status once(struct link_end *p, struct link_end *d, const int32_t *ids
     return await(d, TD_XFER_SLOT_FREE, err);
 }
 
-td_status link_measure(enum td_xfer_path path, size_t block_bytes, size_t max_bytes, int64_t repeat, struct link_point ret[LINK_MAX_POINTS], size_t *ret_n,
-                       struct td_err *err)
+td_status link_measure(enum td_xfer_path path, size_t block_bytes, size_t max_bytes, int64_t repeat, struct link_point ret[LINK_MAX_POINTS],
+                       size_t *ret_n, struct td_err *err)
 {
     static const int32_t sizes[LINK_MAX_POINTS] = {1, 2, 8, 32, 128, 512, 2048, 8192};
     static int32_t ids[TD_XFER_MAX_BLOCKS];
@@ -84,15 +91,20 @@ td_status link_measure(enum td_xfer_path path, size_t block_bytes, size_t max_by
     *ret_n = 0;
     while (n < LINK_MAX_POINTS && (n == 0 || (size_t)sizes[n] * block_bytes <= max_bytes)) n++;
     for (int32_t i = 0; i < TD_XFER_MAX_BLOCKS; i++) ids[i] = i;
-    td_status s = repeat < 1 || repeat > MAX_REPEATS ? td_fail(err, TD_ERR_INVALID, "link: %lld repeats, must be 1..%d", (long long)repeat, MAX_REPEATS) : TD_OK;
+    td_status s = repeat < 1 || repeat > MAX_REPEATS
+                      ? td_fail(err, TD_ERR_INVALID, "link: %lld repeats, must be 1..%d", (long long)repeat, MAX_REPEATS)
+                      : TD_OK;
     if (!s) s = end_open(&d, "calibrate-decode", 2, path, block_bytes, sizes[n - 1], err);
     if (!s) s = end_open(&p, "calibrate-prefill", 1, path, block_bytes, sizes[n - 1], err);
     for (size_t i = 0; !s && i < n; i++) {
         for (int64_t k = 0; !s && k <= repeat; k++) s = once(&p, &d, ids, sizes[i], &times[k], err);
         if (s) break;
         bench_sort(times + 1, (size_t)repeat);
-        ret[i] = (struct link_point){.n_blocks = sizes[i], .bytes = (double)sizes[i] * (double)block_bytes, .median_s = bench_percentile(times + 1, (size_t)repeat, 50),
-                                     .least_s = times[1], .greatest_s = times[repeat]};
+        ret[i] = (struct link_point){.n_blocks = sizes[i],
+                                     .bytes = (double)sizes[i] * (double)block_bytes,
+                                     .median_s = bench_percentile(times + 1, (size_t)repeat, 50),
+                                     .least_s = times[1],
+                                     .greatest_s = times[repeat]};
         *ret_n = i + 1;
     }
     end_close(&p);

@@ -142,7 +142,8 @@ void canvas_text_up(struct canvas *c, double x, double y, double size, int ink, 
 double canvas_text_width(const char *text, double size)
 {
     double w = 0;
-    for (; *text; text++) w += ((unsigned char)*text & 0xc0) == 0x80 ? 0 : strchr("ijl.,:;|!'()[] ft1", *text) ? 0.40 : strchr("mwMW@%", *text) ? 0.92 : 0.62;
+    for (; *text; text++)
+        w += ((unsigned char)*text & 0xc0) == 0x80 ? 0 : strchr("ijl.,:;|!'()[] ft1", *text) ? 0.40 : strchr("mwMW@%", *text) ? 0.92 : 0.62;
     return w * size;
 }
 
@@ -186,9 +187,14 @@ static size_t corners(const struct mark *m, double p[8])
 {
     double r = m->w;
     switch (m->shape) {
-    case 1: memcpy(p, (double[]){m->x - r * .9, m->y - r * .9, m->x + r * .9, m->y - r * .9, m->x + r * .9, m->y + r * .9, m->x - r * .9, m->y + r * .9}, 8 * sizeof *p); return 4;
+    case 1:
+        memcpy(p, (double[]){m->x - r * .9, m->y - r * .9, m->x + r * .9, m->y - r * .9, m->x + r * .9, m->y + r * .9, m->x - r * .9, m->y + r * .9},
+               8 * sizeof *p);
+        return 4;
     case 2: memcpy(p, (double[]){m->x, m->y - r * 1.2, m->x + r * 1.1, m->y + r * .8, m->x - r * 1.1, m->y + r * .8}, 6 * sizeof *p); return 3;
-    case 3: memcpy(p, (double[]){m->x, m->y - r * 1.25, m->x + r * 1.25, m->y, m->x, m->y + r * 1.25, m->x - r * 1.25, m->y}, 8 * sizeof *p); return 4;
+    case 3:
+        memcpy(p, (double[]){m->x, m->y - r * 1.25, m->x + r * 1.25, m->y, m->x, m->y + r * 1.25, m->x - r * 1.25, m->y}, 8 * sizeof *p);
+        return 4;
     default: return 0;
     }
 }
@@ -207,7 +213,8 @@ static void svg_mark(const struct mark *m, FILE *out)
         fputs("\"/>\n", out);
         break;
     case MARK_RECT:
-        fprintf(out, "<rect class=\"f%d\"%s x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\"/>\n", m->ink, opacity, m->x, m->y, fmax(0, m->w), fmax(0, m->h));
+        fprintf(out, "<rect class=\"f%d\"%s x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\"/>\n", m->ink, opacity, m->x, m->y, fmax(0, m->w),
+                fmax(0, m->h));
         break;
     case MARK_MARKER:
         n = corners(m, p);

@@ -66,7 +66,8 @@ static void ticks(struct chart *ch, const struct chart_axis *a, bool is_x)
 {
     if (!a->log) {
         double step = step_of(a->max - a->min);
-        for (double v = ceil(a->min / step - 1e-9) * step; v <= a->max + step * 1e-6; v += step) tick(ch, a, fabs(v) < step * 1e-9 ? 0 : v, is_x, true);
+        for (double v = ceil(a->min / step - 1e-9) * step; v <= a->max + step * 1e-6; v += step)
+            tick(ch, a, fabs(v) < step * 1e-9 ? 0 : v, is_x, true);
         return;
     }
     double decades = log10(a->max / a->min);
@@ -79,7 +80,8 @@ static void ticks(struct chart *ch, const struct chart_axis *a, bool is_x)
         }
 }
 
-void chart_open(struct chart *ch, struct canvas *canvas, const char *title, const char *subtitle, struct chart_axis x, struct chart_axis y, double right_margin)
+void chart_open(struct chart *ch, struct canvas *canvas, const char *title, const char *subtitle, struct chart_axis x, struct chart_axis y,
+                double right_margin)
 {
     *ch = (struct chart){.canvas = canvas, .x = x, .y = y, .left = 62, .right = CHART_WIDTH - right_margin, .top = 58, .bottom = CHART_HEIGHT - 46};
     canvas_text(canvas, 12, 22, ANCHOR_START, 15, true, INK_TEXT, "%s", title);

@@ -23,7 +23,8 @@ struct chart {
 };
 
 /* Draws on the canvas, which stays its owner's. right_margin: room for names beside the lines. */
-void chart_open(struct chart *ch, struct canvas *canvas, const char *title, const char *subtitle, struct chart_axis x, struct chart_axis y, double right_margin);
+void chart_open(struct chart *ch, struct canvas *canvas, const char *title, const char *subtitle, struct chart_axis x, struct chart_axis y,
+                double right_margin);
 double chart_x(const struct chart *ch, double v);
 double chart_y(const struct chart *ch, double v);
 /* Leaves out points that are NAN (the line breaks there) and cuts at the plane's edge. */

@@ -85,7 +85,9 @@ static struct chart_axis share_axis(const char *label) { return (struct chart_ax
 
 /* --- attainment over rate --------------------------------------------------------------------------------------------------------------- */
 
-struct columns { double x[MAX_POOLS], offered[MAX_POOLS], joint[MAX_POOLS], ttft[MAX_POOLS], tpot[MAX_POOLS], lo[MAX_POOLS], hi[MAX_POOLS], good[MAX_POOLS]; };
+struct columns {
+    double x[MAX_POOLS], offered[MAX_POOLS], joint[MAX_POOLS], ttft[MAX_POOLS], tpot[MAX_POOLS], lo[MAX_POOLS], hi[MAX_POOLS], good[MAX_POOLS];
+};
 
 static void columns_of(const struct pages *p, uint32_t c, struct columns *k)
 {
@@ -116,7 +118,8 @@ static void attainment(struct pages *p)
     slo_words(p->s, slo, sizeof slo);
     snprintf(subtitle, sizeof subtitle, "requests that met %s; bars: 95 %% interval", slo);
     snprintf(d.f->caption, sizeof d.f->caption,
-             "Share of offered requests that met every objective, over the offered rate per worker. Goodput is where a line crosses the target; the bars are 95 %% intervals.");
+             "Share of offered requests that met every objective, over the offered rate per worker. Goodput is where a line crosses the target; the "
+             "bars are 95 %% intervals.");
     chart_open(&ch, d.f->canvas, "SLO attainment over rate", subtitle, chart_axis_linear("offered rate per worker (requests/s)", greatest_rate(p)),
                share_axis("requests within objectives"), margin(p, 92));
     target_line(&ch, p->s);
@@ -130,7 +133,8 @@ static void attainment(struct pages *p)
         if (n) chart_label(&ch, k.x[n - 1], k.joint[n - 1], ink_of(c), "%s", name_of(p, c));
         for (size_t i = 0; i < n; i++) {
             const struct sweep_pool *q = &p->pools[c][i];
-            fprintf(d.csv, "%s,%.9g,%.9g,%u,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g\n", name_of(p, c), q->rate, k.x[i], q->n_runs, q->joint, q->lo, q->hi, q->ttft, q->tpot, q->least, q->greatest);
+            fprintf(d.csv, "%s,%.9g,%.9g,%u,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g\n", name_of(p, c), q->rate, k.x[i], q->n_runs, q->joint, q->lo, q->hi,
+                    q->ttft, q->tpot, q->least, q->greatest);
         }
     }
     chart_close(&ch);
@@ -151,8 +155,11 @@ static void attainment_parts(struct pages *p, uint32_t c)
     slo_words(p->s, slo, sizeof slo);
     snprintf(subtitle, sizeof subtitle, "%s", slo);
     snprintf(d.f->caption, sizeof d.f->caption,
-             "%s: both objectives, and each alone. The line that falls first is the objective that limits this configuration; what was turned away misses both.", name_of(p, c));
-    chart_open(&ch, d.f->canvas, title, subtitle, chart_axis_linear("offered rate per worker (requests/s)", greatest_rate(p)), share_axis("requests within objectives"), 92);
+             "%s: both objectives, and each alone. The line that falls first is the objective that limits this configuration; what was turned away "
+             "misses both.",
+             name_of(p, c));
+    chart_open(&ch, d.f->canvas, title, subtitle, chart_axis_linear("offered rate per worker (requests/s)", greatest_rate(p)),
+               share_axis("requests within objectives"), 92);
     target_line(&ch, p->s);
     columns_of(p, c, &k);
     size_t n = p->n_pools[c];
@@ -167,7 +174,8 @@ static void attainment_parts(struct pages *p, uint32_t c)
     chart_close(&ch);
     fprintf(d.csv, "config,rate,rate_per_worker,joint,ttft,tpot,ci95_lo,ci95_hi\n");
     for (size_t i = 0; i < n; i++)
-        fprintf(d.csv, "%s,%.9g,%.9g,%.6g,%.6g,%.6g,%.6g,%.6g\n", name_of(p, c), p->pools[c][i].rate, k.x[i], k.joint[i], k.ttft[i], k.tpot[i], k.lo[i], k.hi[i]);
+        fprintf(d.csv, "%s,%.9g,%.9g,%.6g,%.6g,%.6g,%.6g,%.6g\n", name_of(p, c), p->pools[c][i].rate, k.x[i], k.joint[i], k.ttft[i], k.tpot[i],
+                k.lo[i], k.hi[i]);
     draft_close(p, &d);
 }
 
@@ -185,9 +193,10 @@ static void goodput(struct pages *p)
         for (size_t i = 0; i < p->n_pools[c]; i++) top = fmax(top, k.good[i]), rate = fmax(rate, k.offered[i]);
     }
     snprintf(d.f->caption, sizeof d.f->caption,
-             "Good requests per second and worker over what was offered. On the dotted line every request is good; a line that bends down loses requests that it had promised to serve.");
-    chart_open(&ch, d.f->canvas, "Goodput over offered load", "good requests: completed within every objective", chart_axis_linear("offered rate per worker (requests/s)", rate),
-               chart_axis_linear("good requests/s per worker", top), margin(p, 92));
+             "Good requests per second and worker over what was offered. On the dotted line every request is good; a line that bends down loses "
+             "requests that it had promised to serve.");
+    chart_open(&ch, d.f->canvas, "Goodput over offered load", "good requests: completed within every objective",
+               chart_axis_linear("offered rate per worker (requests/s)", rate), chart_axis_linear("good requests/s per worker", top), margin(p, 92));
     chart_line(&ch, (double[]){0, rate * 2}, (double[]){0, rate * 2}, 2, INK_MUTED, 1, DASH_SHORT);
     fprintf(d.csv, "config,rate,offered_per_worker,goodput_per_worker,saturated\n");
     for (uint32_t c = 0; c < p->s->n_configs; c++) {
@@ -196,7 +205,8 @@ static void goodput(struct pages *p)
         chart_line(&ch, k.offered, k.good, n, ink_of(c), 2, DASH_NONE);
         chart_points(&ch, k.offered, k.good, n, (int)c, ink_of(c), 3.4, 1);
         if (n) chart_label(&ch, k.offered[n - 1], k.good[n - 1], ink_of(c), "%s", name_of(p, c));
-        for (size_t i = 0; i < n; i++) fprintf(d.csv, "%s,%.9g,%.9g,%.9g,%d\n", name_of(p, c), p->pools[c][i].rate, k.offered[i], k.good[i], p->pools[c][i].saturated);
+        for (size_t i = 0; i < n; i++)
+            fprintf(d.csv, "%s,%.9g,%.9g,%.9g,%d\n", name_of(p, c), p->pools[c][i].rate, k.offered[i], k.good[i], p->pools[c][i].saturated);
     }
     chart_close(&ch);
     draft_close(p, &d);
@@ -212,7 +222,9 @@ static void slo_scale(struct pages *p)
     char subtitle[128];
     bool any = false;
     for (uint32_t c = 0; c < s->n_configs; c++) any |= sweep_reference_row(s, c) && sweep_reference_row(s, c)->scale_joint;
-    if (!any || s->n_scales < 2 || !bench_slo_any(&s->slo) || !draft_open(p, &d, CHART_HEIGHT, "slo-scale", "SLO attainment over the strictness of the objectives")) return;
+    if (!any || s->n_scales < 2 || !bench_slo_any(&s->slo) ||
+        !draft_open(p, &d, CHART_HEIGHT, "slo-scale", "SLO attainment over the strictness of the objectives"))
+        return;
     snprintf(subtitle, sizeof subtitle, "at about %.3g requests/s per worker; 1 = the objectives as given", sweep_reference_rate(s));
     snprintf(d.f->caption, sizeof d.f->caption, "The same requests judged by all objectives times a factor: further left is stricter.%s",
              s->slo_sent ? " The router was told factor 1 and placed and admitted by it." : "");
@@ -252,11 +264,13 @@ static void cdf(struct pages *p, bool is_ttft)
     snprintf(subtitle, sizeof subtitle, "at about %.3g requests/s per worker; shown up to the 99th percentile", sweep_reference_rate(s));
     snprintf(label, sizeof label, is_ttft ? "TTFT from the scheduled send time (ms)" : "TPOT (ms per token)");
     snprintf(d.f->caption, sizeof d.f->caption,
-             "How many requests had their %s within how long. Where a line crosses the objective is that objective's attainment. A line that ends below 100 %% leaves room for the requests that were turned away or failed.",
+             "How many requests had their %s within how long. Where a line crosses the objective is that objective's attainment. A line that ends "
+             "below 100 %% leaves room for the requests that were turned away or failed.",
              name);
     bool is_log = most > 20 * least;
     for (int i = 0; i < SWEEP_N_QUANTILES; i++) share[i] = (double)i / (SWEEP_N_QUANTILES - 1);
-    chart_open(&ch, d.f->canvas, title, subtitle, is_log ? chart_axis_log(label, least, most) : chart_axis_linear(label, most), share_axis("requests"), margin(p, 92));
+    chart_open(&ch, d.f->canvas, title, subtitle, is_log ? chart_axis_log(label, least, most) : chart_axis_linear(label, most),
+               share_axis("requests"), margin(p, 92));
     snprintf(text, sizeof text, "%.4g ms", limit);
     if (limit > 0) chart_limit_x(&ch, limit, text);
     fprintf(d.csv, "config,rate,share,%s_ms\n", is_ttft ? "ttft" : "tpot");
@@ -278,10 +292,20 @@ static void cdf(struct pages *p, bool is_ttft)
 }
 
 /* Stages in the order a request goes through them; `transfer` itself runs beside prefill and is told by its exposed part. */
-static const struct { enum bench_stage of; const char *name; int ink; double opacity; } bar_stages[] = {
-    {BENCH_ROUTER_QUEUE, "router queue", INK_SERIES + 3, 1}, {BENCH_RESERVE, "reserve", INK_SERIES + 6, 1},       {BENCH_PREFILL_QUEUE, "prefill queue", INK_SERIES + 4, 1},
-    {BENCH_PREFILL, "prefill", INK_SERIES + 0, 1},           {BENCH_RPC, "rpc", INK_SERIES + 6, 0.5},             {BENCH_TRANSFER_EXPOSED, "transfer (exposed)", INK_SERIES + 2, 1},
-    {BENCH_DECODE_QUEUE, "decode queue", INK_SERIES + 1, 1}, {BENCH_FIRST_STEP, "first step", INK_SERIES + 5, 1},
+static const struct {
+    enum bench_stage of;
+    const char *name;
+    int ink;
+    double opacity;
+} bar_stages[] = {
+    {BENCH_ROUTER_QUEUE, "router queue", INK_SERIES + 3, 1},
+    {BENCH_RESERVE, "reserve", INK_SERIES + 6, 1},
+    {BENCH_PREFILL_QUEUE, "prefill queue", INK_SERIES + 4, 1},
+    {BENCH_PREFILL, "prefill", INK_SERIES + 0, 1},
+    {BENCH_RPC, "rpc", INK_SERIES + 6, 0.5},
+    {BENCH_TRANSFER_EXPOSED, "transfer (exposed)", INK_SERIES + 2, 1},
+    {BENCH_DECODE_QUEUE, "decode queue", INK_SERIES + 1, 1},
+    {BENCH_FIRST_STEP, "first step", INK_SERIES + 5, 1},
 };
 #define N_BARS (sizeof bar_stages / sizeof *bar_stages)
 
@@ -307,7 +331,8 @@ static void stages(struct pages *p)
     int top = 106, height = top + (int)n * 46 + 8;
     if (!(most > 0) || !draft_open(p, &d, height, "stages", "Where the time to the second token goes")) return;
     snprintf(d.f->caption, sizeof d.f->caption,
-             "Mean of each stage at about %.3g requests/s per worker. From router queue to rpc it adds up to TTFT at the router; transfer, decode queue and first step come after the first token.",
+             "Mean of each stage at about %.3g requests/s per worker. From router queue to rpc it adds up to TTFT at the router; transfer, decode "
+             "queue and first step come after the first token.",
              sweep_reference_rate(s));
     struct canvas *c = d.f->canvas;
     canvas_text(c, 12, 22, ANCHOR_START, 15, true, INK_TEXT, "Where the time to the second token goes");
@@ -334,7 +359,8 @@ static void stages(struct pages *p)
             at += w;
         }
         canvas_text(c, at + 6, row + 29, ANCHOR_START, 12, false, INK_TEXT, "%.3g ms", sums[i]);
-        for (int k = 0; k < BENCH_N_STAGES; k++) fprintf(d.csv, "%s,%.9g,%s,%.6g\n", name_of(p, of[i]), rows[i]->rate, bench_stage_names[k], rows[i]->stages_ms[k]);
+        for (int k = 0; k < BENCH_N_STAGES; k++)
+            fprintf(d.csv, "%s,%.9g,%s,%.6g\n", name_of(p, of[i]), rows[i]->rate, bench_stage_names[k], rows[i]->stages_ms[k]);
     }
     draft_close(p, &d);
 }
@@ -354,9 +380,11 @@ static void predicted(struct pages *p)
     }
     if (!(most > 0) || !draft_open(p, &d, CHART_HEIGHT, "predicted", "TTFT as the router predicted it")) return;
     snprintf(d.f->caption, sizeof d.f->caption,
-             "One point a request. On the diagonal the prediction was exact, above it the request took longer. Coverage is the share that came no later than predicted.");
+             "One point a request. On the diagonal the prediction was exact, above it the request took longer. Coverage is the share that came no "
+             "later than predicted.");
     chart_open(&ch, d.f->canvas, "TTFT as the router predicted it, and as it was", "one point a request; the diagonal is an exact prediction",
-               chart_axis_log("predicted TTFT (ms)", least, most), chart_axis_log("observed TTFT at the router (ms)", least, most), fmax(margin(p, 92), 120));
+               chart_axis_log("predicted TTFT (ms)", least, most), chart_axis_log("observed TTFT at the router (ms)", least, most),
+               fmax(margin(p, 92), 120));
     chart_line(&ch, (double[]){ch.x.min, ch.x.max}, (double[]){ch.x.min, ch.x.max}, 2, INK_MUTED, 1.2, DASH_LONG);
     fprintf(d.csv, "config,rate,predicted_ms,observed_ms\n");
     double y = ch.top + 14;
@@ -370,8 +398,10 @@ static void predicted(struct pages *p)
         }
         canvas_marker(d.f->canvas, (int)c, ch.right + 14, y - 4, 4, ink_of(c), 1);
         canvas_text(d.f->canvas, ch.right + 23, y, ANCHOR_START, 12, true, ink_of(c), "%s", name_of(p, c));
-        if (!isnan(r->predicted_coverage)) canvas_text(d.f->canvas, ch.right + 23, y + 15, ANCHOR_START, 11, false, INK_MUTED, "coverage %.0f %%", 100 * r->predicted_coverage);
-        if (!isnan(r->predicted_mape)) canvas_text(d.f->canvas, ch.right + 23, y + 29, ANCHOR_START, 11, false, INK_MUTED, "error %.0f %%", 100 * r->predicted_mape);
+        if (!isnan(r->predicted_coverage))
+            canvas_text(d.f->canvas, ch.right + 23, y + 15, ANCHOR_START, 11, false, INK_MUTED, "coverage %.0f %%", 100 * r->predicted_coverage);
+        if (!isnan(r->predicted_mape))
+            canvas_text(d.f->canvas, ch.right + 23, y + 29, ANCHOR_START, 11, false, INK_MUTED, "error %.0f %%", 100 * r->predicted_mape);
         y += 50;
     }
     chart_close(&ch);
@@ -414,13 +444,16 @@ static void heat(struct pages *p, const char *mode)
     double cell_h = fmin(54, 240.0 / (double)n_d), left = 78, top = 66, cell_w = fmin(150, (CHART_WIDTH - left - 20) / (double)n_p);
     int height = (int)(top + cell_h * (double)n_d) + 50;
     if (!(most > 0) || !draft_open(p, &d, height, id, title)) return;
-    snprintf(d.f->caption, sizeof d.f->caption, "Goodput per worker of each shape that was run, requests/s; below it the whole cluster's. Darker is more.");
+    snprintf(d.f->caption, sizeof d.f->caption,
+             "Goodput per worker of each shape that was run, requests/s; below it the whole cluster's. Darker is more.");
     struct canvas *c = d.f->canvas;
     canvas_text(c, 12, 22, ANCHOR_START, 15, true, INK_TEXT, "%s", title);
     canvas_text(c, 12, 40, ANCHOR_START, 11.5, false, INK_MUTED, "requests/s per worker (whole cluster)");
     fprintf(d.csv, "config,prefill,decode,goodput,goodput_per_worker\n");
-    for (size_t i = 0; i < n_d; i++) canvas_text(c, left - 10, top + cell_h * ((double)(n_d - 1 - i) + 0.5) + 4, ANCHOR_END, 12, false, INK_MUTED, "%u", ds[i]);
-    for (size_t i = 0; i < n_p; i++) canvas_text(c, left + cell_w * ((double)i + 0.5), top + cell_h * (double)n_d + 18, ANCHOR_MIDDLE, 12, false, INK_MUTED, "%u", ps[i]);
+    for (size_t i = 0; i < n_d; i++)
+        canvas_text(c, left - 10, top + cell_h * ((double)(n_d - 1 - i) + 0.5) + 4, ANCHOR_END, 12, false, INK_MUTED, "%u", ds[i]);
+    for (size_t i = 0; i < n_p; i++)
+        canvas_text(c, left + cell_w * ((double)i + 0.5), top + cell_h * (double)n_d + 18, ANCHOR_MIDDLE, 12, false, INK_MUTED, "%u", ps[i]);
     canvas_text(c, left + cell_w * (double)n_p / 2, height - 10, ANCHOR_MIDDLE, 12, false, INK_TEXT, "prefill workers");
     canvas_text_up(c, 22, top + cell_h * (double)n_d / 2, 12, INK_TEXT, "decode workers");
     for (uint32_t k = 0; k < s->n_configs; k++) {
@@ -432,7 +465,8 @@ static void heat(struct pages *p, const char *mode)
         double each = g->goodput / workers(p, k), x = left + cell_w * (double)col, y = top + cell_h * (double)(n_d - 1 - row);
         bool is_best = each >= most;
         canvas_rect(c, x + 1, y + 1, cell_w - 2, cell_h - 2, INK_SERIES + 0, 0.06 + 0.5 * each / most);
-        canvas_text(c, x + cell_w / 2, y + cell_h / 2 - (cell_h > 40 ? 1 : -4), ANCHOR_MIDDLE, 13, is_best, INK_TEXT, is_best ? "%.3g best" : "%.3g", each);
+        canvas_text(c, x + cell_w / 2, y + cell_h / 2 - (cell_h > 40 ? 1 : -4), ANCHOR_MIDDLE, 13, is_best, INK_TEXT, is_best ? "%.3g best" : "%.3g",
+                    each);
         if (cell_h > 40) canvas_text(c, x + cell_w / 2, y + cell_h / 2 + 15, ANCHOR_MIDDLE, 11, false, INK_TEXT, "(%.3g)", g->goodput);
         fprintf(d.csv, "%s,%u,%u,%.9g,%.9g\n", g->name, g->prefill, g->decode, g->goodput, each);
     }
@@ -443,7 +477,10 @@ static void heat(struct pages *p, const char *mode)
 
 size_t figures_make(const struct sweep *s, struct figure *ret_figures)
 {
-    struct pages p = {.s = s, .figures = ret_figures, .pools = calloc(s->n_configs ? s->n_configs : 1, sizeof *p.pools), .n_pools = calloc(s->n_configs + 1, sizeof *p.n_pools)};
+    struct pages p = {.s = s,
+                      .figures = ret_figures,
+                      .pools = calloc(s->n_configs ? s->n_configs : 1, sizeof *p.pools),
+                      .n_pools = calloc(s->n_configs + 1, sizeof *p.n_pools)};
     for (uint32_t c = 0; p.pools && p.n_pools && c < s->n_configs; c++) p.n_pools[c] = sweep_pool(s, c, p.pools[c], MAX_POOLS);
     if (p.pools && p.n_pools) {
         attainment(&p);

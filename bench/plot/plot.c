@@ -56,7 +56,9 @@ td_status plot_all(const struct sweep *s, const char *dir, FILE *out, struct td_
         st = close_file(f, path, err);
     }
     for (size_t i = 0; i < n; i++) figure_free(&figures[i]);
-    if (!st && out) fprintf(out, "report: %s\nplots: %zu in %s, each as SVG, CSV%s\n", path, n, dir, canvas_has_png() ? " and PNG" : "; no PNG: built without cairo (libcairo2-dev)");
+    if (!st && out)
+        fprintf(out, "report: %s\nplots: %zu in %s, each as SVG, CSV%s\n", path, n, dir,
+                canvas_has_png() ? " and PNG" : "; no PNG: built without cairo (libcairo2-dev)");
     return st;
 }
 
@@ -73,8 +75,9 @@ int td_bench_plot(int argc, char **argv)
     struct sweep s = {0};
     const char *files[1];
     size_t n = 0;
-    td_status st = td_options_load(table, &o, "tandem bench plot", "Plots and a report of a sweep: tandem bench plot sweep.json --out DIR (a sweep.csv gives what it has)", argc, argv, files, 1, &n,
-                                   &err);
+    td_status st = td_options_load(table, &o, "tandem bench plot",
+                                   "Plots and a report of a sweep: tandem bench plot sweep.json --out DIR (a sweep.csv gives what it has)", argc,
+                                   argv, files, 1, &n, &err);
     if (!st && n != 1) st = td_fail(&err, TD_ERR_INVALID, "give one sweep.json or sweep.csv");
     if (!st) st = sweep_read(files[0], &s, &err);
     if (!st) st = plot_all(&s, o.out, stdout, &err);

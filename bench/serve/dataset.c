@@ -450,21 +450,26 @@ static td_status finish_trace(struct bench_dataset *d, struct td_err *err)
 static td_status check(const struct bench_dataset_config *c, struct td_err *err)
 {
     bool made = c->kind == BENCH_RANDOM || c->kind == BENCH_PREFIX;
-    if (c->n_requests > BENCH_MAX_REQUESTS) return td_fail(err, TD_ERR_INVALID, "num_prompts is %" PRIu64 ", must be <= %d", c->n_requests, BENCH_MAX_REQUESTS);
+    if (c->n_requests > BENCH_MAX_REQUESTS)
+        return td_fail(err, TD_ERR_INVALID, "num_prompts is %" PRIu64 ", must be <= %d", c->n_requests, BENCH_MAX_REQUESTS);
     if (c->vocab < 2) return td_fail(err, TD_ERR_INVALID, "the model's vocabulary has %" PRIu32 " tokens: too few to draw prompts from", c->vocab);
     if (made && c->n_requests == 0) return td_fail(err, TD_ERR_INVALID, "num_prompts must be > 0");
     if (made && (c->input_len < 1 || c->input_len > BENCH_MAX_TOKENS))
         return td_fail(err, TD_ERR_INVALID, "input_len is %" PRIu64 ", must be in 1..%d", c->input_len, BENCH_MAX_TOKENS);
     if (made && c->output_len < 1) return td_fail(err, TD_ERR_INVALID, "output_len is 0, must be in 1..%d", BENCH_MAX_TOKENS);
-    if (c->output_len > BENCH_MAX_TOKENS) return td_fail(err, TD_ERR_INVALID, "output_len is %" PRIu64 ", must be in 1..%d", c->output_len, BENCH_MAX_TOKENS);
-    if (c->prefix_len > BENCH_MAX_TOKENS) return td_fail(err, TD_ERR_INVALID, "prefix length is %" PRIu64 ", must be <= %d", c->prefix_len, BENCH_MAX_TOKENS);
-    if (!(c->range_ratio >= 0 && c->range_ratio < 1)) return td_fail(err, TD_ERR_INVALID, "random_range_ratio is %g, must be in [0, 1)", c->range_ratio);
+    if (c->output_len > BENCH_MAX_TOKENS)
+        return td_fail(err, TD_ERR_INVALID, "output_len is %" PRIu64 ", must be in 1..%d", c->output_len, BENCH_MAX_TOKENS);
+    if (c->prefix_len > BENCH_MAX_TOKENS)
+        return td_fail(err, TD_ERR_INVALID, "prefix length is %" PRIu64 ", must be <= %d", c->prefix_len, BENCH_MAX_TOKENS);
+    if (!(c->range_ratio >= 0 && c->range_ratio < 1))
+        return td_fail(err, TD_ERR_INVALID, "random_range_ratio is %g, must be in [0, 1)", c->range_ratio);
     if (c->kind == BENCH_PREFIX && c->n_prefixes < 1) return td_fail(err, TD_ERR_INVALID, "prefix_repetition_num_prefixes is 0, must be >= 1");
     if (bench_dataset_is_trace(c->kind) && !(c->time_scale > 0 && isfinite(c->time_scale)))
         return td_fail(err, TD_ERR_INVALID, "time_scale is %g, must be > 0", c->time_scale);
     if (bench_dataset_is_trace(c->kind) && !(c->length_scale > 0 && c->length_scale <= 1000))
         return td_fail(err, TD_ERR_INVALID, "length_scale is %g, must be in (0, 1000]", c->length_scale);
-    if (c->block_tokens > BENCH_MAX_TOKENS) return td_fail(err, TD_ERR_INVALID, "trace_block_tokens is %" PRIu64 ", must be <= %d", c->block_tokens, BENCH_MAX_TOKENS);
+    if (c->block_tokens > BENCH_MAX_TOKENS)
+        return td_fail(err, TD_ERR_INVALID, "trace_block_tokens is %" PRIu64 ", must be <= %d", c->block_tokens, BENCH_MAX_TOKENS);
     if (c->kind == BENCH_SHAREGPT && !c->count_tokens) return td_fail(err, TD_ERR_INTERNAL, "sharegpt needs a tokenizer");
     return TD_OK;
 }

@@ -52,7 +52,8 @@ static void line_f(FILE *out, const char *label, double v) { fprintf(out, "%-40s
 
 static void print_metric(const struct bench_result *r, enum bench_metric_id id, FILE *out)
 {
-    static const char *const titles[] = {"Time to First Token", "Time per Output Token (excl. 1st token)", "Inter-token Latency", "End-to-end Latency"};
+    static const char *const titles[] = {"Time to First Token", "Time per Output Token (excl. 1st token)", "Inter-token Latency",
+                                         "End-to-end Latency"};
     static const char *const shorts[] = {"TTFT", "TPOT", "ITL", "E2EL"};
     const struct bench_metric *m = &r->metric[id];
     char label[64], word[24];
@@ -138,7 +139,8 @@ void bench_result_print(const struct bench_result *r, const char *metrics, FILE 
     }
     rule(out, '-', "The load generator");
     fprintf(out, "%-40s %.3f / %.3f / %.3f\n", "Schedule lag p50/p99/max (ms):", r->sched_lag_p50_ms, r->sched_lag_p99_ms, r->sched_lag_max_ms);
-    fprintf(out, "%-40s %.2f (%.1f %% of one)\n", "CPU time (s):", r->generator_cpu_s, r->duration_s > 0 ? 100 * r->generator_cpu_s / r->duration_s : 0);
+    fprintf(out, "%-40s %.2f (%.1f %% of one)\n", "CPU time (s):", r->generator_cpu_s,
+            r->duration_s > 0 ? 100 * r->generator_cpu_s / r->duration_s : 0);
     if (!r->valid) fprintf(out, "NOT VALID: %s\n", r->invalid_reason);
     rule(out, '=', "");
 }
@@ -368,8 +370,8 @@ static json_t *pd_json(const struct bench_result *r)
 /* Per request, in the order of the schedule; all offered ones, so that the arrays of a file line up. */
 static void put_detailed(json_t *o, const struct bench_result *r)
 {
-    json_t *input = json_array(), *output = json_array(), *ttfts = json_array(), *itls = json_array(), *latencies = json_array(), *starts = json_array(),
-           *queues = json_array(), *errors = json_array();
+    json_t *input = json_array(), *output = json_array(), *ttfts = json_array(), *itls = json_array(), *latencies = json_array(),
+           *starts = json_array(), *queues = json_array(), *errors = json_array();
     for (size_t i = 0; i < r->n_requests; i++) {
         const struct bench_request *q = &r->requests[i];
         if (q->outcome == BENCH_UNSENT) continue;
@@ -674,7 +676,8 @@ static void get_pd(struct reader *d, const json_t *pd, struct bench_result *r)
         for (size_t i = 0; i < r->n_pcts; i++) {
             char key[32], word[24];
             snprintf(key, sizeof key, "p%s", pct_word(r->pcts[i], word));
-            r->metric[g_bounded[m]].pct_ci95[i] = get_interval(json_object_get(json_object_get(pd, "percentile_ci95_ms"), bench_metric_names[g_bounded[m]]), key);
+            r->metric[g_bounded[m]].pct_ci95[i] =
+                get_interval(json_object_get(json_object_get(pd, "percentile_ci95_ms"), bench_metric_names[g_bounded[m]]), key);
         }
     get_u(d, pd, "offered", &r->n_offered);
     get_u(d, rejected, "429", &r->n_outcome[BENCH_REJECTED]);
@@ -759,7 +762,8 @@ td_status bench_result_read(const char *path, struct bench_result *ret, struct t
     if (d.s) return d.s;
     const json_t *pd = json_object_get(root, "pd");
     if (!json_is_object(root)) d.s = td_fail(err, TD_ERR_INVALID, "%s: is no JSON object", path);
-    if (!d.s && !json_object_get(root, "completed")) d.s = td_fail(err, TD_ERR_INVALID, "%s: completed is missing: not the result of a serving benchmark", path);
+    if (!d.s && !json_object_get(root, "completed"))
+        d.s = td_fail(err, TD_ERR_INVALID, "%s: completed is missing: not the result of a serving benchmark", path);
     if (!d.s && pd && !json_is_object(pd)) d.s = td_fail(err, TD_ERR_INVALID, "%s: pd must be an object", path);
     if (d.s) goto end;
     uint64_t n_requests = 0, failed = 0;

@@ -23,7 +23,8 @@ static inline uint64_t bench_rng_u64(struct bench_rng *r) { return bench_mix64(r
 /* A generator of its own for each (seed, what, index): what one part of a run draws moves no other part. */
 static inline struct bench_rng bench_rng_at(uint64_t seed, uint64_t what, uint64_t index)
 {
-    struct bench_rng r = {bench_mix64(bench_mix64(seed + 0x9e3779b97f4a7c15ull) ^ bench_mix64(what * 0xd1342543de82ef95ull + 1)) + index * 0xda942042e4dd58b5ull};
+    struct bench_rng r = {bench_mix64(bench_mix64(seed + 0x9e3779b97f4a7c15ull) ^ bench_mix64(what * 0xd1342543de82ef95ull + 1)) +
+                          index * 0xda942042e4dd58b5ull};
     return r;
 }
 

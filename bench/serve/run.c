@@ -28,11 +28,32 @@
 
 void bench_run_config_init(struct bench_run_config *c)
 {
-    *c = (struct bench_run_config){.target = "127.0.0.1:7600", .tls_ca = "", .tls_cert = "", .tls_key = "", .model = "", .slo_preset = "", .label = "",
-                                   .metadata = "", .method = "/tandem.v1.Inference/Generate", .grace_s = 30, .warmup = 0.1, .temperature = 0, .top_p = -1,
-                                   .send_slo = true, .realtime = true, .pcts = {50, 90, 95, 99}, .n_pcts = 4};
-    c->dataset = (struct bench_dataset_config){.kind = BENCH_RANDOM, .path = "", .input_len = 1024, .output_len = 128, .n_prefixes = 10, .shuffle = true,
-                                               .time_scale = 1, .length_scale = 1, .spread = true};
+    *c = (struct bench_run_config){.target = "127.0.0.1:7600",
+                                   .tls_ca = "",
+                                   .tls_cert = "",
+                                   .tls_key = "",
+                                   .model = "",
+                                   .slo_preset = "",
+                                   .label = "",
+                                   .metadata = "",
+                                   .method = "/tandem.v1.Inference/Generate",
+                                   .grace_s = 30,
+                                   .warmup = 0.1,
+                                   .temperature = 0,
+                                   .top_p = -1,
+                                   .send_slo = true,
+                                   .realtime = true,
+                                   .pcts = {50, 90, 95, 99},
+                                   .n_pcts = 4};
+    c->dataset = (struct bench_dataset_config){.kind = BENCH_RANDOM,
+                                               .path = "",
+                                               .input_len = 1024,
+                                               .output_len = 128,
+                                               .n_prefixes = 10,
+                                               .shuffle = true,
+                                               .time_scale = 1,
+                                               .length_scale = 1,
+                                               .spread = true};
     c->arrivals = (struct bench_arrivals_config){.kind = BENCH_POISSON, .rate = INFINITY, .burstiness = 1, .rescale = true};
 }
 

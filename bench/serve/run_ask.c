@@ -123,7 +123,8 @@ td_status run_discover(struct run *r, struct td_err *err)
     const ProtobufCMessage *m = &models.base, *q = &status.base;
     void *ctx = r;
     td_status s = ask(r, "/tandem.v1.Inference/Models", &tandem__v1__models_response__descriptor, &m, &ctx, 1, on_models, err);
-    if (!s && !r->model[0]) s = td_fail(err, TD_ERR_INVALID, "model is '%s': the router at %s does not serve it", r->config->model, r->config->target);
+    if (!s && !r->model[0])
+        s = td_fail(err, TD_ERR_INVALID, "model is '%s': the router at %s does not serve it", r->config->model, r->config->target);
     if (!s) s = ask(r, "/tandem.v1.Inference/Status", &tandem__v1__status_response__descriptor, &q, &ctx, 1, on_status, err);
     return s;
 }

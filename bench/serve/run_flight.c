@@ -61,7 +61,8 @@ struct flight *run_flight_make(struct run *r, struct bench_request *q, size_t in
     if (x->has_top_k) s->has_top_k_case = TANDEM__V1__SAMPLING__HAS_TOP_K_TOP_K, s->top_k = (int32_t)x->top_k;
     if (x->has_min_p) s->has_min_p_case = TANDEM__V1__SAMPLING__HAS_MIN_P_MIN_P, s->min_p = (float)x->min_p;
     if (x->has_repetition_penalty)
-        s->has_repetition_penalty_case = TANDEM__V1__SAMPLING__HAS_REPETITION_PENALTY_REPETITION_PENALTY, s->repetition_penalty = (float)x->repetition_penalty;
+        s->has_repetition_penalty_case = TANDEM__V1__SAMPLING__HAS_REPETITION_PENALTY_REPETITION_PENALTY,
+        s->repetition_penalty = (float)x->repetition_penalty;
     s->presence_penalty = (float)x->presence_penalty;
     s->frequency_penalty = (float)x->frequency_penalty;
     f->m.priority = (int32_t)x->priority;

@@ -26,8 +26,10 @@ td_status run_parse_extra(const json_t *body, struct extra *x, struct td_err *er
         bool is_known = false;
         for (size_t i = 0; i < sizeof known / sizeof *known; i++) is_known |= !strcmp(known[i], key);
         if (!is_known)
-            return td_fail(err, TD_ERR_INVALID,
-                           "--extra-body: '%.60s' is unknown; known are top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, priority", key);
+            return td_fail(
+                err, TD_ERR_INVALID,
+                "--extra-body: '%.60s' is unknown; known are top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, priority",
+                key);
     }
     td_status s = td_json_i64(body, what, "top_k", 0, INT32_MAX, &x->top_k, &x->has_top_k, err);
     if (!s) s = td_json_f64(body, what, "min_p", 0, 1, &x->min_p, &x->has_min_p, err);
@@ -46,13 +48,16 @@ td_status run_check(const struct bench_run_config *c, struct td_err *err)
     for (size_t i = 0; i < sizeof shares / sizeof *shares; i++)
         if (!(shares[i].v >= 0 && isfinite(shares[i].v))) return td_fail(err, TD_ERR_INVALID, "%s is %g, must be >= 0", shares[i].name, shares[i].v);
     const struct bench_slo *s = &c->slo;
-    if (!(s->ttft_ms >= 0 && s->tpot_ms >= 0 && s->e2el_ms >= 0 && s->tbt_ms >= 0)) return td_fail(err, TD_ERR_INVALID, "an objective is negative or no number");
-    if (c->n_pcts > BENCH_MAX_PCTS || c->n_classes > BENCH_MAX_CLASSES) return td_fail(err, TD_ERR_INTERNAL, "more percentiles or classes than there is room for");
+    if (!(s->ttft_ms >= 0 && s->tpot_ms >= 0 && s->e2el_ms >= 0 && s->tbt_ms >= 0))
+        return td_fail(err, TD_ERR_INVALID, "an objective is negative or no number");
+    if (c->n_pcts > BENCH_MAX_PCTS || c->n_classes > BENCH_MAX_CLASSES)
+        return td_fail(err, TD_ERR_INTERNAL, "more percentiles or classes than there is room for");
     for (size_t i = 0; i < c->n_pcts; i++)
         if (!(c->pcts[i] >= 0 && c->pcts[i] <= 100)) return td_fail(err, TD_ERR_INVALID, "metric_percentiles: %g must be in 0..100", c->pcts[i]);
     if (c->arrivals.kind == BENCH_TRACE && !bench_dataset_is_trace(c->dataset.kind))
         return td_fail(err, TD_ERR_INVALID, "arrival is trace, but the dataset has no time stamps: it must be timed_trace, mooncake or azure");
-    if (c->max_concurrency > 1000000) return td_fail(err, TD_ERR_INVALID, "max_concurrency is %llu, must be <= 1000000", (unsigned long long)c->max_concurrency);
+    if (c->max_concurrency > 1000000)
+        return td_fail(err, TD_ERR_INVALID, "max_concurrency is %llu, must be <= 1000000", (unsigned long long)c->max_concurrency);
     return TD_OK;
 }
 
@@ -152,7 +157,10 @@ void run_describe(struct run *r)
     snprintf(res->ramp, sizeof res->ramp, "%s", ramps[c->arrivals.ramp]);
     if (c->arrivals.ramp) res->ramp_start = c->arrivals.ramp_start, res->ramp_end = c->arrivals.ramp_end;
     res->request_rate = c->arrivals.kind == BENCH_TRACE || c->arrivals.ramp ? NAN : c->arrivals.rate;
-    res->burstiness = c->arrivals.kind == BENCH_TRACE ? NAN : c->arrivals.kind == BENCH_GAMMA ? c->arrivals.burstiness : c->arrivals.kind == BENCH_CONSTANT ? INFINITY : 1;
+    res->burstiness = c->arrivals.kind == BENCH_TRACE ? NAN
+                      : c->arrivals.kind == BENCH_GAMMA ? c->arrivals.burstiness
+                      : c->arrivals.kind == BENCH_CONSTANT ? INFINITY
+                      : 1;
     res->rescaled = c->arrivals.rescale && isfinite(res->request_rate);
     res->seed = c->seed;
     res->max_concurrency = c->max_concurrency;

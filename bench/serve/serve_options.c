@@ -77,7 +77,8 @@ static td_status parse_rate(const char *option, const char *text, double *ret, s
 {
     char *end;
     double v = strtod(text, &end);
-    if (end == text || *end || isspace((unsigned char)text[0]) || !(v > 0)) return td_fail(err, TD_ERR_INVALID, "--%s is '%.40s', must be a number > 0 or inf", option, text);
+    if (end == text || *end || isspace((unsigned char)text[0]) || !(v > 0))
+        return td_fail(err, TD_ERR_INVALID, "--%s is '%.40s', must be a number > 0 or inf", option, text);
     *ret = v;
     return TD_OK;
 }
@@ -121,7 +122,8 @@ static td_status detect(const char *path, enum bench_dataset_kind *ret, struct t
     start[n] = 0;
     start[strcspn(start, "\n")] = 0;
     if (!strncmp(start, "TIMESTAMP,", 10)) *ret = BENCH_AZURE;
-    else if (start[0] != '{') return td_fail(err, TD_ERR_INVALID, "--trace %s line 1: neither a JSON object nor TIMESTAMP,ContextTokens,GeneratedTokens", path);
+    else if (start[0] != '{')
+        return td_fail(err, TD_ERR_INVALID, "--trace %s line 1: neither a JSON object nor TIMESTAMP,ContextTokens,GeneratedTokens", path);
     else *ret = strstr(start, "\"hash_ids\"") ? BENCH_MOONCAKE : BENCH_TIMED;
     return TD_OK;
 }
@@ -137,7 +139,8 @@ static td_status dataset(const struct bench_serve_options *o, struct bench_datas
     for (int k = 0; k < BENCH_N_DATASETS; k++)
         if (!strcmp(o->dataset_name, names[k])) d->kind = (enum bench_dataset_kind)k;
     bool made = d->kind == BENCH_RANDOM || d->kind == BENCH_PREFIX;
-    if (made && o->dataset_path[0]) return td_fail(err, TD_ERR_INVALID, "--dataset-path is set, but dataset %s is made from the seed", o->dataset_name);
+    if (made && o->dataset_path[0])
+        return td_fail(err, TD_ERR_INVALID, "--dataset-path is set, but dataset %s is made from the seed", o->dataset_name);
     d->n_requests = o->num_prompts;
     d->input_len = d->kind == BENCH_PREFIX ? o->suffix_len : o->input_len;
     d->prefix_len = d->kind == BENCH_PREFIX ? o->prefix_len : o->random_prefix_len;
@@ -167,7 +170,9 @@ static td_status arrivals(const struct bench_serve_options *o, bool trace, struc
         a->burstiness = 1 / (o->arrival_cv * o->arrival_cv);
     }
     a->rescale = o->rescale_arrivals;
-    a->ramp = !strcmp(o->ramp_up_strategy, "linear") ? BENCH_RAMP_LINEAR : !strcmp(o->ramp_up_strategy, "exponential") ? BENCH_RAMP_EXPONENTIAL : BENCH_RAMP_NONE;
+    a->ramp = !strcmp(o->ramp_up_strategy, "linear") ? BENCH_RAMP_LINEAR
+              : !strcmp(o->ramp_up_strategy, "exponential") ? BENCH_RAMP_EXPONENTIAL
+              : BENCH_RAMP_NONE;
     a->ramp_start = o->ramp_up_start_rps;
     a->ramp_end = o->ramp_up_end_rps;
     if (a->ramp && isfinite(a->rate)) return td_fail(err, TD_ERR_INVALID, "--ramp-up-strategy and --request-rate exclude each other");
@@ -247,8 +252,8 @@ static void result_path(const struct bench_serve_options *o, const struct bench_
         snprintf(model, sizeof model, "%s", r->model_id);
         for (char *p = model; *p; p++)
             if (*p == '/') *p = '-';
-        snprintf(made, sizeof made, "%s-%sqps-%s%.0llu%s%s-%s.json", r->label[0] ? r->label : r->backend, rate, r->max_concurrency ? "concurrency" : "",
-                 (unsigned long long)r->max_concurrency, r->max_concurrency ? "-" : "", model, r->date);
+        snprintf(made, sizeof made, "%s-%sqps-%s%.0llu%s%s-%s.json", r->label[0] ? r->label : r->backend, rate,
+                 r->max_concurrency ? "concurrency" : "", (unsigned long long)r->max_concurrency, r->max_concurrency ? "-" : "", model, r->date);
         name = made;
     }
     bool in_dir = o->result_dir[0] && name[0] != '/';

@@ -85,7 +85,8 @@ void bench_percentile_ranks(size_t n, double p, size_t *ret_lo, size_t *ret_hi)
     double q = p / 100, below = 0; /* below = P(X <= k) of the binomial (n, q) */
     size_t lo = 0, hi = n + 1;
     for (size_t k = 0; k <= n; k++) {
-        double log_pmf = lgamma((double)n + 1) - lgamma((double)k + 1) - lgamma((double)(n - k) + 1) + (double)k * log(q) + (double)(n - k) * log1p(-q);
+        double log_pmf =
+            lgamma((double)n + 1) - lgamma((double)k + 1) - lgamma((double)(n - k) + 1) + (double)k * log(q) + (double)(n - k) * log1p(-q);
         below += exp(log_pmf);
         if (below <= 0.025) lo = k + 1;              /* P(X < lo) <= 2.5 %: the percentile is below x[lo] at most so often */
         if (below >= 0.975) {

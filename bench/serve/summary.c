@@ -244,7 +244,8 @@ static void trend(struct bench_result *r)
 {
     size_t n = 0;
     double(*order)[2] = malloc((r->n_requests + 1) * sizeof *order); /* arrival, TTFT ms */
-    struct values ends = values_open(r->n_requests), starts = values_open(r->n_requests), flying = values_open(r->n_requests), ttft = values_open(r->n_requests);
+    struct values ends = values_open(r->n_requests), starts = values_open(r->n_requests), flying = values_open(r->n_requests),
+                  ttft = values_open(r->n_requests);
     TD_ASSERT(order);
     for (size_t i = 0; i < r->n_requests; i++) {
         const struct bench_request *q = &r->requests[i];
@@ -376,7 +377,8 @@ static void lag(struct bench_result *r)
     r->valid = true;
     if (r->interrupted) {
         r->valid = false;
-        snprintf(r->invalid_reason, sizeof r->invalid_reason, "interrupted after %llu of %zu requests", (unsigned long long)r->n_offered, r->n_requests);
+        snprintf(r->invalid_reason, sizeof r->invalid_reason, "interrupted after %llu of %zu requests", (unsigned long long)r->n_offered,
+                 r->n_requests);
     } else if (r->sched_lag_p99_ms > limit_ms) {
         r->valid = false;
         snprintf(r->invalid_reason, sizeof r->invalid_reason,

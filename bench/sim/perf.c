@@ -105,7 +105,8 @@ double td_perf_step_s(const struct td_perf *p, const struct td_perf_batch *b)
     const double *d = p->split && b->decode_rows >= p->split ? p->b_large : p->b;
     double t = 0;
     if (b->prefill_rows && b->decode_rows && p->mixed_a[0] + p->mixed_a[1] > 0)
-        return (d[0] + d[1] * (double)b->decode_rows + d[2] * b->context_tokens + p->mixed_a[0] * (double)b->prefill_rows + p->mixed_a[1] * b->attention_work) *
+        return (d[0] + d[1] * (double)b->decode_rows + d[2] * b->context_tokens + p->mixed_a[0] * (double)b->prefill_rows +
+                p->mixed_a[1] * b->attention_work) *
                p->pp_scale;
     if (b->prefill_rows) t = p->a[0];
     if (b->decode_rows) t = fmax(t, d[0]) + d[1] * (double)b->decode_rows + d[2] * b->context_tokens;

@@ -9,8 +9,9 @@
  *   table          measured points (batch tokens -> prefill time; batch tokens -> decode step), linear between medians and beyond the ends; a step
  *                  that mixes both takes `mixed` times the prefill time of all its rows (how splitwise-sim reads its own measurements).
  *
- * Names: "opt-13b", "opt-13b:tp2", "opt-66b:tp4", "llama-8b-h200", ... (td_perf_names); "splitwise:FILE:MODEL:HARDWARE:TP"; else "FILE" or "FILE:NODE_CLASS",
- * a latency table as the router reads it and `tandem bench calibrate` writes it (router/objectives.h); without a class its first line. */
+ * Names: "opt-13b", "opt-13b:tp2", "opt-66b:tp4", "llama-8b-h200", ... (td_perf_names); "splitwise:FILE:MODEL:HARDWARE:TP"; else "FILE" or
+ * "FILE:NODE_CLASS", a latency table as the router reads it and `tandem bench calibrate` writes it (router/objectives.h); without a class its first
+ * line. */
 #ifndef TD_SIM_PERF_H
 #define TD_SIM_PERF_H
 

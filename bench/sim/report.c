@@ -30,7 +30,8 @@ void td_sim_summarise(const struct td_sim_config *c, const struct td_sim_result 
     td_sim_summarise_part(c, r, -1, -1, ret);
 }
 
-void td_sim_summarise_part(const struct td_sim_config *c, const struct td_sim_result *r, int32_t slo_class, int32_t tenant, struct td_sim_summary *ret)
+void td_sim_summarise_part(const struct td_sim_config *c, const struct td_sim_result *r, int32_t slo_class, int32_t tenant,
+                           struct td_sim_summary *ret)
 {
     struct td_sim_summary s = {.part = "all",
                                .seed = c->seed,
@@ -54,7 +55,8 @@ void td_sim_summarise_part(const struct td_sim_config *c, const struct td_sim_re
     for (uint32_t i = 0; i < r->n; i++) {
         const struct td_sim_outcome *o = &r->outcomes[i];
         double at = (double)o->at_ns / 1e9;
-        if (at < from || at > to || (slo_class >= 0 && o->slo_class != (uint32_t)slo_class) || (tenant >= 0 && o->tenant != (uint32_t)tenant)) continue;
+        if (at < from || at > to || (slo_class >= 0 && o->slo_class != (uint32_t)slo_class) || (tenant >= 0 && o->tenant != (uint32_t)tenant))
+            continue;
         s.n++;
         s.n_rejected += o->status == TD_SIM_REJECTED;
         s.n_failed += o->status == TD_SIM_FAILED || o->status == TD_SIM_CANCELLED;
@@ -165,10 +167,10 @@ void td_sim_table_row(const struct td_sim_summary *s, FILE *out)
     char part[24];
     snprintf(part, sizeof part, "  %.21s", s->part);
     bool all = !strcmp(s->part, "all");
-    fprintf(out, "%-*s %*s%8.2f %6u %8.2f %6.1f%% [%5.1f%%,%6.1f%%] %8.1f %8.1f %8.1f %7.2f %7.2f %6u %4.0f%% %4.0f%% %4.0f%%%s\n", all ? 13 : 23, all ? s->policy : part,
-            all ? -10 : 0, all ? s->mode : "", s->offered, s->n, s->goodput, s->attainment * 100, s->ci_low * 100, s->ci_high * 100, s->ttft_ms.p50, s->ttft_ms.p90,
-            s->ttft_ms.p99, s->tpot_ms.p50, s->tpot_ms.p90, s->n_rejected, s->prefill_busy * 100, s->decode_busy * 100, s->hit_share * 100,
-            s->n_failed || s->n_unfinished ? " !" : "");
+    fprintf(out, "%-*s %*s%8.2f %6u %8.2f %6.1f%% [%5.1f%%,%6.1f%%] %8.1f %8.1f %8.1f %7.2f %7.2f %6u %4.0f%% %4.0f%% %4.0f%%%s\n", all ? 13 : 23,
+            all ? s->policy : part, all ? -10 : 0, all ? s->mode : "", s->offered, s->n, s->goodput, s->attainment * 100, s->ci_low * 100,
+            s->ci_high * 100, s->ttft_ms.p50, s->ttft_ms.p90, s->ttft_ms.p99, s->tpot_ms.p50, s->tpot_ms.p90, s->n_rejected, s->prefill_busy * 100,
+            s->decode_busy * 100, s->hit_share * 100, s->n_failed || s->n_unfinished ? " !" : "");
 }
 
 void td_sim_csv_head(FILE *out)
@@ -195,13 +197,14 @@ void td_sim_csv_row(const struct td_sim_summary *s, FILE *out)
 void td_sim_json_row(const struct td_sim_summary *s, FILE *out)
 {
     fprintf(out,
-            "{\"part\":\"%s\",\"policy\":\"%s\",\"mode\":\"%s\",\"fleet\":\"%s\",\"gpus\":%u,\"request_rate\":%g,\"cv\":%g,\"seed\":%llu,\"offered\":%.4f,\"n\":%u,"
+            "{\"part\":\"%s\",\"policy\":\"%s\",\"mode\":\"%s\",\"fleet\":\"%s\",\"gpus\":%u,\"request_rate\":%g,\"cv\":%g,\"seed\":%llu,\"offered\":"
+            "%.4f,\"n\":%u,"
             "\"completed\":%u,"
             "\"good\":%u,\"request_goodput\":%.4f,\"per_gpu_goodput\":%.4f,\"attainment\":{\"joint\":%.5f,\"ci95\":[%.5f,%.5f],\"ttft\":%.5f,"
             "\"tpot\":%.5f},"
             "\"rejected\":%u,\"failed\":%u,\"unfinished\":%u,",
-            s->part, s->policy, s->mode, s->fleet, s->gpus, s->rate, s->cv, (unsigned long long)s->seed, s->offered, s->n, s->n_ok, s->n_good, s->goodput,
-            s->goodput / (s->gpus ? s->gpus : 1), s->attainment, s->ci_low, s->ci_high, s->n ? (double)s->n_ttft_ok / s->n : 0,
+            s->part, s->policy, s->mode, s->fleet, s->gpus, s->rate, s->cv, (unsigned long long)s->seed, s->offered, s->n, s->n_ok, s->n_good,
+            s->goodput, s->goodput / (s->gpus ? s->gpus : 1), s->attainment, s->ci_low, s->ci_high, s->n ? (double)s->n_ttft_ok / s->n : 0,
             s->n ? (double)s->n_tpot_ok / s->n : 0, s->n_rejected, s->n_failed, s->n_unfinished);
     static const char *const names[3] = {"ttft", "tpot", "e2el"};
     const struct td_sim_percentiles *p[3] = {&s->ttft_ms, &s->tpot_ms, &s->e2e_ms};

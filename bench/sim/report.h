@@ -26,7 +26,8 @@ struct td_sim_summary {
 };
 
 void td_sim_summarise(const struct td_sim_config *config, const struct td_sim_result *result, struct td_sim_summary *ret_summary);
-/* The same of the requests of one class (else -1) and one tenant (1..; else -1). What is the fleet's own - busy, steps, bytes - stays the whole run's. */
+/* The same of the requests of one class (else -1) and one tenant (1..; else -1). What is the fleet's own - busy, steps, bytes - stays the whole
+ * run's. */
 void td_sim_summarise_part(const struct td_sim_config *config, const struct td_sim_result *result, int32_t slo_class, int32_t tenant,
                            struct td_sim_summary *ret_summary);
 /* Pools runs that differ in their seeds: counts add, rates are means, and the interval is the wider of Wilson's and that of the seeds' means. */

@@ -34,7 +34,12 @@ struct td_port_snapshot {
     uint32_t n_steps, n_added, n_evicted;
     const uint64_t *added, *evicted;        /* prefix blocks */
 };
-struct td_port_request { uint32_t slot, slo_class; uint64_t tenant, id, n_prompt, max_output; const uint64_t *hashes; uint32_t n_hashes, hash_tokens; };
+struct td_port_request {
+    uint32_t slot, slo_class;
+    uint64_t tenant, id, n_prompt, max_output;
+    const uint64_t *hashes;
+    uint32_t n_hashes, hash_tokens;
+};
 struct td_port_leg { uint32_t slot, attempt; uint64_t id; };
 
 struct td_port;

@@ -130,7 +130,8 @@ td_status td_sim_faults_parse(const char *text, struct td_sim_fault **ret_faults
 /* ---- options ------------------------------------------------------------------------------------------------------------------------- */
 
 struct sim_options {
-    const char *mode, *policy, *fleet, *latency, *arrival, *rate, *isl, *osl, *trace, *slo_class, *class_mix, *tenants, *faults, *json, *csv, *decision_log;
+    const char *mode, *policy, *fleet, *latency, *arrival, *rate, *isl, *osl, *trace, *slo_class, *class_mix, *tenants, *faults, *json, *csv,
+        *decision_log;
     int64_t prefill, decode, requests, seeds, seed, block_size, max_batch, max_step_tokens, max_seqs, max_prompt, max_output, max_requests,
         max_queued;
     uint64_t kv_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, hybrid_local_tokens;
@@ -172,11 +173,13 @@ static const struct td_option sim_table[] = {
     {"osl", TD_OPT_STR, "128", 0, 0, NULL, OFF(osl), "output tokens, likewise"},
     {"ttft", TD_OPT_F64, "400", 0, 1e9, NULL, OFF(ttft), "TTFT objective in ms; 0 = none"},
     {"tpot", TD_OPT_F64, "50", 0, 1e9, NULL, OFF(tpot), "TPOT objective in ms; 0 = none"},
-    {"send_slo", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(send_slo), "tell the router the objectives; false: it admits everything, and ttft and tpot only judge"},
+    {"send_slo", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(send_slo),
+     "tell the router the objectives; false: it admits everything, and ttft and tpot only judge"},
     {"slo_class", TD_OPT_STR, "", 0, 0, NULL, OFF(slo_class),
      "classes as the router takes them, instead of ttft and tpot: \"gold:ttft=450,tpot=40,weight=4 bulk:ttft=5000,best_effort\""},
     {"class_mix", TD_OPT_STR, "", 0, 0, NULL, OFF(class_mix), "shares of the arrivals: \"gold=1 bulk=3\"; empty = each class the same"},
-    {"tenants", TD_OPT_STR, "", 0, 0, NULL, OFF(tenants), "tenants and their shares of the arrivals: \"acme=3 flood:bulk=10\" (flood's are all bulk)"},
+    {"tenants", TD_OPT_STR, "", 0, 0, NULL, OFF(tenants),
+     "tenants and their shares of the arrivals: \"acme=3 flood:bulk=10\" (flood's are all bulk)"},
     {"attainment", TD_OPT_F64, "0.9", 0.5, 0.999, NULL, OFF(attainment), "share of requests that should meet both"},
     {"warmup", TD_OPT_F64, "20", 0, 1e9, NULL, OFF(warmup), "seconds of arrivals that do not count, at the start"},
     {"cooldown", TD_OPT_F64, "0", 0, 1e9, NULL, OFF(cooldown), "the same at the end"},
@@ -391,10 +394,10 @@ static td_status sweep_open(struct sweep *w, struct td_err *err)
                                    .time_scale = o->time_scale,
                                    .max_prompt = (int32_t)o->max_prompt,
                                    .max_output = (int32_t)o->max_output,
-                                   .arrival = o->arrival[0] == 'p'   ? TD_ARRIVAL_POISSON
+                                   .arrival = o->arrival[0] == 'p' ? TD_ARRIVAL_POISSON
                                               : o->arrival[0] == 'g' ? TD_ARRIVAL_GAMMA
                                               : o->arrival[0] == 'c' ? TD_ARRIVAL_CONSTANT
-                                                                     : TD_ARRIVAL_TRACE};
+                                              : TD_ARRIVAL_TRACE};
     if (o->requests) w->load.duration_s = 0;
     if (!s) s = td_sim_mix_parse(o->slo_class, o->class_mix, o->tenants, o->ttft, o->tpot, &w->mix, &w->load, err);
     memcpy(w->config.router.classes, w->mix.classes, sizeof w->mix.classes);

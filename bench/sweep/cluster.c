@@ -44,12 +44,14 @@ static td_status wait_up(int fd, const struct sweep_cluster_config *c, struct td
     for (;;) {
         struct pollfd p = {.fd = fd, .events = POLLIN};
         if (c->stop && *c->stop) return td_fail(err, TD_ERR_CANCELLED, "interrupted");
-        if (td_now_ns() > deadline) return td_fail(err, TD_ERR_DEADLINE, "the cluster is not up after %llu ms", (unsigned long long)c->start_timeout_ms);
+        if (td_now_ns() > deadline)
+            return td_fail(err, TD_ERR_DEADLINE, "the cluster is not up after %llu ms", (unsigned long long)c->start_timeout_ms);
         if (poll(&p, 1, 100) <= 0) continue;
         ssize_t k = read(fd, text + n, sizeof text - 1 - n);
         if (k < 0 && errno == EINTR) continue;
-        if (k <= 0) return td_fail(err, TD_ERR_PEER, "tandem up ended before its workers joined (%s, %u prefill, %u decode)%s%s", c->mode, c->prefill, c->decode,
-                                   c->log_dir && c->log_dir[0] ? ": see " : "", c->log_dir ? c->log_dir : "");
+        if (k <= 0)
+            return td_fail(err, TD_ERR_PEER, "tandem up ended before its workers joined (%s, %u prefill, %u decode)%s%s", c->mode, c->prefill,
+                           c->decode, c->log_dir && c->log_dir[0] ? ": see " : "", c->log_dir ? c->log_dir : "");
         n += (size_t)k;
         text[n] = 0;
         if (strstr(text, "tandem is up")) return TD_OK;
@@ -72,8 +74,8 @@ td_status sweep_cluster_start(const struct sweep_cluster_config *config, struct 
     snprintf(prefill, sizeof prefill, "%u", config->prefill);
     snprintf(decode, sizeof decode, "%u", config->decode);
     snprintf(threads, sizeof threads, "%u", config->threads);
-    const char *const fixed[] = {self, "up", "--model", config->model, "--mode", config->mode, "--prefill", prefill, "--decode", decode, "--threads", threads,
-                                 "--listen", cluster.address};
+    const char *const fixed[] = {self,    "up",       "--model", config->model, "--mode", config->mode, "--prefill",
+                                 prefill, "--decode", decode,    "--threads",   threads,  "--listen",   cluster.address};
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++) argv[n++] = (char *)(uintptr_t)fixed[i];
     if (config->cpus && config->cpus[0]) argv[n++] = (char *)(uintptr_t)"--cpus", argv[n++] = (char *)(uintptr_t)config->cpus;
     if (config->log_dir && config->log_dir[0]) argv[n++] = (char *)(uintptr_t)"--log-dir", argv[n++] = (char *)(uintptr_t)config->log_dir;

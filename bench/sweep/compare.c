@@ -18,7 +18,8 @@ int td_bench_compare(int argc, char **argv);
 
 struct options { double spread; };
 static const struct td_option table[] = {
-    {"spread", TD_OPT_F64, "15", 0, 1000, NULL, offsetof(struct options, spread), "percent: what repeats of one run differ by, where the files do not tell"},
+    {"spread", TD_OPT_F64, "15", 0, 1000, NULL, offsetof(struct options, spread),
+     "percent: what repeats of one run differ by, where the files do not tell"},
     {0},
 };
 
@@ -79,7 +80,8 @@ static bool welch(const double *a, size_t na, const double *b, size_t nb, struct
 {
     if (na < 2 || nb < 2) return false;
     double sa = bench_std(a, na), sb = bench_std(b, nb), va = sa * sa / (double)(na - 1), vb = sb * sb / (double)(nb - 1); /* of the means */
-    double df = va + vb > 0 ? (va + vb) * (va + vb) / (va * va / (double)(na - 1) + vb * vb / (double)(nb - 1)) : 1e9, d = bench_mean(b, nb) - bench_mean(a, na);
+    double df = va + vb > 0 ? (va + vb) * (va + vb) / (va * va / (double)(na - 1) + vb * vb / (double)(nb - 1)) : 1e9,
+           d = bench_mean(b, nb) - bench_mean(a, na);
     double half = student95(df) * sqrt(va + vb);
     *ret = (struct bench_interval){d - half, d + half};
     return true;
@@ -149,7 +151,8 @@ static double value_of(const struct bench_result *r, enum what w, int metric)
 }
 
 /* A percentile of one run on each side, with its intervals by order statistics. */
-static bool bounded_row(const char *name, const struct bench_result *a, const struct bench_result *b, int metric, double pct, double spread, struct tally *t)
+static bool bounded_row(const char *name, const struct bench_result *a, const struct bench_result *b, int metric, double pct, double spread,
+                        struct tally *t)
 {
     for (size_t i = 0; i < a->n_pcts; i++)
         for (size_t k = 0; k < b->n_pcts; k++) {
@@ -158,7 +161,8 @@ static bool bounded_row(const char *name, const struct bench_result *a, const st
             if (a->pcts[i] != pct || b->pcts[k] != pct || !isfinite(ia.lo + ia.hi + ib.lo + ib.hi) || !(ia.hi > 0) || !(ib.hi > 0)) continue;
             struct bench_interval d = newcombe(x->pct[i], ia, y->pct[k], ib);
             double percent = 100 * (y->pct[k] / x->pct[i] - 1);
-            printf("%-34s %9.4g %9.4g %+8.1f%%  [%+.3g, %+.3g]  %s\n", name, x->pct[i], y->pct[k], percent, d.lo, d.hi, judge(t, (d.lo > 0 || d.hi < 0) && fabs(percent) > spread));
+            printf("%-34s %9.4g %9.4g %+8.1f%%  [%+.3g, %+.3g]  %s\n", name, x->pct[i], y->pct[k], percent, d.lo, d.hi,
+                   judge(t, (d.lo > 0 || d.hi < 0) && fabs(percent) > spread));
             return true;
         }
     return false;
@@ -224,7 +228,8 @@ static void compare_sweeps(const struct sweep *a, const struct sweep *b, double 
             if (strcmp(a->configs[i].name, b->configs[k].name) != 0) continue;
             n_pairs++;
             printf("%s\n", a->configs[i].name);
-            if (a->configs[i].goodput > 0 || b->configs[k].goodput > 0) value_row("  goodput (req/s)", &a->configs[i].goodput, 1, &b->configs[k].goodput, 1, spread, t);
+            if (a->configs[i].goodput > 0 || b->configs[k].goodput > 0)
+                value_row("  goodput (req/s)", &a->configs[i].goodput, 1, &b->configs[k].goodput, 1, spread, t);
             size_t nx = sweep_pool(a, i, x, 256), ny = sweep_pool(b, k, y, 256);
             for (size_t p = 0; p < nx; p++)
                 for (size_t q = 0; q < ny; q++) {
@@ -234,7 +239,8 @@ static void compare_sweeps(const struct sweep *a, const struct sweep *b, double 
                 }
         }
     if (n_pairs == 0) printf("warning: no configuration stands in both files\n");
-    if (a->slo.ttft_ms != b->slo.ttft_ms || a->slo.tpot_ms != b->slo.tpot_ms || a->attainment != b->attainment) printf("warning: the objectives differ\n");
+    if (a->slo.ttft_ms != b->slo.ttft_ms || a->slo.tpot_ms != b->slo.tpot_ms || a->attainment != b->attainment)
+        printf("warning: the objectives differ\n");
     if (strcmp(a->machine, b->machine) != 0) printf("warning: the machines differ: A %s, B %s\n", a->machine, b->machine);
 }
 
@@ -246,8 +252,10 @@ int td_bench_compare(int argc, char **argv)
     const char *files[2];
     size_t n = 0;
     struct tally t = {0};
-    td_status s = td_options_load(table, &o, "tandem bench compare", "Two results beside each other: tandem bench compare A.json B.json (A1.json,A2.json for repeats; or two sweep.json)", argc, argv,
-                                  files, 2, &n, &err);
+    td_status s =
+        td_options_load(table, &o, "tandem bench compare",
+                        "Two results beside each other: tandem bench compare A.json B.json (A1.json,A2.json for repeats; or two sweep.json)", argc,
+                        argv, files, 2, &n, &err);
     if (!s && n != 2) s = td_fail(&err, TD_ERR_INVALID, "give two files: A.json B.json");
     if (!s) s = side_read(files[0], "A", &a, &err);
     if (!s) s = side_read(files[1], "B", &b, &err);
@@ -257,7 +265,8 @@ int td_bench_compare(int argc, char **argv)
         if (a.is_sweep) compare_sweeps(&a.sweep, &b.sweep, o.spread, &t);
         else compare_results(&a, &b, o.spread, &t);
         if (t.n_within)
-            printf("\nwarning: %d of %d differences are within run-to-run spread: their interval holds 0%s. Do not read them as better or worse.\n", t.n_within, t.n_within + t.n_clear,
+            printf("\nwarning: %d of %d differences are within run-to-run spread: their interval holds 0%s. Do not read them as better or worse.\n",
+                   t.n_within, t.n_within + t.n_clear,
                    a.n == 1 || b.n == 1 || a.is_sweep ? ", or they are below --spread. Repeats (A1.json,A2.json,A3.json) would tell" : "");
     }
     side_free(&a);

@@ -10,11 +10,49 @@
 #define MAX_FILE_BYTES ((size_t)512 << 20)
 #define F(name) {#name, offsetof(struct sweep_row, name)}
 
-static const struct { const char *name; size_t offset; } fields[] = {
-    F(rate), F(seed), F(offered), F(completed), F(goodput), F(per_gpu_goodput), F(attainment), F(ci95_lo), F(ci95_hi), F(attainment_ttft), F(attainment_tpot),
-    F(attainment_e2el), F(n_good), F(n), F(ttft_p50_ms), F(ttft_p90_ms), F(ttft_p99_ms), F(tpot_p50_ms), F(tpot_p90_ms), F(tpot_p99_ms), F(itl_p50_ms),
-    F(itl_p90_ms), F(itl_p99_ms), F(rejected), F(rejected_ttft), F(rejected_tpot), F(timed_out), F(failed), F(unfinished), F(deflected), F(saturated), F(valid), F(window_s), F(duration_s),
-    F(offered_rate), F(sched_lag_p99_ms), F(load1), F(predicted_mape), F(predicted_coverage),
+static const struct {
+    const char *name;
+    size_t offset;
+} fields[] = {
+    F(rate),
+    F(seed),
+    F(offered),
+    F(completed),
+    F(goodput),
+    F(per_gpu_goodput),
+    F(attainment),
+    F(ci95_lo),
+    F(ci95_hi),
+    F(attainment_ttft),
+    F(attainment_tpot),
+    F(attainment_e2el),
+    F(n_good),
+    F(n),
+    F(ttft_p50_ms),
+    F(ttft_p90_ms),
+    F(ttft_p99_ms),
+    F(tpot_p50_ms),
+    F(tpot_p90_ms),
+    F(tpot_p99_ms),
+    F(itl_p50_ms),
+    F(itl_p90_ms),
+    F(itl_p99_ms),
+    F(rejected),
+    F(rejected_ttft),
+    F(rejected_tpot),
+    F(timed_out),
+    F(failed),
+    F(unfinished),
+    F(deflected),
+    F(saturated),
+    F(valid),
+    F(window_s),
+    F(duration_s),
+    F(offered_rate),
+    F(sched_lag_p99_ms),
+    F(load1),
+    F(predicted_mape),
+    F(predicted_coverage),
 };
 #define N_FIELDS (sizeof fields / sizeof *fields)
 
@@ -24,17 +62,20 @@ static double field_value(const struct sweep_row *row, size_t i) { return *(cons
 /* What a row may say: arithmetic and axes stand on it. Unknown numbers are NAN. */
 static td_status check_row(const struct sweep_row *r, const char *where, struct td_err *err)
 {
-    static const size_t shares[] = {offsetof(struct sweep_row, attainment), offsetof(struct sweep_row, ci95_lo), offsetof(struct sweep_row, ci95_hi),
-                                    offsetof(struct sweep_row, attainment_ttft), offsetof(struct sweep_row, attainment_tpot), offsetof(struct sweep_row, attainment_e2el)};
+    static const size_t shares[] = {offsetof(struct sweep_row, attainment),      offsetof(struct sweep_row, ci95_lo),
+                                    offsetof(struct sweep_row, ci95_hi),         offsetof(struct sweep_row, attainment_ttft),
+                                    offsetof(struct sweep_row, attainment_tpot), offsetof(struct sweep_row, attainment_e2el)};
     if (!(r->rate >= 1e-6 && r->rate <= 1e9)) return td_fail(err, TD_ERR_INVALID, "%s: rate is %g, must be in 1e-6..1e9", where, r->rate);
     for (size_t i = 0; i < N_FIELDS; i++) {
         double v = field_value(r, i);
         bool is_share = false;
         for (size_t k = 0; k < sizeof shares / sizeof *shares; k++) is_share |= fields[i].offset == shares[k];
-        if (v < 0 || v > (is_share ? 1 : 1e15)) return td_fail(err, TD_ERR_INVALID, "%s: %s is %g, must be in 0..%g", where, fields[i].name, v, is_share ? 1 : 1e15);
+        if (v < 0 || v > (is_share ? 1 : 1e15))
+            return td_fail(err, TD_ERR_INVALID, "%s: %s is %g, must be in 0..%g", where, fields[i].name, v, is_share ? 1 : 1e15);
     }
     for (int k = 0; k < BENCH_N_STAGES; k++)
-        if (r->stages_ms[k] < 0 || r->stages_ms[k] > 1e15) return td_fail(err, TD_ERR_INVALID, "%s: stage %s is %g, must be in 0..1e15 ms", where, bench_stage_names[k], r->stages_ms[k]);
+        if (r->stages_ms[k] < 0 || r->stages_ms[k] > 1e15)
+            return td_fail(err, TD_ERR_INVALID, "%s: stage %s is %g, must be in 0..1e15 ms", where, bench_stage_names[k], r->stages_ms[k]);
     if (r->n_good > r->n) return td_fail(err, TD_ERR_INVALID, "%s: n_good is %g, must be at most n, which is %g", where, r->n_good, r->n);
     return TD_OK;
 }
@@ -43,10 +84,13 @@ static td_status check_sweep(const struct sweep *s, const char *path, struct td_
 {
     const double limits[] = {s->slo.ttft_ms, s->slo.tpot_ms, s->slo.e2el_ms, s->slo.tbt_ms};
     for (size_t i = 0; i < 4; i++)
-        if (!(limits[i] >= 0 && limits[i] <= 1e12)) return td_fail(err, TD_ERR_INVALID, "%s: an objective is %g, must be in 0..1e12 ms", path, limits[i]);
-    if (!(s->attainment >= 0 && s->attainment <= 1)) return td_fail(err, TD_ERR_INVALID, "%s: attainment is %g, must be in 0..1", path, s->attainment);
+        if (!(limits[i] >= 0 && limits[i] <= 1e12))
+            return td_fail(err, TD_ERR_INVALID, "%s: an objective is %g, must be in 0..1e12 ms", path, limits[i]);
+    if (!(s->attainment >= 0 && s->attainment <= 1))
+        return td_fail(err, TD_ERR_INVALID, "%s: attainment is %g, must be in 0..1", path, s->attainment);
     for (uint32_t i = 0; i < s->n_scales; i++)
-        if (!(s->scales[i] > (i ? s->scales[i - 1] : 0) && s->scales[i] <= 1e6)) return td_fail(err, TD_ERR_INVALID, "%s: slo_scales must rise, above 0 and up to 1e6", path);
+        if (!(s->scales[i] > (i ? s->scales[i - 1] : 0) && s->scales[i] <= 1e6))
+            return td_fail(err, TD_ERR_INVALID, "%s: slo_scales must rise, above 0 and up to 1e6", path);
     for (uint32_t i = 0; i < s->n_configs; i++)
         if (s->configs[i].goodput < 0 || s->configs[i].goodput > 1e9 || !(s->configs[i].failed_rate >= 0 && s->configs[i].failed_rate <= 1e9))
             return td_fail(err, TD_ERR_INVALID, "%s: config %s: goodput and failed_rate must be in 0..1e9", path, s->configs[i].name);
@@ -140,7 +184,8 @@ static td_status csv_read(const char *path, FILE *f, struct sweep *s, struct td_
     char head[8192], line[8192], *keys[MAX_COLUMNS], *cells[MAX_COLUMNS], where[300];
     if (!fgets(head, sizeof head, f)) return td_fail(err, TD_ERR_INVALID, "%s: is empty", path);
     size_t n_keys = split(head, keys, MAX_COLUMNS);
-    if (n_keys == 0 || strcmp(keys[0], "config") != 0) return td_fail(err, TD_ERR_INVALID, "%s: its first column is \"%.40s\", must be config: not a sweep.csv", path, keys[0]);
+    if (n_keys == 0 || strcmp(keys[0], "config") != 0)
+        return td_fail(err, TD_ERR_INVALID, "%s: its first column is \"%.40s\", must be config: not a sweep.csv", path, keys[0]);
     td_status st = TD_OK;
     for (int n = 2; !st && fgets(line, sizeof line, f); n++) {
         snprintf(where, sizeof where, "%s line %d", path, n);
@@ -178,9 +223,9 @@ static json_t *numbers(const double *x, size_t n)
 
 static json_t *config_json(const struct sweep_config *c)
 {
-    return json_pack("{s:s, s:s, s:i, s:i, s:i, s:o, s:o, s:b, s:b, s:s}", "name", c->name, "mode", c->mode, "prefill", (int)c->prefill, "decode", (int)c->decode,
-                     "gpus", (int)c->gpus, "goodput", number(c->goodput), "failed_rate", number(c->failed_rate), "searched", c->searched, "verified", c->verified,
-                     "note", c->note);
+    return json_pack("{s:s, s:s, s:i, s:i, s:i, s:o, s:o, s:b, s:b, s:s}", "name", c->name, "mode", c->mode, "prefill", (int)c->prefill, "decode",
+                     (int)c->decode, "gpus", (int)c->gpus, "goodput", number(c->goodput), "failed_rate", number(c->failed_rate), "searched",
+                     c->searched, "verified", c->verified, "note", c->note);
 }
 
 static json_t *row_json(const struct sweep *s, const struct sweep_row *r)
@@ -222,11 +267,14 @@ td_status sweep_json_write(const struct sweep *s, const char *path, struct td_er
     sweep_verdict(s, text);
     fclose(text);
     json_t *root = json_object(), *configs = json_array(), *rows = json_array();
-    json_object_set_new(root, "sweep", json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o}", "title",
-        s->title, "date", s->date, "command", s->command ? s->command : "", "model", s->model, "load", s->load, "arrival", s->arrival, "machine", s->machine,
-        "build", s->build, "policy", s->policy, "grid", s->grid, "slo_ttft_ms", number(s->slo.ttft_ms), "slo_tpot_ms", number(s->slo.tpot_ms), "slo_e2el_ms",
-        number(s->slo.e2el_ms), "slo_tbt_ms", number(s->slo.tbt_ms), "slo_sent", s->slo_sent, "attainment", number(s->attainment), "tolerance",
-        number(s->tolerance), "load1_start", number(s->load1_start), "load1_end", number(s->load1_end), "slo_scales", numbers(s->scales, s->n_scales)));
+    json_object_set_new(root, "sweep",
+                        json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o}", "title",
+                                  s->title, "date", s->date, "command", s->command ? s->command : "", "model", s->model, "load", s->load, "arrival",
+                                  s->arrival, "machine", s->machine, "build", s->build, "policy", s->policy, "grid", s->grid, "slo_ttft_ms",
+                                  number(s->slo.ttft_ms), "slo_tpot_ms", number(s->slo.tpot_ms), "slo_e2el_ms", number(s->slo.e2el_ms), "slo_tbt_ms",
+                                  number(s->slo.tbt_ms), "slo_sent", s->slo_sent, "attainment", number(s->attainment), "tolerance",
+                                  number(s->tolerance), "load1_start", number(s->load1_start), "load1_end", number(s->load1_end), "slo_scales",
+                                  numbers(s->scales, s->n_scales)));
     for (uint32_t i = 0; i < s->n_configs; i++) json_array_append_new(configs, config_json(&s->configs[i]));
     for (size_t i = 0; i < s->n_rows; i++) json_array_append_new(rows, row_json(s, &s->rows[i]));
     json_object_set_new(root, "definitions", definitions());
@@ -300,7 +348,8 @@ static void get_row(struct reader *d, const json_t *o, struct sweep *s)
     get_s(d, o, "config", name, sizeof name);
     uint32_t n_known = s->n_configs;
     struct sweep_config *c = config_of(s, name);
-    if (!d->s && (!c || s->n_configs != n_known)) d->s = td_fail(d->err, TD_ERR_INVALID, "%s: rows: config \"%s\" is not among configs", d->path, name);
+    if (!d->s && (!c || s->n_configs != n_known))
+        d->s = td_fail(d->err, TD_ERR_INVALID, "%s: rows: config \"%s\" is not among configs", d->path, name);
     if (d->s) return;
     row->config = (uint32_t)(c - s->configs);
     get_s(d, o, "phase", row->phase, sizeof row->phase);
@@ -318,7 +367,8 @@ static void get_row(struct reader *d, const json_t *o, struct sweep *s)
     if (!d->s && n && !(row->points = calloc(n, sizeof *row->points))) d->s = td_fail(d->err, TD_ERR_NOMEM, "out of memory");
     for (size_t i = 0; !d->s && i < n; i++) {
         const json_t *p = json_array_get(points, i);
-        if (at(p, 0) > 1e-6 && at(p, 0) < 1e12 && at(p, 1) > 1e-6 && at(p, 1) < 1e12) row->points[row->n_points++] = (struct sweep_point){(float)at(p, 0), (float)at(p, 1)};
+        if (at(p, 0) > 1e-6 && at(p, 0) < 1e12 && at(p, 1) > 1e-6 && at(p, 1) < 1e12)
+            row->points[row->n_points++] = (struct sweep_point){(float)at(p, 0), (float)at(p, 1)};
     }
 }
 

@@ -28,7 +28,8 @@ struct sweep_row *sweep_row_add(struct sweep *s)
     for (double *v = &r->rate; v <= &r->stages_ms[BENCH_N_STAGES - 1]; v++) *v = NAN; /* all numbers stand in one run of doubles */
     return r;
 }
-_Static_assert((offsetof(struct sweep_row, stages_ms) - offsetof(struct sweep_row, rate)) % sizeof(double) == 0, "the row's numbers are doubles, one after another");
+_Static_assert((offsetof(struct sweep_row, stages_ms) - offsetof(struct sweep_row, rate)) % sizeof(double) == 0,
+               "the row's numbers are doubles, one after another");
 
 static double pct(const struct bench_result *r, const struct bench_metric *m, double p)
 {

@@ -29,7 +29,8 @@ struct sweep_probe {
 };
 
 /* One run. left: how many may follow it, roughly. Another status than TD_OK ends the search. */
-typedef td_status (*sweep_probe_fn)(void *ctx, const char *phase, double rate, uint64_t seed, uint32_t left, struct sweep_probe *ret_probe, struct td_err *err);
+typedef td_status (*sweep_probe_fn)(void *ctx, const char *phase, double rate, uint64_t seed, uint32_t left, struct sweep_probe *ret_probe,
+                                    struct td_err *err);
 
 struct sweep_found {
     double rate;           /* 0: not even min_rate passes */

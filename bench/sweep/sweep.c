@@ -4,8 +4,8 @@
  *   search     --find-goodput: search.h
  *
  * No two runs of a cluster have prompts in common (each has a seed of its own, the same ones for every configuration), so that no run is served from
- * the prefix cache of another; prompts that come from a file are the exception. Files are written after every run, so that an interrupted sweep has what
- * it measured. Exit status: 0; 1 a run failed or nothing was measured; 2 options; 130 interrupted. */
+ * the prefix cache of another; prompts that come from a file are the exception. Files are written after every run, so that an interrupted sweep has
+ * what it measured. Exit status: 0; 1 a run failed or nothing was measured; 2 options; 130 interrupted. */
 #include <errno.h>
 #include <math.h>
 #include <signal.h>
@@ -44,8 +44,10 @@ struct options {
 static const struct td_option table[] = {
     BENCH_SERVE_OPTIONS(struct options, serve, "random"),
     {"rates", TD_OPT_STR, "", 0, 0, NULL, OFF(rates), "requests/s to run, such as 1,2,4"},
-    {"profile", TD_OPT_STR, "", 0, 0, NULL, OFF(profile), "kind=sweep,sweep_size=10: one request at a time, all at once, and evenly spaced rates between"},
-    {"find_goodput", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(find_goodput), "search the highest rate that meets the attainment; default without --rates and --profile"},
+    {"profile", TD_OPT_STR, "", 0, 0, NULL, OFF(profile),
+     "kind=sweep,sweep_size=10: one request at a time, all at once, and evenly spaced rates between"},
+    {"find_goodput", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(find_goodput),
+     "search the highest rate that meets the attainment; default without --rates and --profile"},
     {"attainment", TD_OPT_F64, "0", 0, 1, NULL, OFF(attainment), "share of requests within their objectives; 0 = the preset's, else 0.9"},
     {"tolerance", TD_OPT_STR, "2%", 0, 0, NULL, OFF(tolerance), "of the rate that is searched"},
     {"start_rate", TD_OPT_F64, "1", 1e-3, 1e6, NULL, OFF(start_rate), "where the search starts"},
@@ -54,12 +56,16 @@ static const struct td_option table[] = {
     {"seeds", TD_OPT_U64, "1", 1, 1000, NULL, OFF(seeds), "runs of each rate of a grid"},
     {"verify", TD_OPT_U64, "5", 0, 100, NULL, OFF(verify), "runs with other seeds at the rate that was found; 0 = none"},
     {"max_runs", TD_OPT_U64, "60", 1, 10000, NULL, OFF(max_runs), "of one search"},
-    {"min_requests", TD_OPT_U64, "0", 0, BENCH_MAX_REQUESTS, NULL, OFF(min_requests), "of a run, however low its rate; 0 = what the interval needs, three times over"},
+    {"min_requests", TD_OPT_U64, "0", 0, BENCH_MAX_REQUESTS, NULL, OFF(min_requests),
+     "of a run, however low its rate; 0 = what the interval needs, three times over"},
     {"slo_scale", TD_OPT_STR, "", 0, 0, NULL, OFF(slo_scale), "0.4:1.6:0.2: judge each run by scaled objectives, too"},
-    {"stop_on", TD_OPT_ENUM, "none", 0, 0, "none|over_saturation", OFF(stop_on), "end a grid's climb at the first rate that is more than is served: queues grow, or a tenth is turned away"},
-    {"max_failures", TD_OPT_U64, "0", 0, BENCH_MAX_REQUESTS, NULL, OFF(max_failures), "leave a configuration after a run with more failed requests; 0 = never"},
+    {"stop_on", TD_OPT_ENUM, "none", 0, 0, "none|over_saturation", OFF(stop_on),
+     "end a grid's climb at the first rate that is more than is served: queues grow, or a tenth is turned away"},
+    {"max_failures", TD_OPT_U64, "0", 0, BENCH_MAX_REQUESTS, NULL, OFF(max_failures),
+     "leave a configuration after a run with more failed requests; 0 = never"},
     {"modes", TD_OPT_STR, "", 0, 0, NULL, OFF(modes), "start clusters of these modes: pd,colocated,hybrid"},
-    {"pd", TD_OPT_STR, "", 0, 0, NULL, OFF(pd), "start clusters of these shapes, prefill:decode workers: 1:1,2:1; colocated has as many workers, all decode"},
+    {"pd", TD_OPT_STR, "", 0, 0, NULL, OFF(pd),
+     "start clusters of these shapes, prefill:decode workers: 1:1,2:1; colocated has as many workers, all decode"},
     {"cluster_model", TD_OPT_STR, "", 0, 0, NULL, OFF(cluster_model), "model directory for the clusters that are started"},
     {"threads", TD_OPT_U64, "1", 1, 1024, NULL, OFF(threads), "of each worker that is started"},
     {"cpus", TD_OPT_STR, "", 0, 0, NULL, OFF(cpus), "pin the started workers' threads to these CPUs, such as 0-3"},
@@ -104,7 +110,8 @@ static td_status parse_number(const char *option, const char *text, double min, 
 {
     char *end;
     double v = strtod(text, &end);
-    if (end == text || *end || !(v >= min && v <= max)) return td_fail(err, TD_ERR_INVALID, "--%s: \"%.40s\" must be a number in %g..%g", option, text, min, max);
+    if (end == text || *end || !(v >= min && v <= max))
+        return td_fail(err, TD_ERR_INVALID, "--%s: \"%.40s\" must be a number in %g..%g", option, text, min, max);
     *ret = v;
     return TD_OK;
 }
@@ -137,7 +144,8 @@ static td_status parse_profile(const char *text, struct state *st, struct td_err
     snprintf(copy, sizeof copy, "%s", text);
     for (char *rest = copy, *word; text[0] && (word = strsep(&rest, ","));) {
         if (!strcmp(word, "kind=sweep") || !strcmp(word, "sweep")) kind = true;
-        else if (strncmp(word, "sweep_size=", 11) != 0) return td_fail(err, TD_ERR_INVALID, "--profile: \"%.40s\" is unknown; use kind=sweep,sweep_size=N", word);
+        else if (strncmp(word, "sweep_size=", 11) != 0)
+            return td_fail(err, TD_ERR_INVALID, "--profile: \"%.40s\" is unknown; use kind=sweep,sweep_size=N", word);
         else if (parse_number("profile", word + 11, 3, MAX_RATES, &size, err)) return err->code;
     }
     if (text[0] && !kind) return td_fail(err, TD_ERR_INVALID, "--profile is \"%.60s\", must be kind=sweep[,sweep_size=N]", text);
@@ -160,7 +168,8 @@ static td_status parse_scales(const char *text, struct sweep *s, struct td_err *
     }
     if (rest || v[1] < v[0]) return td_fail(err, TD_ERR_INVALID, "--slo-scale is \"%.60s\", must be FIRST:LAST:STEP with FIRST <= LAST", text);
     for (int i = 0; v[0] + i * v[2] <= v[1] * (1 + 1e-9); i++) {
-        if (s->n_scales == SWEEP_MAX_SCALES) return td_fail(err, TD_ERR_INVALID, "--slo-scale \"%.60s\" has more than %d steps", text, SWEEP_MAX_SCALES);
+        if (s->n_scales == SWEEP_MAX_SCALES)
+            return td_fail(err, TD_ERR_INVALID, "--slo-scale \"%.60s\" has more than %d steps", text, SWEEP_MAX_SCALES);
         s->scales[s->n_scales++] = v[0] + i * v[2];
     }
     return TD_OK;
@@ -171,7 +180,8 @@ static td_status add_config(struct sweep *s, const char *mode, uint32_t prefill,
     if (s->n_configs == SWEEP_MAX_CONFIGS) return td_fail(err, TD_ERR_INVALID, "more than %d configurations", SWEEP_MAX_CONFIGS);
     struct sweep_config *c = &s->configs[s->n_configs++];
     bool together = !strcmp(mode, "colocated"); /* as many workers, as many threads, nobody prefills for another */
-    *c = (struct sweep_config){.prefill = together ? 0 : prefill, .decode = together ? prefill + decode : decode, .gpus = prefill + decode, .goodput = NAN};
+    *c = (struct sweep_config){
+        .prefill = together ? 0 : prefill, .decode = together ? prefill + decode : decode, .gpus = prefill + decode, .goodput = NAN};
     snprintf(c->mode, sizeof c->mode, "%s", mode);
     snprintf(c->name, sizeof c->name, "%s %u:%u", mode, c->prefill, c->decode);
     return TD_OK;
@@ -194,9 +204,11 @@ static td_status parse_configs(const struct options *o, struct sweep *s, struct 
         for (char *left = shapes, *shape; (shape = strsep(&left, ","));) {
             char *end, *end2 = NULL;
             unsigned long p = strtoul(shape, &end, 10), d = end != shape && *end == ':' ? strtoul(end + 1, &end2, 10) : 0;
-            if (!end2 || *end2 || p < 1 || p > 64 || d < 1 || d > 64) return td_fail(err, TD_ERR_INVALID, "--pd: \"%.40s\" must be PREFILL:DECODE, each 1..64", shape);
+            if (!end2 || *end2 || p < 1 || p > 64 || d < 1 || d > 64)
+                return td_fail(err, TD_ERR_INVALID, "--pd: \"%.40s\" must be PREFILL:DECODE, each 1..64", shape);
             bool twice = false; /* 1:2 and 2:1 colocated are the same */
-            for (uint32_t i = 0; i < s->n_configs && !strcmp(mode, "colocated"); i++) twice |= !strcmp(s->configs[i].mode, mode) && s->configs[i].decode == p + d;
+            for (uint32_t i = 0; i < s->n_configs && !strcmp(mode, "colocated"); i++)
+                twice |= !strcmp(s->configs[i].mode, mode) && s->configs[i].decode == p + d;
             td_status st = twice ? TD_OK : add_config(s, mode, (uint32_t)p, (uint32_t)d, err);
             if (st) return st;
         }
@@ -259,12 +271,14 @@ static td_status plan(struct state *st, struct td_err *err)
     if (!r) r = parse_scales(o->slo_scale, s, err);
     if (!r) r = parse_configs(o, s, err);
     if (r) return r;
-    if (!!st->n_rates + !!st->profile_size + o->find_goodput > 1) return td_fail(err, TD_ERR_INVALID, "--rates, --profile and --find-goodput exclude each other");
+    if (!!st->n_rates + !!st->profile_size + o->find_goodput > 1)
+        return td_fail(err, TD_ERR_INVALID, "--rates, --profile and --find-goodput exclude each other");
     s->grid = st->n_rates || st->profile_size;
     char *end;
     s->tolerance = strtod(o->tolerance, &end);
     if (*end == '%') s->tolerance /= 100, end++;
-    if (*end || !(s->tolerance >= 0.001 && s->tolerance <= 1)) return td_fail(err, TD_ERR_INVALID, "--tolerance is \"%.40s\", must be 0.1%% to 100%%", o->tolerance);
+    if (*end || !(s->tolerance >= 0.001 && s->tolerance <= 1))
+        return td_fail(err, TD_ERR_INVALID, "--tolerance is \"%.40s\", must be 0.1%% to 100%%", o->tolerance);
     s->attainment = o->attainment > 0 ? o->attainment : st->base.target_attainment > 0 ? st->base.target_attainment : 0.9;
     s->slo = st->base.slo;
     s->slo_sent = st->base.send_slo;
@@ -272,9 +286,12 @@ static td_status plan(struct state *st, struct td_err *err)
     for (size_t i = 0; i < st->base.n_classes; i++) any |= bench_slo_any(&st->base.classes[i].slo);
     if (!s->grid && !any) return td_fail(err, TD_ERR_INVALID, "the search needs objectives: --goodput ttft:200 tpot:50, --slo-preset or --slo-class");
     if (!(o->min_rate <= o->start_rate && o->start_rate <= o->max_rate))
-        return td_fail(err, TD_ERR_INVALID, "--start-rate is %g, must be within --min-rate %g and --max-rate %g", o->start_rate, o->min_rate, o->max_rate);
-    if (isfinite(st->base.arrivals.rate) || st->base.arrivals.ramp) return td_fail(err, TD_ERR_INVALID, "a sweep sets the rate: leave --request-rate and --ramp-up-strategy out");
-    if (st->base.arrivals.kind == BENCH_TRACE) st->base.arrivals.kind = st->base.arrivals.burstiness == 1 ? BENCH_POISSON : BENCH_GAMMA; /* lengths of the trace, rates of ours */
+        return td_fail(err, TD_ERR_INVALID, "--start-rate is %g, must be within --min-rate %g and --max-rate %g", o->start_rate, o->min_rate,
+                       o->max_rate);
+    if (isfinite(st->base.arrivals.rate) || st->base.arrivals.ramp)
+        return td_fail(err, TD_ERR_INVALID, "a sweep sets the rate: leave --request-rate and --ramp-up-strategy out");
+    /* lengths of the trace, rates of ours */
+    if (st->base.arrivals.kind == BENCH_TRACE) st->base.arrivals.kind = st->base.arrivals.burstiness == 1 ? BENCH_POISSON : BENCH_GAMMA;
     if (st->base.duration_s == 0 && st->base.dataset.n_requests == 0) st->base.duration_s = RUN_SECONDS;
     const struct bench_class *first = &st->base.classes[0];
     if (!bench_slo_any(&s->slo) && st->base.n_classes) s->slo = first->slo; /* for the words; each request is judged by its own class */
@@ -288,7 +305,9 @@ static td_status plan(struct state *st, struct td_err *err)
                  (unsigned long long)(o->serve.output_len ? o->serve.output_len : 128), o->serve.ignore_eos ? "" : " at most");
     else snprintf(s->load, sizeof s->load, "%s %s", o->serve.dataset_name, o->serve.dataset_path);
     size_t used = strlen(s->load);
-    if (st->base.n_classes > 1) snprintf(s->load + used, sizeof s->load - used, "; %zu classes, each with its objectives: those shown are %s's", st->base.n_classes, first->name);
+    if (st->base.n_classes > 1)
+        snprintf(s->load + used, sizeof s->load - used, "; %zu classes, each with its objectives: those shown are %s's", st->base.n_classes,
+                 first->name);
     return TD_OK;
 }
 
@@ -327,9 +346,9 @@ static void tell(const struct state *st, const struct sweep_row *row, uint32_t l
     char time_left[24];
     double each = (now_s() - st->started_s) / (double)st->sweep.n_rows;
     took(each * left, time_left, sizeof time_left);
-    fprintf(stderr, "%-18s %-8s rate %-8.4g attainment %.3f [%.3f, %.3f] goodput %.3g/s, TTFT p90 %.4g ms, TPOT p90 %.3g ms%s%s", st->sweep.configs[row->config].name,
-            row->phase, row->rate, row->attainment, row->ci95_lo, row->ci95_hi, row->goodput, row->ttft_p90_ms, row->tpot_p90_ms,
-            row->saturated > 0 ? ", saturated" : "", row->valid > 0 ? "" : ", NOT VALID");
+    fprintf(stderr, "%-18s %-8s rate %-8.4g attainment %.3f [%.3f, %.3f] goodput %.3g/s, TTFT p90 %.4g ms, TPOT p90 %.3g ms%s%s",
+            st->sweep.configs[row->config].name, row->phase, row->rate, row->attainment, row->ci95_lo, row->ci95_hi, row->goodput, row->ttft_p90_ms,
+            row->tpot_p90_ms, row->saturated > 0 ? ", saturated" : "", row->valid > 0 ? "" : ", NOT VALID");
     if (left) fprintf(stderr, "; %u runs or so to go, about %s", left, time_left);
     fputc('\n', stderr);
 }
@@ -341,7 +360,8 @@ static td_status save(struct state *st, struct td_err *err)
     return s ? s : sweep_json_write(&st->sweep, st->json, err);
 }
 
-static td_status run_once(struct state *st, const char *phase, double rate, uint64_t seed, uint64_t concurrency, size_t *ret_row, struct bench_result *ret_result, struct td_err *err)
+static td_status run_once(struct state *st, const char *phase, double rate, uint64_t seed, uint64_t concurrency, size_t *ret_row,
+                          struct bench_result *ret_result, struct td_err *err)
 {
     struct bench_run_config c = st->base;
     c.target = st->target;
@@ -394,13 +414,15 @@ static td_status save_requests(const struct state *st, double rate, uint64_t see
         const struct bench_request *q = &r->requests[i];
         int32_t n = q->outcome == BENCH_COMPLETED ? q->output_len : q->want_len;
         double ttft = (q->first_s - q->scheduled_s) * 1e3, tpot = q->output_len > 1 ? (q->last_s - q->first_s) * 1e3 / (q->output_len - 1) : 0;
-        fprintf(f, "%.9f,%d,%d,%s,%.4f,%.5f\n", q->scheduled_s, q->input_len, n > 1 ? n : 1, bench_outcome_names[q->outcome], isfinite(ttft) ? ttft : -1, isfinite(tpot) ? tpot : -1);
+        fprintf(f, "%.9f,%d,%d,%s,%.4f,%.5f\n", q->scheduled_s, q->input_len, n > 1 ? n : 1, bench_outcome_names[q->outcome],
+                isfinite(ttft) ? ttft : -1, isfinite(tpot) ? tpot : -1);
     }
     return fclose(f) ? td_fail(err, TD_ERR_IO, "%s: %s", path, strerror(errno)) : TD_OK;
 }
 
 /* A run that counts: one in which the generator was late is repeated. TD_ERR_CANCELLED: interrupted. */
-static td_status run(struct state *st, const char *phase, double rate, uint64_t seed, uint64_t concurrency, uint32_t left, size_t *ret_row, struct td_err *err)
+static td_status run(struct state *st, const char *phase, double rate, uint64_t seed, uint64_t concurrency, uint32_t left, size_t *ret_row,
+                     struct td_err *err)
 {
     for (int attempt = 0;; attempt++) {
         struct bench_result r = {0};
@@ -414,14 +436,15 @@ static td_status run(struct state *st, const char *phase, double rate, uint64_t 
         if (r.n_outcome[BENCH_FAILED]) {
             for (size_t i = 0; i < r.n_requests; i++)
                 if (r.requests[i].outcome == BENCH_FAILED) {
-                    fprintf(stderr, "%llu requests failed, such as: gRPC status %d: %s\n", (unsigned long long)r.n_outcome[BENCH_FAILED], r.requests[i].code,
-                            r.requests[i].error ? r.requests[i].error : "");
+                    fprintf(stderr, "%llu requests failed, such as: gRPC status %d: %s\n", (unsigned long long)r.n_outcome[BENCH_FAILED],
+                            r.requests[i].code, r.requests[i].error ? r.requests[i].error : "");
                     break;
                 }
             if (st->o->max_failures && r.n_outcome[BENCH_FAILED] > st->o->max_failures) {
                 st->give_up = true;
-                snprintf(st->sweep.configs[st->config].note, sizeof st->sweep.configs[0].note, "left after %llu requests failed in one run (--max-failures %llu)",
-                         (unsigned long long)r.n_outcome[BENCH_FAILED], (unsigned long long)st->o->max_failures);
+                snprintf(st->sweep.configs[st->config].note, sizeof st->sweep.configs[0].note,
+                         "left after %llu requests failed in one run (--max-failures %llu)", (unsigned long long)r.n_outcome[BENCH_FAILED],
+                         (unsigned long long)st->o->max_failures);
             }
         }
         tell(st, row, left);
@@ -448,8 +471,10 @@ static td_status probe(void *ctx, const char *phase, double rate, uint64_t seed,
     if (st->give_up) return td_fail(err, TD_ERR_LIMIT, "%s", st->sweep.configs[st->config].note);
     const struct sweep_row *row = &st->sweep.rows[i];
     if (!(row->valid > 0))
-        return td_fail(err, TD_ERR_INTERNAL, "the load generator was late twice (sched_lag p99 %.3g ms): use a quieter machine, or say what is tolerable with --max-sched-lag-ms",
-                       row->sched_lag_p99_ms);
+        return td_fail(
+            err, TD_ERR_INTERNAL,
+            "the load generator was late twice (sched_lag p99 %.3g ms): use a quieter machine, or say what is tolerable with --max-sched-lag-ms",
+            row->sched_lag_p99_ms);
     *ret_probe = (struct sweep_probe){(uint64_t)row->n_good, (uint64_t)row->n, row->ci95_lo};
     return TD_OK;
 }
@@ -466,7 +491,8 @@ static td_status search(struct state *st, struct td_err *err)
     k->goodput = found.rate;
     k->failed_rate = found.failed_rate;
     k->verified = found.verified;
-    if (!s && found.n_runs >= c.max_runs && !found.verified) snprintf(k->note, sizeof k->note, "the search ended after --max-runs %u runs", c.max_runs);
+    if (!s && found.n_runs >= c.max_runs && !found.verified)
+        snprintf(k->note, sizeof k->note, "the search ended after --max-runs %u runs", c.max_runs);
     if (s && !k->note[0] && s != TD_ERR_CANCELLED) snprintf(k->note, sizeof k->note, "%.150s", err->msg);
     if (st->give_up) s = TD_OK; /* the next configuration has its chance */
     return s;
@@ -504,7 +530,8 @@ static td_status grid(struct state *st, struct td_err *err)
             if (!s) saturated |= is_too_much(&st->sweep.rows[row]);
         }
         if (!s && saturated && !strcmp(st->o->stop_on, "over_saturation") && i + 1 < st->n_rates) {
-            snprintf(st->sweep.configs[st->config].note, sizeof st->sweep.configs[0].note, "saturated at %.4g requests/s, where its climb ended", st->rates[i]);
+            snprintf(st->sweep.configs[st->config].note, sizeof st->sweep.configs[0].note, "saturated at %.4g requests/s, where its climb ended",
+                     st->rates[i]);
             break;
         }
     }
@@ -528,8 +555,16 @@ static td_status configuration(struct state *st, uint32_t i, struct td_err *err)
         for (char *q = logs + strlen(st->dir) + 1; *q; q++)
             if (*q == ' ' || *q == ':') *q = '-';
         if (mkdir(logs, 0755) && errno != EEXIST) return td_fail(err, TD_ERR_IO, "%s: %s", logs, strerror(errno));
-        struct sweep_cluster_config c = {.log_dir = logs, .model = o->cluster_model, .mode = k->mode, .prefill = k->prefill, .decode = k->decode, .threads = (uint32_t)o->threads,
-                                         .cpus = o->cpus, .more_args = o->up_args, .start_timeout_ms = o->start_timeout_ms, .stop = &g_stop};
+        struct sweep_cluster_config c = {.log_dir = logs,
+                                         .model = o->cluster_model,
+                                         .mode = k->mode,
+                                         .prefill = k->prefill,
+                                         .decode = k->decode,
+                                         .threads = (uint32_t)o->threads,
+                                         .cpus = o->cpus,
+                                         .more_args = o->up_args,
+                                         .start_timeout_ms = o->start_timeout_ms,
+                                         .stop = &g_stop};
         fprintf(stderr, "%s: starting, %u workers with %llu threads each\n", k->name, k->prefill + k->decode, (unsigned long long)o->threads);
         s = sweep_cluster_start(&c, &cluster, err);
         snprintf(st->target, sizeof st->target, "%s", cluster.address);
@@ -563,8 +598,11 @@ int td_bench_sweep(int argc, char **argv)
     bool planned = false;
     st.o = &o;
     td_status s = bench_args_open(argc, argv, &args, &err);
-    if (!s) s = td_options_load(table, &o, "tandem bench sweep", "Finds the highest rate that meets the objectives, on one cluster or on several it starts: tandem bench sweep --goodput ttft:500 tpot:50 --modes pd,colocated --cluster-model DIR",
-                                args.argc, args.argv, NULL, 0, NULL, &err);
+    if (!s)
+        s = td_options_load(table, &o, "tandem bench sweep",
+                            "Finds the highest rate that meets the objectives, on one cluster or on several it starts: tandem bench sweep --goodput "
+                            "ttft:500 tpot:50 --modes pd,colocated --cluster-model DIR",
+                            args.argc, args.argv, NULL, 0, NULL, &err);
     if (!s) s = bench_serve_config(&o.serve, &st.base, &err);
     if (!s) s = plan(&st, &err);
     if (!s) s = make_dir(&st, &err);

@@ -39,7 +39,7 @@ struct sweep_row {
     double predicted_mape, predicted_coverage;
     double stages_ms[BENCH_N_STAGES]; /* means */
     /* not in the CSV */
-    double *ttft_q, *tpot_q;     /* [SWEEP_N_QUANTILES] of all offered in the window, a request without one counts as never (NAN); owned, NULL = none */
+    double *ttft_q, *tpot_q; /* [SWEEP_N_QUANTILES] of all offered in the window, a request without one counts as never (NAN); owned, NULL = none */
     double *scale_joint;         /* [n_scales] attainment with the objectives times each scale; owned */
     struct sweep_point *points;  /* router's TTFT as predicted and as it was; owned */
     uint32_t n_points;
@@ -71,12 +71,13 @@ td_status sweep_read(const char *path, struct sweep *ret, struct td_err *err);
 
 /* --- what is said of it (verdict.c). Pure. -------------------------------------------------------------------------------------------- */
 
-/* Fills goodput and failed_rate of configurations that were not searched: the highest rate of the grid whose runs together have their lower bound at the
- * attainment, and the next one. */
+/* Fills goodput and failed_rate of configurations that were not searched: the highest rate of the grid whose runs together have their lower bound at
+ * the attainment, and the next one. */
 void sweep_settle(struct sweep *s);
 /* The configuration with the highest goodput per worker; -1: none is known. */
 int sweep_winner(const struct sweep *s);
-/* The rate at which configurations are held beside each other: the winner's goodput in requests/s per worker, else the least rate run; NAN without rows. */
+/* The rate at which configurations are held beside each other: the winner's goodput in requests/s per worker, else the least rate run; NAN without
+ * rows. */
 double sweep_reference_rate(const struct sweep *s);
 /* The row of a configuration whose rate per worker is nearest to that; verified ones first. NULL: it has none. */
 const struct sweep_row *sweep_reference_row(const struct sweep *s, uint32_t config);

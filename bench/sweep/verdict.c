@@ -27,7 +27,8 @@ static void pool_rate(const struct sweep *s, uint32_t config, double rate, struc
     *p = (struct sweep_pool){.rate = rate, .least = INFINITY, .greatest = -INFINITY};
     for (size_t i = 0; i < s->n_rows; i++) {
         const struct sweep_row *r = &s->rows[i];
-        if (r->config != config || r->rate != rate || !is_open_loop(r) || !(r->valid > 0) || !(r->n > 0) || isnan(r->n_good) || isnan(r->attainment)) continue;
+        if (r->config != config || r->rate != rate || !is_open_loop(r) || !(r->valid > 0) || !(r->n > 0) || isnan(r->n_good) || isnan(r->attainment))
+            continue;
         p->n_runs++;
         k += r->n_good;
         n += r->n;
@@ -154,7 +155,8 @@ static void why(const struct sweep *s, const struct sweep_row *r, FILE *out)
         else fprintf(out, "Most misses never finished. ");
     } else if (late_tpot > late_ttft) {
         fprintf(out, "TPOT is what fails: p99 is %.3g ms against %.3g ms at the median", r->tpot_p99_ms, r->tpot_p50_ms);
-        if (r->itl_p99_ms > 3 * r->itl_p50_ms) fprintf(out, ", and single gaps reach %.3g ms at p99 (median %.3g): other work sits in the decode steps", r->itl_p99_ms, r->itl_p50_ms);
+        if (r->itl_p99_ms > 3 * r->itl_p50_ms)
+            fprintf(out, ", and single gaps reach %.3g ms at p99 (median %.3g): other work sits in the decode steps", r->itl_p99_ms, r->itl_p50_ms);
         fprintf(out, ". ");
     } else if (late_ttft > 0) {
         fprintf(out, "TTFT is what fails: p90 is %.4g ms. ", r->ttft_p90_ms);
@@ -168,7 +170,8 @@ static const struct sweep_row *failing_row(const struct sweep *s, uint32_t confi
     const struct sweep_row *found = NULL;
     for (size_t i = 0; i < s->n_rows; i++) {
         const struct sweep_row *r = &s->rows[i];
-        if (r->config != config || !is_open_loop(r) || !(r->valid > 0) || !(r->attainment < s->attainment) || r->rate < s->configs[config].goodput) continue;
+        if (r->config != config || !is_open_loop(r) || !(r->valid > 0) || !(r->attainment < s->attainment) || r->rate < s->configs[config].goodput)
+            continue;
         if (!found || r->rate < found->rate || (r->rate == found->rate && r->attainment < found->attainment)) found = r;
     }
     return found;
@@ -181,14 +184,18 @@ static bool unproven(const struct sweep *s, uint32_t config, struct sweep_pool *
     size_t n = sweep_pool(s, config, pools, MAX_POOLS);
     bool found = false;
     for (size_t i = 0; i < n; i++)
-        if (!s->configs[config].searched && pools[i].joint >= s->attainment && pools[i].lo < s->attainment && pools[i].rate > s->configs[config].goodput)
+        if (!s->configs[config].searched && pools[i].joint >= s->attainment && pools[i].lo < s->attainment &&
+            pools[i].rate > s->configs[config].goodput)
             *ret = pools[i], found = true;
     return found;
 }
 
 static void objectives(const struct sweep *s, FILE *out)
 {
-    const struct { const char *name; double v; } all[] = {{"TTFT", s->slo.ttft_ms}, {"TPOT", s->slo.tpot_ms}, {"E2EL", s->slo.e2el_ms}, {"TBT", s->slo.tbt_ms}};
+    const struct {
+        const char *name;
+        double v;
+    } all[] = {{"TTFT", s->slo.ttft_ms}, {"TPOT", s->slo.tpot_ms}, {"E2EL", s->slo.e2el_ms}, {"TBT", s->slo.tbt_ms}};
     const char *comma = "";
     for (size_t i = 0; i < 4; i++)
         if (all[i].v > 0) fprintf(out, "%s%s %.4g ms", comma, all[i].name, all[i].v), comma = ", ";
@@ -211,7 +218,8 @@ void sweep_verdict(const struct sweep *s, FILE *out)
                 few ? " Some did in what was measured, of too few requests: run more (--num-prompts, --seeds)." : "");
     } else {
         const struct sweep_config *c = &s->configs[w];
-        fprintf(out, "%s sustains %.3g requests/s (%.3g per worker) with at least %.3g %% of the requests within ", c->name, c->goodput, per_worker(c), 100 * s->attainment);
+        fprintf(out, "%s sustains %.3g requests/s (%.3g per worker) with at least %.3g %% of the requests within ", c->name, c->goodput,
+                per_worker(c), 100 * s->attainment);
         objectives(s, out);
         if (!c->searched) fprintf(out, "; of the rates that were run, which are a grid");
         else if (!c->verified) fprintf(out, "; not verified with other seeds");
@@ -220,7 +228,9 @@ void sweep_verdict(const struct sweep *s, FILE *out)
             const struct sweep_config *o = &s->configs[second];
             double ratio = per_worker(c) / per_worker(o), failed = o->failed_rate / workers(o);
             if (failed <= 0 || failed > per_worker(c) * (1 + 1e-9) || ratio < 1.05)
-                fprintf(out, "No clear winner: %s has %.3g per worker, and nothing that was run tells the two apart; repeats of one run differ by more. Use more --seeds, or a finer --tolerance.\n",
+                fprintf(out,
+                        "No clear winner: %s has %.3g per worker, and nothing that was run tells the two apart; repeats of one run differ by more. "
+                        "Use more --seeds, or a finer --tolerance.\n",
                         o->name, per_worker(o));
             else
                 fprintf(out, "%s won: %.2f times the goodput per worker of the next, %s (%.3g requests/s).%s\n", c->name, ratio, o->name, o->goodput,
@@ -234,10 +244,16 @@ void sweep_verdict(const struct sweep *s, FILE *out)
         struct sweep_pool few;
         bool maybe = unproven(s, i, &few);
         if (maybe)
-            fprintf(out, "%s may do more than is proven: at %.3g requests/s %.3g %% met both, of too few requests: the 95 %% interval begins at %.3g %%.\n", c->name, few.rate, 100 * few.joint,
-                    100 * few.lo);
+            fprintf(
+                out,
+                "%s may do more than is proven: at %.3g requests/s %.3g %% met both, of too few requests: the 95 %% interval begins at %.3g %%.\n",
+                c->name, few.rate, 100 * few.joint, 100 * few.lo);
         if (r) {
-            fprintf(out, "%s%s ", c->name, (int)i == w ? " itself has its limit here:" : c->goodput > 0 ? " stops earlier:" : maybe ? " missed here:" : " meets no rate that was run:");
+            fprintf(out, "%s%s ", c->name,
+                    (int)i == w ? " itself has its limit here:"
+                    : c->goodput > 0 ? " stops earlier:"
+                    : maybe ? " missed here:"
+                    : " meets no rate that was run:");
             why(s, r, out);
             fputc('\n', out);
         } else if (c->goodput > 0) {
@@ -247,7 +263,9 @@ void sweep_verdict(const struct sweep *s, FILE *out)
     }
     size_t n_invalid = 0;
     for (size_t i = 0; i < s->n_rows; i++) n_invalid += !(s->rows[i].valid > 0);
-    if (n_invalid) fprintf(out, "%zu of %zu runs are not valid (interrupted, or the load generator itself was late) and count for nothing.\n", n_invalid, s->n_rows);
+    if (n_invalid)
+        fprintf(out, "%zu of %zu runs are not valid (interrupted, or the load generator itself was late) and count for nothing.\n", n_invalid,
+                s->n_rows);
 }
 
 void sweep_print(const struct sweep *s, FILE *out)
@@ -258,10 +276,15 @@ void sweep_print(const struct sweep *s, FILE *out)
         char failed[24] = "-";
         if (c->failed_rate > 0) snprintf(failed, sizeof failed, "%.4g", c->failed_rate);
         if (isnan(c->goodput)) fprintf(out, "%-20s %10s %12s %10s\n", c->name, "-", "-", failed);
-        else fprintf(out, "%-20s %10.4g %12.4g %10s  %s\n", c->name, c->goodput, per_worker(c), failed, c->verified ? "verified" : c->searched ? "not verified" : "of the grid");
+        else
+            fprintf(out, "%-20s %10.4g %12.4g %10s  %s\n", c->name, c->goodput, per_worker(c), failed,
+                    c->verified ? "verified"
+                    : c->searched ? "not verified"
+                    : "of the grid");
     }
     fprintf(out, "\nstages at %.3g requests/s per worker, mean ms\n%-20s %8s", sweep_reference_rate(s), "", "rate/s");
-    for (int k = 0; k < BENCH_N_STAGES; k++) fprintf(out, " %*s", (int)strlen(bench_stage_names[k]) > 8 ? (int)strlen(bench_stage_names[k]) : 8, bench_stage_names[k]);
+    for (int k = 0; k < BENCH_N_STAGES; k++)
+        fprintf(out, " %*s", (int)strlen(bench_stage_names[k]) > 8 ? (int)strlen(bench_stage_names[k]) : 8, bench_stage_names[k]);
     fputc('\n', out);
     for (uint32_t i = 0; i < s->n_configs; i++) {
         const struct sweep_row *r = sweep_reference_row(s, i);

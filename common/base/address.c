@@ -18,7 +18,8 @@ td_status td_address_host(const char *text, char *ret_host, size_t host_bytes, s
     if (n >= sizeof host + 2) return td_fail(err, TD_ERR_INVALID, "host \"%.40s...\" has %zu bytes, limit %d", text, n, HOST_MAX - 1);
     int wrote = snprintf(host, sizeof host, "%.*s", (int)(n - (bracket ? 2 : 0)), text + bracket);
     if ((size_t)wrote >= sizeof host || (size_t)wrote >= host_bytes)
-        return td_fail(err, TD_ERR_INVALID, "host \"%.40s...\" has %d bytes, limit %zu", text, wrote, (host_bytes < sizeof host ? host_bytes : sizeof host) - 1);
+        return td_fail(err, TD_ERR_INVALID, "host \"%.40s...\" has %d bytes, limit %zu", text, wrote,
+                       (host_bytes < sizeof host ? host_bytes : sizeof host) - 1);
     bool six = inet_pton(AF_INET6, host, raw) == 1;
     if (bracket && !six) return td_fail(err, TD_ERR_INVALID, "host \"%s\": no IPv6 address stands between the brackets", text);
     if (!six && strchr(host, ':'))

@@ -135,7 +135,8 @@ td_status td_comm_segment_join(int memfd, int socket, int32_t rank, struct td_co
 {
     struct stat st;
     if (fstat(memfd, &st)) return td_fail(err, TD_ERR_IO, "ranks: descriptor %d: %s", memfd, strerror(errno));
-    if ((size_t)st.st_size < HEAD_BYTES) return td_fail(err, TD_ERR_CORRUPT, "ranks: the segment has %lld bytes, need %zu", (long long)st.st_size, HEAD_BYTES);
+    if ((size_t)st.st_size < HEAD_BYTES)
+        return td_fail(err, TD_ERR_CORRUPT, "ranks: the segment has %lld bytes, need %zu", (long long)st.st_size, HEAD_BYTES);
     struct td_comm_segment s = {.memfd = memfd, .bytes = (size_t)st.st_size};
     no_sockets(&s);
     s.base = mmap(NULL, s.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
@@ -158,7 +159,8 @@ void td_comm_segment_expect(struct td_comm_segment *segment, int32_t rank, int p
     atomic_store(&h->members[rank].pid, pid);
 }
 
-td_status td_comm_open(struct td_comm_segment *segment, int32_t rank, const struct td_comm_config *config, struct td_comm **ret_comm, struct td_err *err)
+td_status td_comm_open(struct td_comm_segment *segment, int32_t rank, const struct td_comm_config *config, struct td_comm **ret_comm,
+                       struct td_err *err)
 {
     if (rank < 0 || rank >= segment->n_ranks) return td_fail(err, TD_ERR_INVALID, "rank is %d, must be 0..%d", rank, segment->n_ranks - 1);
     struct td_comm *c = calloc(1, sizeof *c);
@@ -266,7 +268,8 @@ td_status td_comm_check(struct td_comm *c)
 static void give_up_late(struct td_comm *c)
 {
     char why[TD_COMM_REASON_MAX];
-    size_t n = (size_t)snprintf(why, sizeof why, "after %llu ms rank %d still waits for", (unsigned long long)(c->timeout_ns / TD_NS_PER_MS), c->rank);
+    size_t n =
+        (size_t)snprintf(why, sizeof why, "after %llu ms rank %d still waits for", (unsigned long long)(c->timeout_ns / TD_NS_PER_MS), c->rank);
     for (int32_t r = 0; r < c->n_ranks && n < sizeof why; r++)
         if (atomic_load(&c->shared->members[r].n_arrivals) < c->n_arrivals)
             n += (size_t)snprintf(why + n, sizeof why - n, " rank %d (pid %d)", r, atomic_load(&c->shared->members[r].pid));

@@ -7,12 +7,13 @@
  *
  * Promises:
  *  (1) A sum is taken in the order of ranks, 0 first, element by element, whatever the timing: the same inputs give the same bits on every rank (I1).
- *  (2) Every wait ends: with what was waited for, with the news that a rank is dead (seen within 0.1 s of its death) or gave up, or at a deadline. From then on
- *      every call of every rank answers TD_ERR_PEER, and td_comm_reason says why.
- *  (3) All ranks make the same calls in the same order with the same sizes; a rank that does not is found out (TD_ERR_INTERNAL, the others TD_ERR_PEER).
+ *  (2) Every wait ends: with what was waited for, with the news that a rank is dead (seen within 0.1 s of its death) or gave up, or at a deadline.
+ *      From then on every call of every rank answers TD_ERR_PEER, and td_comm_reason says why.
+ *  (3) All ranks make the same calls in the same order with the same sizes; a rank that does not is found out (TD_ERR_INTERNAL, the others
+ *      TD_ERR_PEER).
  *
- * Threads: one thread of each rank at a time, but for a team's call. All calls block; none allocates but open. comm NULL is a group of one: everything is a no-op or a
- * copy. */
+ * Threads: one thread of each rank at a time, but for a team's call. All calls block; none allocates but open. comm NULL is a group of one:
+ * everything is a no-op or a copy. */
 #ifndef TD_BASE_COMM_H
 #define TD_BASE_COMM_H
 
@@ -25,7 +26,8 @@
 #define TD_COMM_MAX_RANKS 16
 #define TD_COMM_REASON_MAX 256
 
-/* What the ranks share: memory, and a socket from rank 0 to each for passing descriptors. Made by rank 0 before it starts the others (fork or exec). */
+/* What the ranks share: memory, and a socket from rank 0 to each for passing descriptors. Made by rank 0 before it starts the others (fork or
+ * exec). */
 struct td_comm_segment {
     void *base;
     size_t bytes;
@@ -51,7 +53,8 @@ struct td_comm_config {
 };
 
 /* The segment is borrowed until close. Does not wait for the others: the first call does. */
-td_status td_comm_open(struct td_comm_segment *segment, int32_t rank, const struct td_comm_config *config, struct td_comm **ret_comm, struct td_err *err);
+td_status td_comm_open(struct td_comm_segment *segment, int32_t rank, const struct td_comm_config *config, struct td_comm **ret_comm,
+                       struct td_err *err);
 /* Another handle of the same rank, for a thread of its own that only calls td_comm_check and td_comm_reason. */
 td_status td_comm_again(const struct td_comm *comm, struct td_comm **ret_comm, struct td_err *err);
 /* Says nothing to the others: to them this rank is alive as long as its process is. */
@@ -60,8 +63,8 @@ void td_comm_close(struct td_comm *comm);
 int32_t td_comm_rank(const struct td_comm *comm);
 int32_t td_comm_n_ranks(const struct td_comm *comm);
 
-/* The threads of a rank that make one call together: all of them call with the same arguments but part, get the same status, and meet at least once between two
- * calls. meet: a barrier of theirs. */
+/* The threads of a rank that make one call together: all of them call with the same arguments but part, get the same status, and meet at least once
+ * between two calls. meet: a barrier of theirs. */
 struct td_comm_team {
     int part, n_parts;
     void (*meet)(void *ctx);

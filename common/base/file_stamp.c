@@ -10,7 +10,8 @@ void td_file_stamps_take(const char *const *paths, size_t n, struct td_file_stam
     for (size_t i = 0; i < n; i++) {
         struct stat st;
         if (!paths[i] || stat(paths[i], &st)) continue;
-        ret_stamps[i] = (struct td_file_stamp){.modified = st.st_mtim, .changed = st.st_ctim, .bytes = st.st_size, .inode = st.st_ino, .device = st.st_dev};
+        ret_stamps[i] =
+            (struct td_file_stamp){.modified = st.st_mtim, .changed = st.st_ctim, .bytes = st.st_size, .inode = st.st_ino, .device = st.st_dev};
     }
 }
 

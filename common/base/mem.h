@@ -15,8 +15,9 @@ struct td_arena {
     bool reserved;        /* on 2 MiB pages that the operator has set aside (vm.nr_hugepages) */
 };
 
-/* shareable: back it by a memfd; from 64 MiB on by reserved 2 MiB pages when enough are free, because transparent ones are rare for shared memory and a NIC
- * pins and translates large pages many times faster. Else asks for transparent huge pages. Touches every page so that exhaustion shows at boot. */
+/* shareable: back it by a memfd; from 64 MiB on by reserved 2 MiB pages when enough are free, because transparent ones are rare for shared memory and
+ * a NIC pins and translates large pages many times faster. Else asks for transparent huge pages. Touches every page so that exhaustion shows at
+ * boot. */
 td_status td_arena_create(size_t bytes, int shareable, const char *name, struct td_arena *ret_arena, struct td_err *err);
 void td_arena_destroy(struct td_arena *arena);
 

@@ -18,11 +18,11 @@
  *
  * The LRU list holds exactly the CACHED blocks, next victim first. A block joins at the young end, except that a block whose parent is already
  * CACHED joins just before its parent (2): a child is never younger than its parent, so a chain is evicted leaf first, in whatever order its
- * owner drops it. A HELD block can outlive its parent, when its owner's own copy of the parent was not the published one: then neither it nor what hangs
- * on it can be found any more, it is no longer `reachable`, and becomes FREE instead of CACHED.
+ * owner drops it. A HELD block can outlive its parent, when its owner's own copy of the parent was not the published one: then neither it nor what
+ * hangs on it can be found any more, it is no longer `reachable`, and becomes FREE instead of CACHED.
  *
- * Reports: what the router was told and is no longer true goes into the ring `gone` at once; additions wait in the ring `changed` and are told when `gone` is
- * empty, so that a content that has moved from one block to another is never taken back after it was told. gone + told blocks <= n_blocks.
+ * Reports: what the router was told and is no longer true goes into the ring `gone` at once; additions wait in the ring `changed` and are told when
+ * `gone` is empty, so that a content that has moved from one block to another is never taken back after it was told. gone + told blocks <= n_blocks.
  *
  * Invariants (asserted): (3) ref > 0 iff HELD; (4) n_free + n_cached + n_held = n_blocks. Everything is allocated at create. */
 #include "common/kv/kv_pool.h"
@@ -221,7 +221,8 @@ static bool follows_a_reachable(const struct td_kv_pool *p, const struct block *
     return parent->publication == b->parent_publication && parent->reachable;
 }
 
-/* A block with children has gone: they, theirs and so on are out of reach. Rare, since chains are evicted leaf first; O(n_blocks) for each generation. */
+/* A block with children has gone: they, theirs and so on are out of reach. Rare, since chains are evicted leaf first; O(n_blocks) for each
+ * generation. */
 static void cut_off_children(struct td_kv_pool *p)
 {
     for (bool again = true; again;) {
@@ -471,7 +472,9 @@ td_status td_kv_pool_create(const struct td_kv_pool_config *config, struct td_kv
     }
     td_status status = TD_OK;
     p->is_borrowed = config->borrowed != NULL;
-    if (p->is_borrowed) p->arena = (struct td_arena){.base = config->borrowed, .bytes = config->borrowed_bytes ? config->borrowed_bytes : n * p->layout.block_bytes, .memfd = -1};
+    if (p->is_borrowed)
+        p->arena = (struct td_arena){
+            .base = config->borrowed, .bytes = config->borrowed_bytes ? config->borrowed_bytes : n * p->layout.block_bytes, .memfd = -1};
     else status = td_arena_create(n * p->layout.block_bytes, config->shareable, "tandem-kv", &p->arena, err);
     if (status) {
         p->arena = (struct td_arena){.memfd = -1};

@@ -50,8 +50,8 @@ int32_t td_kv_prefix_lookup(struct td_kv_pool *pool, const int32_t *tokens, int3
 void td_kv_prefix_publish(struct td_kv_pool *pool, const int32_t *tokens, const int32_t *block_ids, int32_t first, int32_t n_full);
 void td_kv_prefix_clear(struct td_kv_pool *pool);                                /* drops every cached block */
 
-/* What the router's prefix index should know of this cache: chain hashes (prefix_hash.h) of the blocks that a lookup can find. A block that came and went
- * between two reports is not told at all; what is still to tell is at most n_blocks of each kind.
+/* What the router's prefix index should know of this cache: chain hashes (prefix_hash.h) of the blocks that a lookup can find. A block that came and
+ * went between two reports is not told at all; what is still to tell is at most n_blocks of each kind.
  * begin: a router that knows nothing: all blocks are to be told anew, under its seed; also turns reports on. O(n_blocks). */
 void td_kv_report_begin(struct td_kv_pool *pool, uint64_t seed);
 /* Takes what changed, at most `max` of each kind; evicted ones are to be applied before added ones. What does not fit stays for the next call. */

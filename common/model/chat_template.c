@@ -141,7 +141,8 @@ td_status td_chat_template_parse(const char *jinja, size_t n_bytes, const char *
     } else {
         t->family = find_family(jinja, n_bytes);
         if (strcmp(t->family, "unknown") == 0)
-            td_fail(&t->refused, TD_ERR_UNSUPPORTED, "the model's chat template is of no family that is known here: send a prompt instead of messages");
+            td_fail(&t->refused, TD_ERR_UNSUPPORTED,
+                    "the model's chat template is of no family that is known here: send a prompt instead of messages");
         else if (td_jinja_parse(jinja, n_bytes, &t->jinja, &t->refused) == TD_ERR_NOMEM) {
             td_chat_template_free(t);
             return td_fail(err, TD_ERR_NOMEM, "chat template: no memory");

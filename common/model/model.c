@@ -83,7 +83,8 @@ static uint64_t model_hash(const struct td_model *m, uint64_t digest)
     char text[800], device[160] = "";
     if (m->ops->device) { /* the same kernels of another architecture, or with other algorithms, are another instruction set */
         const struct td_device_info *i = &m->ops->device->info;
-        snprintf(device, sizeof device, "sm_%d%d x%d deterministic %d emulated %d ", i->cc_major, i->cc_minor, i->n_sms, i->is_deterministic, i->is_emulated);
+        snprintf(device, sizeof device, "sm_%d%d x%d deterministic %d emulated %d ", i->cc_major, i->cc_minor, i->n_sms, i->is_deterministic,
+                 i->is_emulated);
     }
     int n = snprintf(text, sizeof text,
                      "arch %d layers %d hidden %d inter %d heads %d kv %d dim %d vocab %d eps %a tied %d bias %d %d %d qknorm %d "
@@ -114,7 +115,8 @@ static td_status make_shard(struct td_model *m, struct td_err *err)
     int32_t n = td_comm_n_ranks(m->comm);
     td_status s = td_model_check_ranks(&m->config, n, err);
     if (s) return s;
-    if (n > 1 && m->ops->device && !m->ops->device->ranks) return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, and this device has no way to others", n);
+    if (n > 1 && m->ops->device && !m->ops->device->ranks)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, and this device has no way to others", n);
     if (n > 1) m->no_graphs = true; /* a graph with calls between ranks must be recorded by all of them at the same step: not looked after yet */
     m->shard = m->config;
     m->shard.n_heads /= n;

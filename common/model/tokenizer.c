@@ -157,7 +157,8 @@ static td_status parse_added(struct td_tokenizer *t, const json_t *list, struct 
         if (!s) s = td_json_str(json, what, "content", &content, &present, err);
         if (s) return s;
         if (!present || !*content) return td_fail(err, TD_ERR_INVALID, "%s[%zu]: content is missing or empty", what, i);
-        if (strlen(content) > ADDED_MAX_BYTES) return td_fail(err, TD_ERR_LIMIT, "%s[%zu]: content has %zu bytes, at most %d", what, i, strlen(content), ADDED_MAX_BYTES);
+        if (strlen(content) > ADDED_MAX_BYTES)
+            return td_fail(err, TD_ERR_LIMIT, "%s[%zu]: content has %zu bytes, at most %d", what, i, strlen(content), ADDED_MAX_BYTES);
         s = id_of(json_object_get(json, "id"), what, content, &added.id, err);
         if (!s) s = td_json_bool(json, what, "special", &added.special, NULL, err);
         added.normalized = !added.special; /* Hugging Face's default */
@@ -223,7 +224,8 @@ static td_status parse_root(struct td_tokenizer *t, const json_t *root, struct t
 {
     const char *version = "1.0";
     if (!json_is_object(root)) return td_fail(err, TD_ERR_INVALID, "the file is not an object");
-    td_status s = td_tok_only_keys(root, "file", "version truncation padding added_tokens normalizer pre_tokenizer post_processor decoder model", err);
+    td_status s =
+        td_tok_only_keys(root, "file", "version truncation padding added_tokens normalizer pre_tokenizer post_processor decoder model", err);
     if (!s) s = td_json_str(root, "file", "version", &version, NULL, err);
     if (!s && strcmp(version, "1.0")) s = td_fail(err, TD_ERR_UNSUPPORTED, "version \"%.20s\" is not supported (only 1.0)", version);
     if (!s) s = check_padding(json_object_get(root, "padding"), err);

@@ -30,7 +30,8 @@ void td_vocab_init(struct td_vocab *v);
 void td_vocab_free(struct td_vocab *v);
 /* Makes `text` the token `id` and enters it in `index` (&v->model or &v->added). TD_ERR_CORRUPT when the id has another text, or the text
  * another id in this index. */
-td_status td_vocab_add(struct td_vocab *v, struct td_vocab_index *index, const char *text, size_t n, int32_t id, const char *what, struct td_err *err);
+td_status td_vocab_add(struct td_vocab *v, struct td_vocab_index *index, const char *text, size_t n, int32_t id, const char *what,
+                       struct td_err *err);
 int32_t td_vocab_find(const struct td_vocab *v, const struct td_vocab_index *index, const char *text, size_t n); /* -1 when absent */
 const char *td_vocab_text(const struct td_vocab *v, int32_t id, size_t *ret_n);                                 /* NULL when absent */
 

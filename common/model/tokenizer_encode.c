@@ -56,7 +56,8 @@ td_status td_tokenizer_encode(const struct td_tokenizer *t, const char *text, si
         from = to;
         to = swap;
     }
-    if (s == TD_ERR_LIMIT) td_fail(err, s, "text of %zu bytes: a stage's text would pass %zu bytes, or a regex needs too many steps", n_bytes, TD_TOK_TEXT_MAX_BYTES);
+    if (s == TD_ERR_LIMIT)
+        td_fail(err, s, "text of %zu bytes: a stage's text would pass %zu bytes, or a regex needs too many steps", n_bytes, TD_TOK_TEXT_MAX_BYTES);
     if (!s && add_special) s = add_ids(t->before, t->n_before, max_tokens, list);
     for (size_t i = 0; i < from->n && !s; i++) {
         const struct td_tok_piece *piece = &from->pieces[i];

@@ -92,7 +92,8 @@ td_status td_tok_normalize(const struct td_tokenizer *t, struct td_tok_matcher *
 td_status td_tok_trie_add(struct td_tok_trie *trie, const char *text, size_t n, int32_t added);
 void td_tok_trie_free(struct td_tok_trie *trie);
 /* Cuts buf[start..start+n) of `out` into pieces at the trie's tokens. first: as for td_tok_text_add_piece, for the piece at `start`. */
-td_status td_tok_split_added(const struct td_tokenizer *t, const struct td_tok_trie *trie, struct td_tok_text *out, size_t start, size_t n, bool first);
+td_status td_tok_split_added(const struct td_tokenizer *t, const struct td_tok_trie *trie, struct td_tok_text *out, size_t start, size_t n,
+                             bool first);
 
 /* tokenizer_split.c: one pre-tokenizer; `out` is cleared first. */
 td_status td_tok_pre_tokenize(const struct td_tok_pre_op *op, struct td_tok_matcher *m, const struct td_tok_text *in, struct td_tok_text *out);

@@ -80,7 +80,8 @@ static td_status unicode_form(const struct td_tok_norm_op *op, const char *text,
     return s;
 }
 
-static td_status replace(const struct td_tok_norm_op *op, struct td_tok_matcher *m, const char *text, size_t n, struct td_tok_buf *out, bool *front_lost)
+static td_status replace(const struct td_tok_norm_op *op, struct td_tok_matcher *m, const char *text, size_t n, struct td_tok_buf *out,
+                         bool *front_lost)
 {
     struct td_tok_spans spans = {0};
     td_status s = td_tok_pattern_spans(&op->pattern, m, text, n, &spans);

@@ -46,7 +46,8 @@ static td_status one_char(const json_t *json, const char *what, const char *key,
     td_status s = need_str(json, what, key, &text, err);
     if (s) return s;
     size_t n = strlen(text);
-    if (!n || td_utf8_next(text, n, ret_cp) != (int)n) return td_fail(err, TD_ERR_INVALID, "%s: %s is \"%.40s\", must be one character", what, key, text);
+    if (!n || td_utf8_next(text, n, ret_cp) != (int)n)
+        return td_fail(err, TD_ERR_INVALID, "%s: %s is \"%.40s\", must be one character", what, key, text);
     return TD_OK;
 }
 
@@ -154,7 +155,8 @@ static td_status parse_behavior(const json_t *json, const char *what, enum td_to
 }
 
 /* replacement, add_prefix_space (older files) and prepend_scheme, which must not contradict each other. */
-static td_status parse_metaspace(const json_t *json, const char *what, uint32_t *ret_cp, enum td_tok_prepend *ret_prepend, bool *ret_split, struct td_err *err)
+static td_status parse_metaspace(const json_t *json, const char *what, uint32_t *ret_cp, enum td_tok_prepend *ret_prepend, bool *ret_split,
+                                 struct td_err *err)
 {
     bool add_prefix_space = true, present;
     const char *scheme = NULL;
@@ -287,7 +289,8 @@ static td_status template(struct td_tokenizer *t, const json_t *json, struct td_
         if (json_object_size(item) != 1 || !id) {
             return td_fail(err, TD_ERR_INVALID, "%s: single[%zu] must be {\"Sequence\": {\"id\"}} or {\"SpecialToken\": {\"id\"}}", what, i);
         }
-        if (text && (strcmp(id, "A") || n_text++)) return td_fail(err, TD_ERR_INVALID, "%s: single must have the sequence A once, and no other", what);
+        if (text && (strcmp(id, "A") || n_text++))
+            return td_fail(err, TD_ERR_INVALID, "%s: single must have the sequence A once, and no other", what);
         if (text) continue;
         s = n_text ? template_ids(t, json, id, t->after, &t->n_after, err) : template_ids(t, json, id, before, &n_before, err);
         if (s) return s;

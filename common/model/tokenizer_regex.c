@@ -247,8 +247,8 @@ td_status td_tok_pattern_regex(const char *onig, size_t n, const char *what, str
         pcre2_set_newline(context, PCRE2_NEWLINE_LF);
         pcre2_set_parens_nest_limit(context, NEST_MAX);
     }
-    pcre2_code *compiled = pcre2_compile((PCRE2_SPTR)(pcre.n ? pcre.bytes : ""), pcre.n, PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
-                                         &code, &at, context);
+    pcre2_code *compiled = pcre2_compile((PCRE2_SPTR)(pcre.n ? pcre.bytes : ""), pcre.n,
+                                         PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &code, &at, context);
     pcre2_compile_context_free(context);
     if (!compiled) {
         char message[160] = "";

@@ -61,7 +61,8 @@ static td_status rewrite(const struct td_tok_pre_op *op, const char *text, size_
 }
 
 /* Cuts out->buf[start..) by the operation's pattern and adds the pieces. */
-static td_status cut(const struct td_tok_pre_op *op, struct td_tok_matcher *m, struct td_tok_spans *spans, size_t start, bool first, struct td_tok_text *out)
+static td_status cut(const struct td_tok_pre_op *op, struct td_tok_matcher *m, struct td_tok_spans *spans, size_t start, bool first,
+                     struct td_tok_text *out)
 {
     size_t n = out->buf.n - start;
     if (op->kind != TD_PRE_SPLIT && !op->split) return td_tok_text_add_piece(out, start, n, -1, first);

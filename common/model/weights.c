@@ -9,9 +9,9 @@
  *            staging buffer. Vectors are few and small: widened to f32 by one thread each.
  *            On a device the arena is the device's: a chunk is packed into a pinned buffer of its thread, and goes up one at a time.
  *
- * Ranks (tensor parallelism, after Shoeybi et al. 2019): a rank loads its heads of q, k, v, its part of gate and up and of the vocabulary (cut_rows), and the
- * columns of o and down that meet them (cut_cols); embedding and norms are whole everywhere. The digest is of the whole checkpoint whatever the number of ranks:
- * the chunks that one rank would load are shared out, hashed and gathered.
+ * Ranks (tensor parallelism, after Shoeybi et al. 2019): a rank loads its heads of q, k, v, its part of gate and up and of the vocabulary (cut_rows),
+ * and the columns of o and down that meet them (cut_cols); embedding and norms are whole everywhere. The digest is of the whole checkpoint whatever
+ * the number of ranks: the chunks that one rank would load are shared out, hashed and gathered.
  *
  * The digest covers the bytes of every chunk (as read or generated), hashed chunk by chunk and folded in chunk order, so it does
  * not depend on the number of threads.
@@ -430,7 +430,8 @@ static void read_rows(const struct loader *l, const struct source *s, int32_t ro
                       enum td_dtype dtype, void *out)
 {
     if (n_cols < s->full_cols && n_rows > 1) { /* a stripe of columns: row by row */
-        for (int32_t i = 0; i < n_rows; i++) read_rows(l, s, row0 + i, 1, n_cols, dtype, (uint8_t *)out + (size_t)i * (size_t)n_cols * td_dtype_bytes(dtype));
+        for (int32_t i = 0; i < n_rows; i++)
+            read_rows(l, s, row0 + i, 1, n_cols, dtype, (uint8_t *)out + (size_t)i * (size_t)n_cols * td_dtype_bytes(dtype));
         return;
     }
     int64_t first = (int64_t)(row0 + s->row0) * s->full_cols + s->col0, n = (int64_t)n_rows * n_cols;
@@ -658,7 +659,8 @@ td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, u
     if (!s) s = fill(&l, quiet);
     if (!s && l.n_ranks == 1) *ret_digest = fold(&l);
     if (!s && l.n_ranks > 1) {
-        struct loader whole = {.model = model, .dir = dir, .err = err, .host_ops = l.host_ops, .st = l.st, .used = l.used, .n_ranks = 1, .only_hash = true};
+        struct loader whole = {
+            .model = model, .dir = dir, .err = err, .host_ops = l.host_ops, .st = l.st, .used = l.used, .n_ranks = 1, .only_hash = true};
         if (!(s = loader_init(&whole))) s = digest_whole(&whole, ret_digest);
         loader_free(&whole);
     }

@@ -132,7 +132,8 @@ td_status td_rdma_gid_rank(const struct td_rdma_gid_ask *ask, uint32_t ret_posit
 #define CQ_DEPTH 131072    /* flushes of more than 200 peers of two queue pairs */
 #define RD_ATOMIC 16
 
-td_status td_rdma_plan(const char *device, const struct td_vb_limits *l, const struct td_vb_port *port, struct td_rdma_plan *ret_plan, struct td_err *err)
+td_status td_rdma_plan(const char *device, const struct td_vb_limits *l, const struct td_vb_port *port, struct td_rdma_plan *ret_plan,
+                       struct td_err *err)
 {
     struct td_rdma_plan p = {
         .send_depth = min_u32(l->max_qp_wr, SEND_DEPTH),
@@ -147,8 +148,10 @@ td_status td_rdma_plan(const char *device, const struct td_vb_limits *l, const s
         .rd_atomic_out = (uint8_t)min_u32(l->max_rd_atomic_out, RD_ATOMIC),
     };
     if (!p.n_qps || p.send_depth < SEND_DEPTH_MIN || p.n_sge < 1 || p.cq_depth < p.send_depth + p.recv_depth)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "rdma: device %s allows %u queue pairs (max_qp), %u work requests (max_qp_wr), %u pieces (max_sge) and %u "
-                       "completions (max_cqe): too few", device, l->max_qp, l->max_qp_wr, l->max_sge, l->max_cqe);
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "rdma: device %s allows %u queue pairs (max_qp), %u work requests (max_qp_wr), %u pieces (max_sge) and %u "
+                       "completions (max_cqe): too few",
+                       device, l->max_qp, l->max_qp_wr, l->max_sge, l->max_cqe);
     if (p.cq_depth <= 2 * p.srq_depth) p.srq_depth = 0; /* its flush would leave no room for queue pairs */
     p.words = (p.recv_depth + 1) / 2;
     uint32_t need = p.n_qps * (p.send_depth + p.recv_depth); /* of completions, when a link ends */

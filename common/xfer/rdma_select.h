@@ -1,6 +1,6 @@
 /* rdma_select.h - the decisions of the verbs backend that need no device: which GID to speak from, what to take of
- * a device, and which queue pair attributes two sides share. The engine and doctor both ask here, so doctor says what the engine does. Pure functions over
- * the types of verbs.h, but for td_rdma_traffic_class, which reads one file; nothing is allocated.
+ * a device, and which queue pair attributes two sides share. The engine and doctor both ask here, so doctor says what the engine does. Pure functions
+ * over the types of verbs.h, but for td_rdma_traffic_class, which reads one file; nothing is allocated.
  *
  * Why apart: each of them fails on real fabrics as "retries exceeded" and nothing else, so they are tables that a test can read, and errors say
  * what to set. Source: the transfer design, sections 1.1, 1.3, 1.6 and 7.4. */

@@ -34,7 +34,7 @@ struct td_fake_options {
     bool infiniband;            /* addressed by lid; else RoCE */
     bool unordered;             /* WRITEs that come to this node land in any order up to the next request of their QP that makes a completion */
     bool relaxed;               /* the bytes of one WRITE land in 64-byte lines in any order */
-    bool device_late;           /* what is written to a dma-buf stays on its way until the same device has served a READ of one, as a NIC's writes to a GPU
+    bool device_late; /* what is written to a dma-buf stays on its way until the same device has served a READ of one, as a NIC's writes to a GPU
                                  * may: a completion says nothing about them */
     bool no_copy;               /* no payload moves: to time everything else */
     uint32_t spin_us;           /* how long the NIC looks for work before it sleeps */
@@ -60,8 +60,9 @@ struct td_fake_fabric *td_fake_fabric_of(const struct td_verbs *vb);
 uint32_t td_fake_node(const struct td_fake_fabric *f);          /* this node's number */
 
 /* TANDEM_VERBS_FAKE="path=/dev/shm/x,devices=2,seed=7,unordered=1": the fabric of this process, opened at the first call and never closed.
- * Keys: path seed devices ports mtu infiniband unordered relaxed device_late no_copy spin_us retry_ms delay_us fault_ppm fail_nth fail_status fail_after tiny
- * max_qp max_qp_wr max_sge max_cqe max_srq max_srq_wr max_mw rd_atomic max_mr_bytes mw_type2. TD_ERR_NOT_FOUND: the variable is not set. */
+ * Keys: path seed devices ports mtu infiniband unordered relaxed device_late no_copy spin_us retry_ms delay_us fault_ppm fail_nth fail_status
+ * fail_after tiny max_qp max_qp_wr max_sge max_cqe max_srq max_srq_wr max_mw rd_atomic max_mr_bytes mw_type2. TD_ERR_NOT_FOUND: the variable is not
+ * set. */
 td_status td_verbs_fake_from_env(const struct td_verbs **ret_verbs, struct td_err *err);
 td_status td_fake_options_parse(const char *text, struct td_fake_options *ret_options, char path[256], struct td_err *err);
 

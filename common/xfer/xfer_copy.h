@@ -15,8 +15,8 @@
 
 #define TD_XFER_COPY_STREAM_MIN 16384 /* shorter ones go by memcpy: a fence and cold lines are not worth it */
 
-/* to[0, n) = from[0, n), which do not overlap; any alignment. The stores are done, in the sense of a release that follows, when it returns; the loads are
- * plain ones. The fastest version of this machine, chosen once. Any thread. */
+/* to[0, n) = from[0, n), which do not overlap; any alignment. The stores are done, in the sense of a release that follows, when it returns; the loads
+ * are plain ones. The fastest version of this machine, chosen once. Any thread. */
 void td_xfer_copy(uint8_t *to, const uint8_t *from, size_t n);
 
 /* For tests and measurements: the versions that run here, version 0 the plain one; NULL past the last. */

@@ -114,7 +114,12 @@ static void flight_over(struct td_xfer *x, struct flight *f, td_status status)
     for (uint32_t i = 0; i < f->n; i++) {
         const struct piece *p = &f->piece[i];
         if (f->to_host) td_xfer_core_wr_done(&x->core, now, p->id, 0, true);
-        else td_xfer_core_dma_end(&x->core, now, p->id, p->conn, p->handle, p->n_bytes, status ? status : word_shows(p) ? TD_OK : TD_ERR_STALE, reason);
+        else
+            td_xfer_core_dma_end(&x->core, now, p->id, p->conn, p->handle, p->n_bytes,
+                                 status ? status
+                                 : word_shows(p) ? TD_OK
+                                 : TD_ERR_STALE,
+                                 reason);
     }
     if (f->to_host) {
         struct td_xfer_conn *c = xfer_conn_by_id(x, f->conn);
@@ -271,7 +276,8 @@ uint8_t *xfer_staged_bytes(const struct td_xfer *x, const struct td_xfer_conn *c
 {
     uint32_t i = c->staged.at;
     TD_ASSERT(c->staged.loaded && c->staged.buffer != NO_BUFFER && !c->staged.copying);
-    return buffer_bytes(x->device, c->staged.buffer) + c->staged.frames[i].place + (c->staged.frames[i].frame.length - c->tx_left - c->staged.frames[i].from);
+    return buffer_bytes(x->device, c->staged.buffer) + c->staged.frames[i].place +
+           (c->staged.frames[i].frame.length - c->tx_left - c->staged.frames[i].from);
 }
 
 void xfer_staged_sent(struct td_xfer *x, struct td_xfer_conn *c)

@@ -37,7 +37,8 @@ void xfer_flush_mem_add(struct td_xfer *x, size_t arena_bytes)
     else r->dmabuf_fd = fd;
     r->flush_at = arena_bytes - pool_bytes >= CELL ? pool_bytes : 0;
     enum td_xfer_gpu_flush flush = r->config.gpu_flush;
-    x->core.flush_writes = flush == TD_XFER_GPU_FLUSH_ON || (flush == TD_XFER_GPU_FLUSH_AUTO && (m->rdma_order < TD_RDMA_ORDER_OWNER || r->n_rails > 1));
+    x->core.flush_writes =
+        flush == TD_XFER_GPU_FLUSH_ON || (flush == TD_XFER_GPU_FLUSH_AUTO && (m->rdma_order < TD_RDMA_ORDER_OWNER || r->n_rails > 1));
     r->flush_cells = aligned_alloc(4096, 4096);
 }
 
@@ -46,15 +47,19 @@ td_status xfer_flush_reg(const struct td_xfer *x, struct td_vb_device *device, c
 {
     const struct xfer_rdma *r = x->rdma;
     char why[TD_XFER_REASON_MAX];
-    int e = r->dmabuf_fd < 0 ? EOPNOTSUPP : r->vb->reg_dmabuf(device, r->dmabuf_offset + at, n_bytes, (uint64_t)(uintptr_t)x->base + at, r->dmabuf_fd, access, ret_mr);
+    int e = r->dmabuf_fd < 0
+                ? EOPNOTSUPP
+                : r->vb->reg_dmabuf(device, r->dmabuf_offset + at, n_bytes, (uint64_t)(uintptr_t)x->base + at, r->dmabuf_fd, access, ret_mr);
     if (!e) return TD_OK;
     if (r->dmabuf_fd < 0) memcpy(why, r->dmabuf_why, sizeof why);
     else xfer_say(why, "the NIC takes it not: %s", strerror(e));
     e = r->vb->reg(device, x->base + at, n_bytes, access, ret_mr);
     if (!e) return TD_OK;
     *ret_mr = NULL;
-    return td_fail(err, TD_ERR_UNSUPPORTED, "rdma: %s cannot reach the memory of %.40s. dma-buf: %.100s. nvidia_peermem: %s. It takes the open GPU kernel modules, "
-                   "Linux 5.12 and rdma-core 34, or a loaded nvidia_peermem", name, x->memory->name, why, strerror(e));
+    return td_fail(err, TD_ERR_UNSUPPORTED,
+                   "rdma: %s cannot reach the memory of %.40s. dma-buf: %.100s. nvidia_peermem: %s. It takes the open GPU kernel modules, "
+                   "Linux 5.12 and rdma-core 34, or a loaded nvidia_peermem",
+                   name, x->memory->name, why, strerror(e));
 }
 
 td_status xfer_flush_rail_open(const struct td_xfer *x, struct rail *rail, struct td_err *err)
@@ -82,7 +87,8 @@ td_status xfer_flush_rail_open(const struct td_xfer *x, struct rail *rail, struc
         e = vb->qp_rtr(rail->flush_qp, &route);
     }
     if (!e) e = vb->qp_rts(rail->flush_qp, &route);
-    return e ? td_fail(err, TD_ERR_DEVICE, "rdma: %s: a queue pair to itself, which makes writes to the GPU visible: %s", rail->name, strerror(e)) : TD_OK;
+    return e ? td_fail(err, TD_ERR_DEVICE, "rdma: %s: a queue pair to itself, which makes writes to the GPU visible: %s", rail->name, strerror(e))
+             : TD_OK;
 }
 
 void xfer_flush_rail_close(const struct xfer_rdma *r, struct rail *rail)
@@ -101,8 +107,13 @@ static bool post(struct td_xfer *x, struct rail *rail)
     struct xfer_rdma *r = x->rdma;
     uint32_t n;
     if (!rail->flush_qp || rail->dead) return false;
-    struct td_vb_send wr = {.id = 1, .op = TD_VB_READ, .signaled = true, .n_sge = 1, .sge = {{.addr = rail->flush_to->addr, .bytes = CELL, .lkey = rail->flush_to->lkey}},
-                            .remote_addr = rail->flush_from->addr, .rkey = rail->flush_from->rkey};
+    struct td_vb_send wr = {.id = 1,
+                            .op = TD_VB_READ,
+                            .signaled = true,
+                            .n_sge = 1,
+                            .sge = {{.addr = rail->flush_to->addr, .bytes = CELL, .lkey = rail->flush_to->lkey}},
+                            .remote_addr = rail->flush_from->addr,
+                            .rkey = rail->flush_from->rkey};
     return r->vb->post_send(rail->flush_qp, &wr, 1, &n) == 0;
 }
 
@@ -115,7 +126,8 @@ bool xfer_rdma_flush(struct td_xfer *x)
         r->flush_failed = false;
         for (uint32_t i = 0; i < r->n_rails; i++) {
             struct rail *rail = &r->rail[i];
-            if (rail->mr && !rail->dead && !rail->flush_qp && xfer_flush_rail_open(x, rail, NULL)) xfer_flush_rail_close(r, rail); /* it failed in the last round */
+            /* it failed in the last round */
+            if (rail->mr && !rail->dead && !rail->flush_qp && xfer_flush_rail_open(x, rail, NULL)) xfer_flush_rail_close(r, rail);
             rail->flushing = post(x, rail);
             if (rail->received && !rail->flushing) r->flush_failed = true; /* what it brought may never be seen */
             rail->received = false;
@@ -139,6 +151,7 @@ bool xfer_rdma_flush(struct td_xfer *x)
     }
     if (under_way) return true;
     r->flushing = false;
-    td_xfer_core_flush_end(&x->core, xfer_now(x), r->flush_failed ? "rdma: the device that wrote it died before its writes to the GPU were known to be visible" : NULL);
+    td_xfer_core_flush_end(&x->core, xfer_now(x),
+                           r->flush_failed ? "rdma: the device that wrote it died before its writes to the GPU were known to be visible" : NULL);
     return true;
 }

@@ -306,7 +306,9 @@ static td_status check_names(X509_VERIFY_PARAM *param, const char *name, struct 
         return td_fail(err, TD_ERR_INVALID, "tls: peer_name is \"%.80s\", must be a DNS name, *. before one (any first label), or an address", name);
     if (any_label) flags |= X509_CHECK_FLAG_SINGLE_LABEL_SUBDOMAINS; /* OpenSSL's word for it: a name that begins with its dot */
     X509_VERIFY_PARAM_set_hostflags(param, flags);
-    return X509_VERIFY_PARAM_set1_host(param, any_label ? name + 1 : name, 0) == 1 ? TD_OK : td_fail(err, TD_ERR_NOMEM, "tls: peer_name \"%s\": %s", name, openssl_says());
+    return X509_VERIFY_PARAM_set1_host(param, any_label ? name + 1 : name, 0) == 1
+               ? TD_OK
+               : td_fail(err, TD_ERR_NOMEM, "tls: peer_name \"%s\": %s", name, openssl_says());
 }
 
 static td_status context_open(const struct td_xfer_tls *tls, SSL_CTX **ret_ctx, struct td_err *err)

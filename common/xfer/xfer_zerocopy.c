@@ -4,11 +4,11 @@
  * without TLS (which must touch every byte), only towards other hosts, and no longer on a socket whose notifications say "copied".
  *
  * The price is who owns the bytes: they must stand until the kernel says that nobody reads them any more, which may be as late as the peer's
- * acknowledgement. Each such send holds its op (the core's n_wr, as a work request of a NIC does) until its notification has come by the socket's error
- * queue, so the source blocks are not free before. Frame headers change at once and are always copied.
+ * acknowledgement. Each such send holds its op (the core's n_wr, as a work request of a NIC does) until its notification has come by the socket's
+ * error queue, so the source blocks are not free before. Frame headers change at once and are always copied.
  *
- * A connection that ends with sends under way would go on retransmitting blocks that have another owner: xfer_zc_end disconnects the socket first, which
- * purges what it holds and resets the peer, and takes the notifications of all that. Source: the kernel's msg_zerocopy documentation. */
+ * A connection that ends with sends under way would go on retransmitting blocks that have another owner: xfer_zc_end disconnects the socket first,
+ * which purges what it holds and resets the peer, and takes the notifications of all that. Source: the kernel's msg_zerocopy documentation. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <linux/errqueue.h>
@@ -54,7 +54,8 @@ void xfer_zc_sent(struct td_xfer *x, struct td_xfer_conn *c, uint32_t op)
 
 static void sends_over(struct td_xfer *x, struct td_xfer_conn *c, uint32_t first, uint32_t last)
 {
-    for (uint32_t id = first; id - c->zc.done < c->zc.next - c->zc.done && id - first <= last - first; id++) c->zc.sends[id % XFER_ZC_MAX].over = true;
+    for (uint32_t id = first; id - c->zc.done < c->zc.next - c->zc.done && id - first <= last - first; id++)
+        c->zc.sends[id % XFER_ZC_MAX].over = true;
     for (; c->zc.done != c->zc.next && c->zc.sends[c->zc.done % XFER_ZC_MAX].over; c->zc.done++)
         td_xfer_core_wr_done(&x->core, xfer_now(x), c->zc.sends[c->zc.done % XFER_ZC_MAX].op, 0, true);
 }

@@ -161,7 +161,8 @@ static td_status alloc_pinned(void *ctx, size_t bytes, void **ret_memory, struct
     cudaError_t e = cudaHostAlloc(ret_memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
     if (e == cudaSuccess) return TD_OK;
     (void)cudaGetLastError();
-    return td_fail(err, TD_ERR_NOMEM, "page-locked host memory: %zu bytes for KV transfer asked and refused (%s): raise the memory limit of the container", bytes,
+    return td_fail(err, TD_ERR_NOMEM,
+                   "page-locked host memory: %zu bytes for KV transfer asked and refused (%s): raise the memory limit of the container", bytes,
                    cudaGetErrorString(e));
 }
 
@@ -225,7 +226,8 @@ static td_status dmabuf(void *ctx, const void *memory, size_t bytes, int *ret_fd
     attribute_fn *attribute = (attribute_fn *)driver("cuDeviceGetAttribute", 2000, err);
     if (!attribute) return TD_ERR_UNSUPPORTED;
     if (attribute(&has, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, (CUdevice)td_cuda.index) != CUDA_SUCCESS || !has)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "the driver exports no dma-buf of this device: that takes the open kernel modules (nvidia-open) and Linux 5.12 or later");
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "the driver exports no dma-buf of this device: that takes the open kernel modules (nvidia-open) and Linux 5.12 or later");
     export_fn *handle = (export_fn *)driver("cuMemGetHandleForAddressRange", 11070, err);
     if (!handle) return TD_ERR_UNSUPPORTED;
     const uintptr_t page = 65536; /* the host's may be so large (arm64) */
@@ -299,8 +301,8 @@ td_status td_cuda_memory_open(const struct td_device_info *info, const struct td
     }
     if (e != cudaSuccess) {
         td_cuda_memory_close();
-        return td_fail(err, e == cudaErrorMemoryAllocation ? TD_ERR_NOMEM : TD_ERR_DEVICE, "CUDA device %d (%s): streams for KV transfer: %s (%s)", td_cuda.index, info->name,
-                       cudaGetErrorName(e), cudaGetErrorString(e));
+        return td_fail(err, e == cudaErrorMemoryAllocation ? TD_ERR_NOMEM : TD_ERR_DEVICE, "CUDA device %d (%s): streams for KV transfer: %s (%s)",
+                       td_cuda.index, info->name, cudaGetErrorName(e), cudaGetErrorString(e));
     }
     struct td_device_memory *m = &self.memory;
     memcpy(m->name, info->name, sizeof m->name);
@@ -309,7 +311,8 @@ td_status td_cuda_memory_open(const struct td_device_info *info, const struct td
     m->rdma_order = TD_RDMA_ORDER_NONE;
 #ifndef TD_CUDA_EMULATE
     int order = 0;
-    if (cudaDeviceGetAttribute(&order, cudaDevAttrGPUDirectRDMAWritesOrdering, td_cuda.index) == cudaSuccess) m->rdma_order = (enum td_device_rdma_order)order;
+    if (cudaDeviceGetAttribute(&order, cudaDevAttrGPUDirectRDMAWritesOrdering, td_cuda.index) == cudaSuccess)
+        m->rdma_order = (enum td_device_rdma_order)order;
     else (void)cudaGetLastError();
     m->dmabuf = dmabuf;
 #endif

@@ -13,12 +13,12 @@
 int td_core_config_format(const struct td_core_config *c, uint32_t i, char *line, size_t line_bytes)
 {
     if (i == 0)
-        return snprintf(line, line_bytes,
-                        "c version=%d mode=%d policy=%s max_requests=%u max_queued=%u hybrid_local_tokens=%u worker_timeout_ms=%u queue_timeout_ms=%u "
-                        "stall_ms=%u max_failovers=%u max_prefix_entries=%" PRIu64 " attainment=%a seed=%" PRIu64 " classes=%u thetas=%u\n",
-                        VERSION, (int)c->mode, c->policy, c->max_requests, c->max_queued, c->hybrid_local_tokens, c->worker_timeout_ms,
-                        c->queue_timeout_ms,
-                        c->stall_ms, c->max_failovers, c->max_prefix_entries, c->attainment, c->seed, c->n_classes, c->n_thetas);
+        return snprintf(
+            line, line_bytes,
+            "c version=%d mode=%d policy=%s max_requests=%u max_queued=%u hybrid_local_tokens=%u worker_timeout_ms=%u queue_timeout_ms=%u "
+            "stall_ms=%u max_failovers=%u max_prefix_entries=%" PRIu64 " attainment=%a seed=%" PRIu64 " classes=%u thetas=%u\n",
+            VERSION, (int)c->mode, c->policy, c->max_requests, c->max_queued, c->hybrid_local_tokens, c->worker_timeout_ms, c->queue_timeout_ms,
+            c->stall_ms, c->max_failovers, c->max_prefix_entries, c->attainment, c->seed, c->n_classes, c->n_thetas);
     if (--i < c->n_classes) {
         const struct td_core_class *k = &c->classes[i];
         return snprintf(line, line_bytes, "k name=%s ttft_ms=%a tpot_ms=%a weight=%a best_effort=%d\n", k->name, k->ttft_ms, k->tpot_ms, k->weight,
@@ -34,11 +34,10 @@ int td_core_config_format(const struct td_core_config *c, uint32_t i, char *line
 int td_core_event_format(const struct td_core_event *e, char *line, size_t line_bytes)
 {
     return snprintf(line, line_bytes,
-                    "e kind=%d now=%" PRIu64 " worker=%u slot=%u attempt=%u role=%d priority=%d id=%" PRIu64 " a=%" PRIu64 " b=%" PRIu64 " c=%" PRIu64 " d=%" PRIu64
-                    " e=%" PRIu64 " f=%" PRIu64 " hashes=%u hash_tokens=%u\n",
+                    "e kind=%d now=%" PRIu64 " worker=%u slot=%u attempt=%u role=%d priority=%d id=%" PRIu64 " a=%" PRIu64 " b=%" PRIu64 " c=%" PRIu64
+                    " d=%" PRIu64 " e=%" PRIu64 " f=%" PRIu64 " hashes=%u hash_tokens=%u\n",
                     (int)e->kind, e->now_ns, e->worker, e->slot, e->attempt, (int)e->role, e->priority, e->id, e->a, e->b, e->c, e->d, e->e, e->f,
-                    e->n_hashes,
-                    e->hash_tokens);
+                    e->n_hashes, e->hash_tokens);
 }
 
 int td_core_hashes_format(const struct td_core_event *e, uint32_t i, char *line, size_t line_bytes)
@@ -55,8 +54,8 @@ _Static_assert(TD_CORE_HASHES_PER_LINE * 17 + 3 < TD_CORE_LINE_MAX, "a line of h
 int td_core_action_format(const struct td_core_action *a, char *line, size_t line_bytes)
 {
     return snprintf(line, line_bytes,
-                    "a kind=%d slot=%u id=%" PRIu64 " attempt=%u worker=%u local=%d code=%u retry_ms=%u key=%" PRIu64 " ttft_us=%" PRIu64 " tpot_us=%" PRIu64
-                    " reason=\"%s\"\n",
+                    "a kind=%d slot=%u id=%" PRIu64 " attempt=%u worker=%u local=%d code=%u retry_ms=%u key=%" PRIu64 " ttft_us=%" PRIu64
+                    " tpot_us=%" PRIu64 " reason=\"%s\"\n",
                     (int)a->kind, a->slot, a->id, a->attempt, a->worker, a->local ? 1 : 0, a->code, a->retry_ms, a->key, a->ttft_us, a->tpot_us,
                     a->reason);
 }
@@ -74,11 +73,12 @@ static td_status read_config(struct td_core_reader *r, const char *line, struct 
     int mode = -1, version = 0;
     if (sscanf(line, "c version=%d", &version) == 1 && version != VERSION)
         return td_fail(err, TD_ERR_UNSUPPORTED, "decision log: version is %d, this build reads %d", version, VERSION);
-    int n = sscanf(line,
-                   "c version=%d mode=%d policy=%31[a-z_] max_requests=%u max_queued=%u hybrid_local_tokens=%u worker_timeout_ms=%u "
-                   "queue_timeout_ms=%u stall_ms=%u max_failovers=%u max_prefix_entries=%" SCNu64 " attainment=%la seed=%" SCNu64 " classes=%u thetas=%u",
-                   &version, &mode, r->policy, &c.max_requests, &c.max_queued, &c.hybrid_local_tokens, &c.worker_timeout_ms, &c.queue_timeout_ms,
-                   &c.stall_ms, &c.max_failovers, &c.max_prefix_entries, &c.attainment, &c.seed, &c.n_classes, &c.n_thetas);
+    int n =
+        sscanf(line,
+               "c version=%d mode=%d policy=%31[a-z_] max_requests=%u max_queued=%u hybrid_local_tokens=%u worker_timeout_ms=%u "
+               "queue_timeout_ms=%u stall_ms=%u max_failovers=%u max_prefix_entries=%" SCNu64 " attainment=%la seed=%" SCNu64 " classes=%u thetas=%u",
+               &version, &mode, r->policy, &c.max_requests, &c.max_queued, &c.hybrid_local_tokens, &c.worker_timeout_ms, &c.queue_timeout_ms,
+               &c.stall_ms, &c.max_failovers, &c.max_prefix_entries, &c.attainment, &c.seed, &c.n_classes, &c.n_thetas);
     if (n != 15 || mode < TD_MODE_PD || mode > TD_MODE_HYBRID) return bad_line(err, line, "is not a configuration of ours");
     if (c.n_classes > TD_CORE_MAX_CLASSES || c.n_thetas > TD_CORE_MAX_NODE_CLASSES) return bad_line(err, line, "has too many classes or thetas");
     c.mode = (enum td_core_mode)mode;
@@ -122,8 +122,8 @@ static td_status read_event(struct td_core_reader *r, const char *line, struct t
     struct td_core_event e = {0};
     int kind = 0, role = 0;
     int n = sscanf(line,
-                   "e kind=%d now=%" SCNu64 " worker=%u slot=%u attempt=%u role=%d priority=%d id=%" SCNu64 " a=%" SCNu64 " b=%" SCNu64 " c=%" SCNu64 " d=%" SCNu64
-                   " e=%" SCNu64 " f=%" SCNu64 " hashes=%u hash_tokens=%u",
+                   "e kind=%d now=%" SCNu64 " worker=%u slot=%u attempt=%u role=%d priority=%d id=%" SCNu64 " a=%" SCNu64 " b=%" SCNu64 " c=%" SCNu64
+                   " d=%" SCNu64 " e=%" SCNu64 " f=%" SCNu64 " hashes=%u hash_tokens=%u",
                    &kind, &e.now_ns, &e.worker, &e.slot, &e.attempt, &role, &e.priority, &e.id, &e.a, &e.b, &e.c, &e.d, &e.e, &e.f, &e.n_hashes,
                    &e.hash_tokens);
     if (n != 16 || kind < TD_EV_TICK || kind >= TD_EV_N_KINDS || role < 0 || role > 1) return bad_line(err, line, "is not an event of ours");

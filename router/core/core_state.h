@@ -1,4 +1,5 @@
-/* core_state.h - what core.c and dispatch.c share: the core's state, and the few steps of a request's life that both take. Nobody else includes it. */
+/* core_state.h - what core.c and dispatch.c share: the core's state, and the few steps of a request's life that both take. Nobody else includes
+ * it. */
 #ifndef TD_ROUTER_CORE_STATE_H
 #define TD_ROUTER_CORE_STATE_H
 

@@ -1,7 +1,7 @@
 /* order.c - see order.h. One list for each (class, tenant) that has something waiting; the lists of a class stand in a small array.
  *
- * A list is walked by its links, and found into by a treap over the same items (heap by a hash of the slot): a worker that dies sends thousands of requests
- * back at once, each of which belongs before most that wait. Accounts of tenants are found by a hash table with linear probing. */
+ * A list is walked by its links, and found into by a treap over the same items (heap by a hash of the slot): a worker that dies sends thousands of
+ * requests back at once, each of which belongs before most that wait. Accounts of tenants are found by a hash table with linear probing. */
 #include "router/core/order.h"
 
 #include <math.h>
@@ -118,8 +118,8 @@ static void account_forget(struct td_order *o, uint64_t hash)
     }
 }
 
-/* An account for the hash: its own, a new one, that of somebody with nothing waiting and least service, or the shared one. All are looked at only for a
- * tenant that is new when there are as many as can be. */
+/* An account for the hash: its own, a new one, that of somebody with nothing waiting and least service, or the shared one. All are looked at only for
+ * a tenant that is new when there are as many as can be. */
 static uint16_t tenant_of(struct td_order *o, uint64_t hash, uint64_t now_ns)
 {
     if (hash == 0) return 0;

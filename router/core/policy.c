@@ -93,7 +93,8 @@ double td_worker_step_s(const struct td_latency *l, uint32_t at, const struct td
 static double predicted_step(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t at)
 {
     const struct td_core_worker *w = &v->workers[at];
-    return td_worker_step_s(v->latency, at, w, w->n_active + w->n_pending + 1.0, (double)(w->active_tokens + w->reserved_tokens + a->n_tokens) + a->n_out / 2);
+    return td_worker_step_s(v->latency, at, w, w->n_active + w->n_pending + 1.0,
+                            (double)(w->active_tokens + w->reserved_tokens + a->n_tokens) + a->n_out / 2);
 }
 
 static uint32_t least(const struct td_policy_view *v, const struct td_policy_ask *a, enum td_core_role role, score_fn score)

@@ -10,8 +10,8 @@
  *  4. None: reject when no worker could keep the TPOT objective even alone; else hold while there is slack; reject when even now TTFT * q_T with
  *     the queue ahead is over what is left, before any prefill is spent. One request in 128 that would be held or rejected is placed all the same
  *     where there is room, else the margins would only learn from those that were expected to be good. Where both of its workers are idle, and the
- *     prediction is no more than IDLE_FACTOR times the objective, it is one in EXPLORE_IDLE: nobody suffers there, and a fleet that thought itself slow
- *     would refuse everything and never see that it is not.
+ *     prediction is no more than IDLE_FACTOR times the objective, it is one in EXPLORE_IDLE: nobody suffers there, and a fleet that thought itself
+ *     slow would refuse everything and never see that it is not.
  *
  * A local prefill on a decode worker (deflection) may use what its step budget leaves: rows c such that a step with them keeps the tightest
  * objective there, at most C_MAX and on average MIX_SHARE of its steps' rows.

@@ -1,5 +1,5 @@
-/* objectives_fuzz.c - what the router reads of objectives, from hostile bytes: the class table, the latency table, a decision log line by line; the first
- * byte says which. What is accepted must be usable. */
+/* objectives_fuzz.c - what the router reads of objectives, from hostile bytes: the class table, the latency table, a decision log line by line; the
+ * first byte says which. What is accepted must be usable. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>

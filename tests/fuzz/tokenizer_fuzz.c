@@ -32,7 +32,8 @@ static char *with_model(const char *text, size_t n)
         json_object_set_new(vocab, "aa", json_integer(256));
         json_object_set_new(vocab, "\xE2\x96\x81", json_integer(257));
         json_object_set_new(vocab, "<0xE2>", json_integer(258));
-        json_object_set_new(root, "model", json_pack("{s:o, s:[s], s:b, s:s}", "vocab", vocab, "merges", "a a", "byte_fallback", 1, "unk_token", "a"));
+        json_object_set_new(root, "model",
+                            json_pack("{s:o, s:[s], s:b, s:s}", "vocab", vocab, "merges", "a a", "byte_fallback", 1, "unk_token", "a"));
         out = json_dumps(root, 0);
     }
     json_decref(root);

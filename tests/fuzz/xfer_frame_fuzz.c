@@ -1,6 +1,7 @@
-/* xfer_frame_fuzz.c - a peer that says anything: the input is a stream of headers and payloads, read the way a connection reads them, into the receiver's
- * and the sender's core. Headers are repaired as a real attacker would (magic, version, crc; sometimes the right slot, generation, handle or key),
- * so that the fuzzer gets behind them. The cores' own assertions are the oracle, and: SLOT_READY only after the bytes of the whole grant were placed. */
+/* xfer_frame_fuzz.c - a peer that says anything: the input is a stream of headers and payloads, read the way a connection reads them, into the
+ * receiver's and the sender's core. Headers are repaired as a real attacker would (magic, version, crc; sometimes the right slot, generation, handle
+ * or key), so that the fuzzer gets behind them. The cores' own assertions are the oracle, and: SLOT_READY only after the bytes of the whole grant
+ * were placed. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -77,7 +78,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
         if (repair & 1) f.slot %= 4;
         if ((repair & 2) && f.slot < 4) f.generation = c.slots[f.slot].generation;
         if ((repair & 4) && f.slot < 4) f.handle = c.slots[f.slot].handle, f.attempt = c.slots[f.slot].attempt;
-        if (f.type >= TD_XFER_DONE && (repair & 4)) f.op = op, f.slot = 1, f.generation = 0, f.handle = c.ops[op].handle, f.attempt = c.ops[op].attempt;
+        if (f.type >= TD_XFER_DONE && (repair & 4))
+            f.op = op, f.slot = 1, f.generation = 0, f.handle = c.ops[op].handle, f.attempt = c.ops[op].attempt;
         size_t have = f.length < n_bytes ? f.length : n_bytes;
         if (have > sizeof payload) have = sizeof payload;
         memset(payload, 0, sizeof payload);

@@ -1,10 +1,10 @@
-/* windows_cost.c - what memory windows cost a grant, printed as CSV: on Soft-RoCE devices, or on the provider in memory, where the wire costs nothing and so
- * all else shows.
+/* windows_cost.c - what memory windows cost a grant, printed as CSV: on Soft-RoCE devices, or on the provider in memory, where the wire costs nothing
+ * and so all else shows.
  *
  *   windows_cost fake [REPEATS]             windows_cost DEVICE_A DEVICE_B [REPEATS]
  *
- * what=bind, end: one queue pair binds that many windows in one chain and waits, or ends them and waits. what=ready, free: the engine, both ends in this
- * process, a grant of so many runs of one block: from op_start to SLOT_READY, and from the revoke after it to SLOT_FREE; with and without
+ * what=bind, end: one queue pair binds that many windows in one chain and waits, or ends them and waits. what=ready, free: the engine, both ends in
+ * this process, a grant of so many runs of one block: from op_start to SLOT_READY, and from the revoke after it to SLOT_FREE; with and without
  * windows in turns. Medians and 90th percentiles, in us. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -70,7 +70,8 @@ static void verbs_alone(void **state)
         for (int r = 0; r < n_repeats; r++) {
             struct td_vb_send wrs[64] = {0};
             for (uint32_t i = 0; i < n; i++)
-                wrs[i] = (struct td_vb_send){.op = TD_VB_BIND_MW, .mw = mw[i], .bind_mr = p.b.mr, .bind_addr = p.b.mr->addr + 2 * i * BLOCK_BYTES, .bind_bytes = BLOCK_BYTES};
+                wrs[i] = (struct td_vb_send){
+                    .op = TD_VB_BIND_MW, .mw = mw[i], .bind_mr = p.b.mr, .bind_addr = p.b.mr->addr + 2 * i * BLOCK_BYTES, .bind_bytes = BLOCK_BYTES};
             uint64_t begin = td_now_ns();
             chain(p.b.qp, p.b.cq, wrs, n);
             samples[0][r] = us_since(begin);
@@ -100,13 +101,17 @@ static void ring(void *ctx)
 static void end_start(struct end *e, int side, bool windows)
 {
     struct td_err err = {0};
-    struct td_xfer_rdma_config rdma = {.verbs = fabrics[side] ? td_fake_verbs(fabrics[side]) : vb, .devices = fabrics[side] ? "" : side ? name_b : name_a,
-                                       .gid_index = -1, .windows = windows};
+    struct td_xfer_rdma_config rdma = {.verbs = fabrics[side] ? td_fake_verbs(fabrics[side]) : vb,
+                                       .devices = fabrics[side] ? ""
+                                                  : side ? name_b
+                                                  : name_a,
+                                       .gid_index = -1,
+                                       .windows = windows};
     struct td_xfer_config c = {.instance = side ? "d" : "p", .incarnation = td_random_u64(), .layout_hash = 1, .listen_host = "127.0.0.1",
                                .path = TD_XFER_PATH_RDMA, .max_slots = 4, .max_ops = 4, .peer_timeout_ms = 20000, .rdma = &rdma,
                                .hooks = {.wake = ring, .ctx = &e->bell}};
-    if (td_doorbell_open(&e->bell, &err) || td_arena_create((size_t)N_BLOCKS * BLOCK_BYTES, false, "windows-cost", &e->arena, &err) || td_xfer_open(&c, &e->x, &err) ||
-        td_xfer_mem_add(e->x, &e->arena, BLOCK_BYTES, N_BLOCKS, &err))
+    if (td_doorbell_open(&e->bell, &err) || td_arena_create((size_t)N_BLOCKS * BLOCK_BYTES, false, "windows-cost", &e->arena, &err) ||
+        td_xfer_open(&c, &e->x, &err) || td_xfer_mem_add(e->x, &e->arena, BLOCK_BYTES, N_BLOCKS, &err))
         fail_msg("%s", err.msg);
 }
 

@@ -24,7 +24,8 @@ static struct td_latency *model(void)
 static const struct td_advice_fleet fleet = {.n = {2, 2}, .decode_node = 0, .kv_tokens = 1000000, .max_seqs = 1000, .margin = 1};
 
 /* 10 requests/s of 200 ms of prefill and 100 tokens each, for `seconds` from *now on; an update each 50 ms. */
-static enum td_bound load(struct td_advice *a, const struct td_latency *l, const struct td_advice_fleet *f, double *now, double seconds, double rate, double tpot_s)
+static enum td_bound load(struct td_advice *a, const struct td_latency *l, const struct td_advice_fleet *f, double *now, double seconds, double rate,
+                          double tpot_s)
 {
     enum td_bound b = TD_BOUND_NONE;
     double end = *now + seconds, next = *now;
@@ -44,7 +45,8 @@ static void test_counts(void **state)
     td_advice_update(&a, now, &fleet, l);
     assert_int_equal(a.want[0], 0); /* too early to say */
     load(&a, l, &fleet, &now, 300, 10, 0.030);
-    /* prefill: 10 * 0.2 s/s / 0.85 = 2.35. decode: the largest B with 10 ms + 0.1 ms * B <= 30 ms is 200; 1,000 tokens/s * 30 ms / 200 / 0.85 = 0.176 */
+    /* prefill: 10 * 0.2 s/s / 0.85 = 2.35. decode: the largest B with 10 ms + 0.1 ms * B <= 30 ms is 200; 1,000 tokens/s * 30 ms / 200 / 0.85 =
+     * 0.176 */
     assert_true(fabs(a.need[0] - 2.353) < 0.1);
     assert_true(fabs(a.need[1] - 0.176) < 0.02);
     assert_int_equal(a.want[0], 3);

@@ -1,5 +1,6 @@
 /* common/base/comm: sums in the order of ranks bit for bit, every call against plain loops, and no wait that outlives a rank: killed anywhere,
- * stopped, never started, or in another call. Ranks are threads where the bytes are tested (so that TSan sees them) and processes where deaths are. */
+ * stopped, never started, or in another call. Ranks are threads where the bytes are tested (so that TSan sees them) and processes where deaths
+ * are. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -431,8 +432,9 @@ static void words_and_disagreement(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_call_against_loops), cmocka_unit_test(teams_of_threads), cmocka_unit_test(refuses_by_name),          cmocka_unit_test(killed_rank_ends_all),
-        cmocka_unit_test(stopped_rank_is_given_up), cmocka_unit_test(rank_that_ends_before_it_opens), cmocka_unit_test(words_and_disagreement),
+        cmocka_unit_test(every_call_against_loops), cmocka_unit_test(teams_of_threads),         cmocka_unit_test(refuses_by_name),
+        cmocka_unit_test(killed_rank_ends_all),     cmocka_unit_test(stopped_rank_is_given_up), cmocka_unit_test(rank_that_ends_before_it_opens),
+        cmocka_unit_test(words_and_disagreement),
     };
     return cmocka_run_group_tests_name("base_comm", tests, NULL, NULL);
 }

@@ -235,9 +235,16 @@ static void help_version_and_print_config(void **state)
     struct capture c;
     capture_run(&c, load_in_child, (void *)(uintptr_t)(const char *const[]){"--help", NULL});
     assert_int_equal(capture_exit(&c), 0);
-    static const char *const parts[] = {"prog: does things", "--drain-timeout-ms N\n", "      How long a drain\n      may take.\n", "TANDEM_KV_MEMORY",
-                                        "--dtype f32|f16|bf16", "      also --kv-bytes, --kv-pool\n", "default 1GiB", "0..600000",
-                                        "--print-config", "--version"};
+    static const char *const parts[] = {"prog: does things",
+                                        "--drain-timeout-ms N\n",
+                                        "      How long a drain\n      may take.\n",
+                                        "TANDEM_KV_MEMORY",
+                                        "--dtype f32|f16|bf16",
+                                        "      also --kv-bytes, --kv-pool\n",
+                                        "default 1GiB",
+                                        "0..600000",
+                                        "--print-config",
+                                        "--version"};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (!strstr(c.text, parts[i])) fail_msg("help lacks '%s':\n%s", parts[i], c.text);
     }

@@ -34,8 +34,12 @@ static void near(double got, double want, double tolerance, const char *what)
 static void mean_and_variation(void **state)
 {
     (void)state;
-    static const struct { enum bench_arrival kind; double burstiness, cv; } cases[] = {
-        {BENCH_POISSON, 1, 1}, {BENCH_GAMMA, 1, 1}, {BENCH_GAMMA, 0.25, 2}, {BENCH_GAMMA, 0.5, 1.41421356}, {BENCH_GAMMA, 4, 0.5}, {BENCH_GAMMA, 100, 0.1},
+    static const struct {
+        enum bench_arrival kind;
+        double burstiness, cv;
+    } cases[] = {
+        {BENCH_POISSON, 1, 1},          {BENCH_GAMMA, 1, 1},   {BENCH_GAMMA, 0.25, 2},
+        {BENCH_GAMMA, 0.5, 1.41421356}, {BENCH_GAMMA, 4, 0.5}, {BENCH_GAMMA, 100, 0.1},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct bench_arrivals_config c = {.kind = cases[i].kind, .rate = 8, .burstiness = cases[i].burstiness, .seed = 42 + i};
@@ -79,7 +83,8 @@ static void constant_and_at_once(void **state)
 static void ramps(void **state)
 {
     (void)state;
-    struct bench_arrivals_config c = {.kind = BENCH_CONSTANT, .rate = INFINITY, .rescale = true, .ramp = BENCH_RAMP_LINEAR, .ramp_start = 1, .ramp_end = 5};
+    struct bench_arrivals_config c = {
+        .kind = BENCH_CONSTANT, .rate = INFINITY, .rescale = true, .ramp = BENCH_RAMP_LINEAR, .ramp_start = 1, .ramp_end = 5};
     make(&c, 4);
     near(g_gap[0], 1, 1e-12, "1/s");
     near(g_gap[1], 1.0 / 2, 1e-12, "2/s");

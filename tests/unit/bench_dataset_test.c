@@ -29,8 +29,16 @@ static const char *file_of(const char *text)
 
 static struct bench_dataset_config config_of(enum bench_dataset_kind kind, const char *path)
 {
-    return (struct bench_dataset_config){.kind = kind, .path = path, .seed = 1, .vocab = VOCAB, .input_len = 32, .output_len = kind <= BENCH_PREFIX ? 16 : 0,
-                                         .n_prefixes = 3, .time_scale = 1, .length_scale = 1, .spread = true};
+    return (struct bench_dataset_config){.kind = kind,
+                                         .path = path,
+                                         .seed = 1,
+                                         .vocab = VOCAB,
+                                         .input_len = 32,
+                                         .output_len = kind <= BENCH_PREFIX ? 16 : 0,
+                                         .n_prefixes = 3,
+                                         .time_scale = 1,
+                                         .length_scale = 1,
+                                         .spread = true};
 }
 
 static struct bench_dataset *open_ok(const struct bench_dataset_config *c)
@@ -204,7 +212,8 @@ static void timed_trace(void **state)
 static void custom(void **state)
 {
     (void)state;
-    struct bench_dataset_config c = config_of(BENCH_CUSTOM, file_of("{\"prompt\": \"one\", \"output_tokens\": 5}\n{\"prompt\": \"two\"}\n{\"prompt\": \"three\"}"));
+    struct bench_dataset_config c =
+        config_of(BENCH_CUSTOM, file_of("{\"prompt\": \"one\", \"output_tokens\": 5}\n{\"prompt\": \"two\"}\n{\"prompt\": \"three\"}"));
     struct bench_dataset *d = open_ok(&c);
     assert_int_equal(bench_dataset_size(d), 3);
     assert_string_equal(bench_dataset_item(d, 0)->text, "one");
@@ -249,12 +258,13 @@ static void sharegpt(void **state)
 {
     (void)state;
     size_t n_counted = 0;
-    struct bench_dataset_config c = config_of(
-        BENCH_SHAREGPT, file_of("[{\"conversations\": [{\"from\": \"human\", \"value\": \"a b c d e\"}, {\"from\": \"gpt\", \"value\": \"1 2 3 4 5 6\"}]},"
-                                " {\"conversations\": [{\"from\": \"human\", \"value\": \"too short\"}, {\"from\": \"gpt\", \"value\": \"1 2 3 4 5 6\"}]},"
-                                " {\"conversations\": [{\"from\": \"human\", \"value\": \"p q r s\"}, {\"from\": \"gpt\", \"value\": \"short\"}]},"
-                                " {\"conversations\": [{\"from\": \"human\", \"value\": \"nobody answers this one\"}]},"
-                                " {\"conversations\": [{\"from\": \"human\", \"value\": \"w x y z\"}, {\"from\": \"gpt\", \"value\": \"1 2 3 4\"}]}]"));
+    struct bench_dataset_config c =
+        config_of(BENCH_SHAREGPT,
+                  file_of("[{\"conversations\": [{\"from\": \"human\", \"value\": \"a b c d e\"}, {\"from\": \"gpt\", \"value\": \"1 2 3 4 5 6\"}]},"
+                          " {\"conversations\": [{\"from\": \"human\", \"value\": \"too short\"}, {\"from\": \"gpt\", \"value\": \"1 2 3 4 5 6\"}]},"
+                          " {\"conversations\": [{\"from\": \"human\", \"value\": \"p q r s\"}, {\"from\": \"gpt\", \"value\": \"short\"}]},"
+                          " {\"conversations\": [{\"from\": \"human\", \"value\": \"nobody answers this one\"}]},"
+                          " {\"conversations\": [{\"from\": \"human\", \"value\": \"w x y z\"}, {\"from\": \"gpt\", \"value\": \"1 2 3 4\"}]}]"));
     c.count_tokens = count_words;
     c.count_ctx = &n_counted;
     struct bench_dataset *d = open_ok(&c);
@@ -278,23 +288,35 @@ static void sharegpt(void **state)
 static void malformed_files(void **state)
 {
     (void)state;
-    static const struct { enum bench_dataset_kind kind; const char *text; const char *parts[3]; } cases[] = {
+    static const struct {
+        enum bench_dataset_kind kind;
+        const char *text;
+        const char *parts[3];
+    } cases[] = {
         {BENCH_MOONCAKE, "", {"has no request"}},
-        {BENCH_MOONCAKE, "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [0]}\n{\"timestamp\": 1, \"inp", {"line 2", "premature end"}},
+        {BENCH_MOONCAKE,
+         "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [0]}\n{\"timestamp\": 1, \"inp",
+         {"line 2", "premature end"}},
         {BENCH_MOONCAKE, "[1]\n", {"line 1", "must be an object"}},
         {BENCH_MOONCAKE, "{\"input_length\": 5, \"output_length\": 1, \"hash_ids\": [0]}\n", {"line 1", "timestamp is missing"}},
         {BENCH_MOONCAKE, "{\"timestamp\": -1, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [0]}\n", {"line 1", "timestamp", "-1"}},
         {BENCH_MOONCAKE, "{\"timestamp\": \"now\", \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [0]}\n", {"line 1", "timestamp", "now"}},
         {BENCH_MOONCAKE, "\n\n{\"timestamp\": 0, \"output_length\": 1, \"hash_ids\": [0]}\n", {"line 3", "input_length is missing"}},
         {BENCH_MOONCAKE, "{\"timestamp\": 0, \"input_length\": 0, \"output_length\": 1, \"hash_ids\": []}\n", {"line 1", "input_length", "0"}},
-        {BENCH_MOONCAKE, "{\"timestamp\": 0, \"input_length\": 99999999999, \"output_length\": 1, \"hash_ids\": []}\n", {"line 1", "input_length", "99999999999"}},
+        {BENCH_MOONCAKE,
+         "{\"timestamp\": 0, \"input_length\": 99999999999, \"output_length\": 1, \"hash_ids\": []}\n",
+         {"line 1", "input_length", "99999999999"}},
         {BENCH_MOONCAKE, "{\"timestamp\": 0, \"input_length\": 5.5, \"output_length\": 1, \"hash_ids\": [0]}\n", {"line 1", "input_length", "5.5"}},
         {BENCH_MOONCAKE, "{\"timestamp\": 0, \"input_length\": 5, \"hash_ids\": [0]}\n", {"line 1", "output_length is missing"}},
         {BENCH_MOONCAKE, "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1e9, \"hash_ids\": [0]}\n", {"line 1", "output_length"}},
         {BENCH_MOONCAKE, "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1}\n", {"line 1", "hash_ids is missing"}},
-        {BENCH_MOONCAKE, "{\"timestamp\": 0, \"input_length\": 513, \"output_length\": 1, \"hash_ids\": [0]}\n", {"line 1", "hash_ids has 1 ids", "must be 2"}},
+        {BENCH_MOONCAKE,
+         "{\"timestamp\": 0, \"input_length\": 513, \"output_length\": 1, \"hash_ids\": [0]}\n",
+         {"line 1", "hash_ids has 1 ids", "must be 2"}},
         {BENCH_MOONCAKE, "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [-3]}\n", {"line 1", "hash_ids[0]"}},
-        {BENCH_MOONCAKE, "{\"timestamp\": 5, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [0]}\n{\"timestamp\": 4, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [0]}\n",
+        {BENCH_MOONCAKE,
+         "{\"timestamp\": 5, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [0]}\n{\"timestamp\": 4, \"input_length\": 5, "
+         "\"output_length\": 1, \"hash_ids\": [0]}\n",
          {"line 2", "timestamp", "sort"}},
         {BENCH_TIMED, "{\"timestamp\": 0, \"output_length\": 1}\n", {"line 1", "input_length is missing"}},
         {BENCH_TIMED, "{\"timestamp\": 0, \"prompt\": \"\", \"output_length\": 1}\n", {"line 1", "prompt is empty"}},
@@ -306,7 +328,9 @@ static void malformed_files(void **state)
         {BENCH_AZURE, "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97x,12,1\n", {"line 2", "TIMESTAMP"}},
         {BENCH_AZURE, "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,twelve,1\n", {"line 2", "ContextTokens", "twelve"}},
         {BENCH_AZURE, "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,12,-1\n", {"line 2", "GeneratedTokens", "-1"}},
-        {BENCH_AZURE, "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,12,1\n2023-11-16 18:17:02,12,1\n", {"line 3", "TIMESTAMP", "sort"}},
+        {BENCH_AZURE,
+         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,12,1\n2023-11-16 18:17:02,12,1\n",
+         {"line 3", "TIMESTAMP", "sort"}},
         {BENCH_CUSTOM, "{\"text\": \"a\"}\n", {"line 1", "prompt is missing"}},
         {BENCH_CUSTOM, "{\"prompt\": 5}\n", {"line 1", "prompt"}},
         {BENCH_CUSTOM, "{\"prompt\": \"a\", \"output_tokens\": 0}\n", {"line 1", "output_tokens", "0"}},
@@ -337,7 +361,8 @@ static void bad_configs(void **state)
     (void)state;
     struct bench_dataset_config c = config_of(BENCH_RANDOM, ""), bad[10];
     c.n_requests = 5;
-    static const char *const fields[] = {"num_prompts", "input_len", "output_len", "random_range_ratio", "vocabulary", "num_prompts", "time_scale", "length_scale", "--dataset-path", "--dataset-path"};
+    static const char *const fields[] = {"num_prompts", "input_len",  "output_len",   "random_range_ratio", "vocabulary",
+                                         "num_prompts", "time_scale", "length_scale", "--dataset-path",     "--dataset-path"};
     for (size_t i = 0; i < 10; i++) bad[i] = c;
     bad[0].n_requests = 0;
     bad[1].input_len = 0;

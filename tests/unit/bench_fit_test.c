@@ -102,7 +102,8 @@ static void refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(planted_prefill), cmocka_unit_test(planted_decode), cmocka_unit_test(never_negative), cmocka_unit_test(unknown_stays_zero), cmocka_unit_test(refused),
+        cmocka_unit_test(planted_prefill),    cmocka_unit_test(planted_decode), cmocka_unit_test(never_negative),
+        cmocka_unit_test(unknown_stays_zero), cmocka_unit_test(refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

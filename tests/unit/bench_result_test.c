@@ -23,10 +23,31 @@ static void near(double got, double want, const char *what)
 
 static void result_init(struct bench_result *r, size_t capacity)
 {
-    *r = (struct bench_result){.gpus = 2, .n_prefill = 1, .n_decode = 1, .warmup = 0.1, .grace_s = 30, .n_pcts = 2, .pcts = {50, 99}, .n_classes = 1,
-                               .request_rate = 1, .burstiness = 1, .rescaled = true, .seed = 7, .time_scale = 1, .length_scale = 1, .max_sched_lag_ms = 1000,
-                               .date = "20260101-000000", .backend = "grpc", .model_id = "m", .arrival = "poisson", .dataset = "random",
-                               .topology_mode = "pd", .policy = "least_token", .build = "1", .server_build = "1", .target = "h:1"};
+    *r = (struct bench_result){.gpus = 2,
+                               .n_prefill = 1,
+                               .n_decode = 1,
+                               .warmup = 0.1,
+                               .grace_s = 30,
+                               .n_pcts = 2,
+                               .pcts = {50, 99},
+                               .n_classes = 1,
+                               .request_rate = 1,
+                               .burstiness = 1,
+                               .rescaled = true,
+                               .seed = 7,
+                               .time_scale = 1,
+                               .length_scale = 1,
+                               .max_sched_lag_ms = 1000,
+                               .date = "20260101-000000",
+                               .backend = "grpc",
+                               .model_id = "m",
+                               .arrival = "poisson",
+                               .dataset = "random",
+                               .topology_mode = "pd",
+                               .policy = "least_token",
+                               .build = "1",
+                               .server_build = "1",
+                               .target = "h:1"};
     r->slo = r->classes[0].of.slo = (struct bench_slo){.ttft_ms = 100, .tpot_ms = 10};
     r->classes[0].of.weight = 1;
     r->requests = calloc(capacity, sizeof *r->requests);
@@ -34,11 +55,21 @@ static void result_init(struct bench_result *r, size_t capacity)
 }
 
 /* Sent lag_ms after at_s; the first of n_tokens ttft_ms later, the others gap_ms apart; ended 1 ms after the last. */
-static struct bench_request *add(struct bench_result *r, double at_s, double lag_ms, double ttft_ms, int n_tokens, double gap_ms, enum bench_outcome outcome)
+static struct bench_request *add(struct bench_result *r, double at_s, double lag_ms, double ttft_ms, int n_tokens, double gap_ms,
+                                 enum bench_outcome outcome)
 {
     struct bench_request *q = &r->requests[r->n_requests++];
-    *q = (struct bench_request){.outcome = outcome, .scheduled_s = at_s, .ready_s = at_s, .sent_s = at_s + lag_ms / 1e3, .first_s = NAN, .last_s = NAN,
-                                .input_len = 32, .output_len = n_tokens, .want_len = 5, .n_messages = (uint32_t)n_tokens, .retry_delay_ms = -1};
+    *q = (struct bench_request){.outcome = outcome,
+                                .scheduled_s = at_s,
+                                .ready_s = at_s,
+                                .sent_s = at_s + lag_ms / 1e3,
+                                .first_s = NAN,
+                                .last_s = NAN,
+                                .input_len = 32,
+                                .output_len = n_tokens,
+                                .want_len = 5,
+                                .n_messages = (uint32_t)n_tokens,
+                                .retry_delay_ms = -1};
     q->end_s = q->sent_s + ttft_ms / 1e3;
     if (n_tokens) {
         q->first_s = q->end_s;
@@ -75,9 +106,17 @@ static void verdicts_and_window(void **state)
     struct bench_result r;
     one_of_each(&r);
     bench_result_summarise(&r);
-    static const struct bench_verdict want[11] = {
-        {true, true, true, true, true}, {true, true, true, true, true}, {false, true, true, true, false}, {true, false, true, true, false}, {true, true, true, true, true},
-        {0}, {0}, {0}, {0}, {true, true, true, true, true}, {true, true, true, true, true}};
+    static const struct bench_verdict want[11] = {{true, true, true, true, true},
+                                                  {true, true, true, true, true},
+                                                  {false, true, true, true, false},
+                                                  {true, false, true, true, false},
+                                                  {true, true, true, true, true},
+                                                  {0},
+                                                  {0},
+                                                  {0},
+                                                  {0},
+                                                  {true, true, true, true, true},
+                                                  {true, true, true, true, true}};
     for (size_t i = 0; i < 11; i++)
         if (memcmp(&r.requests[i].ok, &want[i], sizeof want[i]) != 0) fail_msg("verdict of request %zu", i);
     assert_int_equal(r.n_offered, 11);
@@ -262,7 +301,11 @@ static void batches_widen_the_interval(void **state)
 static void saturation(void **state)
 {
     (void)state;
-    static const struct { double service_ms; size_t n; bool has_trend, saturated; } cases[] = {{8, 200, true, false}, {12, 200, true, true}, {12, 30, false, false}};
+    static const struct {
+        double service_ms;
+        size_t n;
+        bool has_trend, saturated;
+    } cases[] = {{8, 200, true, false}, {12, 200, true, true}, {12, 30, false, false}};
     for (size_t c = 0; c < 3; c++) {
         struct bench_result r;
         result_init(&r, cases[c].n);
@@ -273,7 +316,8 @@ static void saturation(void **state)
             add(&r, at_ms / 1e3, 0, free_ms - at_ms, 1, 0, BENCH_COMPLETED);
         }
         bench_result_summarise(&r);
-        if (r.has_trend != cases[c].has_trend || r.saturated != cases[c].saturated) fail_msg("case %zu: trend %d saturated %d", c, r.has_trend, r.saturated);
+        if (r.has_trend != cases[c].has_trend || r.saturated != cases[c].saturated)
+            fail_msg("case %zu: trend %d saturated %d", c, r.has_trend, r.saturated);
         bench_result_free(&r);
     }
 }
@@ -291,8 +335,15 @@ static void objectives(void **state)
     near(s.e2el_ms, 7, "kept");
     assert_int_equal(bench_slo_parse("time_to_first_token:1 inter_token_latency:2 request_latency:3 tbt:4", &s, &err), TD_OK);
     assert_true(s.ttft_ms == 1 && s.tpot_ms == 2 && s.e2el_ms == 3 && s.tbt_ms == 4);
-    static const char *const bad[][2] = {{"ttft", "METRIC:MILLISECONDS"}, {"itl:5", "'itl'"}, {"ttft:0", "ttft"}, {"ttft:-5", "'-5'"}, {"tpot:nan", "tpot"},
-                                         {"tpot:inf", "tpot"}, {"ttft:", "ttft"}, {"ttft:5ms", "'5ms'"}, {":5", "''"}};
+    static const char *const bad[][2] = {{"ttft", "METRIC:MILLISECONDS"},
+                                         {"itl:5", "'itl'"},
+                                         {"ttft:0", "ttft"},
+                                         {"ttft:-5", "'-5'"},
+                                         {"tpot:nan", "tpot"},
+                                         {"tpot:inf", "tpot"},
+                                         {"ttft:", "ttft"},
+                                         {"ttft:5ms", "'5ms'"},
+                                         {":5", "''"}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct bench_slo t = {0};
         assert_int_equal(bench_slo_parse(bad[i][0], &t, &err), TD_ERR_INVALID);
@@ -396,13 +447,44 @@ static void written_and_read_back(void **state)
 static void vllm_keys(void **state)
 {
     (void)state;
-    static const char *const keys[] = {"date", "backend", "label", "model_id", "tokenizer_id", "num_prompts", "request_rate", "burstiness", "max_concurrency",
-                                       "duration", "completed", "failed", "total_input_tokens", "total_output_tokens", "request_throughput", "request_goodput",
-                                       "output_throughput", "total_token_throughput", "max_output_tokens_per_s", "max_concurrent_requests", "mean_ttft_ms",
-                                       "median_tpot_ms", "std_itl_ms", "p99_e2el_ms", "p50_ttft_ms", "input_lens", "output_lens", "ttfts", "itls", "latencies",
-                                       "start_times", "queue_times", "errors", "pd", "team"};
-    static const char *const ours[] = {"definitions", "slo", "attainment", "steady", "rejected", "deflected", "wasted_prefill_tokens", "sched_lag_ms", "stages_ms",
-                                       "per_class", "jain_index", "seed", "arrival", "topology", "build"};
+    static const char *const keys[] = {"date",
+                                       "backend",
+                                       "label",
+                                       "model_id",
+                                       "tokenizer_id",
+                                       "num_prompts",
+                                       "request_rate",
+                                       "burstiness",
+                                       "max_concurrency",
+                                       "duration",
+                                       "completed",
+                                       "failed",
+                                       "total_input_tokens",
+                                       "total_output_tokens",
+                                       "request_throughput",
+                                       "request_goodput",
+                                       "output_throughput",
+                                       "total_token_throughput",
+                                       "max_output_tokens_per_s",
+                                       "max_concurrent_requests",
+                                       "mean_ttft_ms",
+                                       "median_tpot_ms",
+                                       "std_itl_ms",
+                                       "p99_e2el_ms",
+                                       "p50_ttft_ms",
+                                       "input_lens",
+                                       "output_lens",
+                                       "ttfts",
+                                       "itls",
+                                       "latencies",
+                                       "start_times",
+                                       "queue_times",
+                                       "errors",
+                                       "pd",
+                                       "team"};
+    static const char *const ours[] = {"definitions",  "slo",       "attainment", "steady",     "rejected", "deflected", "wasted_prefill_tokens",
+                                       "sched_lag_ms", "stages_ms", "per_class",  "jain_index", "seed",     "arrival",   "topology",
+                                       "build"};
     struct bench_result r;
     one_of_each(&r);
     for (int i = 0; i < 4; i++) add(&r, 10, 0, 5, 0, 0, i < 3 ? BENCH_REJECTED : BENCH_TIMED_OUT);
@@ -435,8 +517,10 @@ static void files_of_others(void **state)
     temp(path);
     FILE *f = fopen(path, "w");
     assert_non_null(f);
-    fputs("{\"date\": \"20250101-000000\", \"backend\": \"vllm\", \"request_rate\": \"inf\", \"completed\": 10, \"failed\": 2, \"num_prompts\": 12, \"mean_ttft_ms\": 5, \"p99_ttft_ms\": 9.5, "
-          "\"p99.9_ttft_ms\": 9.9, \"ttfts\": [0.1]}", f);
+    fputs("{\"date\": \"20250101-000000\", \"backend\": \"vllm\", \"request_rate\": \"inf\", \"completed\": 10, \"failed\": 2, \"num_prompts\": 12, "
+          "\"mean_ttft_ms\": 5, \"p99_ttft_ms\": 9.5, "
+          "\"p99.9_ttft_ms\": 9.9, \"ttfts\": [0.1]}",
+          f);
     fclose(f);
     if (bench_result_read(path, &r, &err)) fail_msg("%s", err.msg);
     assert_true(isinf(r.request_rate) && r.n_offered == 12 && r.n_pcts == 2 && r.valid);
@@ -444,9 +528,13 @@ static void files_of_others(void **state)
     near(r.metric[BENCH_TTFT].pct[1], 9.9, "p99.9");
     assert_true(isnan(r.joint.value) && isnan(r.metric[BENCH_TPOT].mean));
     bench_result_free(&r);
-    static const char *const bad[][2] = {{"[]", "no JSON object"}, {"{\"duration\": 5}", "completed is missing"}, {"{\"completed\": \"x\"}", "completed"},
-                                         {"{\"completed\": -1}", "completed"}, {"{\"completed\": 1, \"pd\": 3}", "pd"},
-                                         {"{\"completed\": 1, \"pd\": {\"valid\": 3}}", "valid"}, {"{", "line 1"}};
+    static const char *const bad[][2] = {{"[]", "no JSON object"},
+                                         {"{\"duration\": 5}", "completed is missing"},
+                                         {"{\"completed\": \"x\"}", "completed"},
+                                         {"{\"completed\": -1}", "completed"},
+                                         {"{\"completed\": 1, \"pd\": 3}", "pd"},
+                                         {"{\"completed\": 1, \"pd\": {\"valid\": 3}}", "valid"},
+                                         {"{", "line 1"}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         f = fopen(path, "w");
         assert_non_null(f);
@@ -461,10 +549,13 @@ static void files_of_others(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(verdicts_and_window), cmocka_unit_test(cooldown_in_seconds), cmocka_unit_test(other_objectives),
-        cmocka_unit_test(late_generator_fails_the_run), cmocka_unit_test(closed_loop_clock), cmocka_unit_test(peaks),
-        cmocka_unit_test(classes_and_tenants), cmocka_unit_test(batches_widen_the_interval), cmocka_unit_test(saturation), cmocka_unit_test(objectives),
-        cmocka_unit_test(classes_as_text), cmocka_unit_test(written_and_read_back), cmocka_unit_test(vllm_keys), cmocka_unit_test(files_of_others),
+        cmocka_unit_test(verdicts_and_window), cmocka_unit_test(cooldown_in_seconds),
+        cmocka_unit_test(other_objectives),    cmocka_unit_test(late_generator_fails_the_run),
+        cmocka_unit_test(closed_loop_clock),   cmocka_unit_test(peaks),
+        cmocka_unit_test(classes_and_tenants), cmocka_unit_test(batches_widen_the_interval),
+        cmocka_unit_test(saturation),          cmocka_unit_test(objectives),
+        cmocka_unit_test(classes_as_text),     cmocka_unit_test(written_and_read_back),
+        cmocka_unit_test(vllm_keys),           cmocka_unit_test(files_of_others),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -121,7 +121,8 @@ static void percentile_ranks(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         size_t lo = 99, hi = 99;
         bench_percentile_ranks(cases[i].n, cases[i].p, &lo, &hi);
-        if (lo != cases[i].lo || hi != cases[i].hi) fail_msg("n %zu p %g: ranks %zu..%zu, expected %zu..%zu", cases[i].n, cases[i].p, lo, hi, cases[i].lo, cases[i].hi);
+        if (lo != cases[i].lo || hi != cases[i].hi)
+            fail_msg("n %zu p %g: ranks %zu..%zu, expected %zu..%zu", cases[i].n, cases[i].p, lo, hi, cases[i].lo, cases[i].hi);
     }
     /* Coverage seen: uniform samples, true p90 = 0.9. */
     int covered = 0;
@@ -166,7 +167,8 @@ static void generator(void **state)
 {
     (void)state;
     struct bench_rng r = {1234567};
-    static const uint64_t want[] = {6457827717110365317ull, 3203168211198807973ull, 9817491932198370423ull, 4593380528125082431ull, 16408922859458223821ull};
+    static const uint64_t want[] = {6457827717110365317ull, 3203168211198807973ull, 9817491932198370423ull, 4593380528125082431ull,
+                                    16408922859458223821ull};
     for (size_t i = 0; i < 5; i++) assert_true(bench_rng_u64(&r) == want[i]);
     uint64_t counts[7] = {0};
     double sum = 0;

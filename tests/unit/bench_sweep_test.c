@@ -50,7 +50,8 @@ static td_status run(void *ctx, const char *phase, double rate, uint64_t seed, u
     return TD_OK;
 }
 
-static const struct sweep_search_config usual = {.start_rate = 1, .min_rate = 0.05, .max_rate = 10000, .tolerance = 0.02, .attainment = 0.9, .n_verify = 3, .max_runs = 60};
+static const struct sweep_search_config usual = {
+    .start_rate = 1, .min_rate = 0.05, .max_rate = 10000, .tolerance = 0.02, .attainment = 0.9, .n_verify = 3, .max_runs = 60};
 
 static void finds_the_knee(void **state)
 {
@@ -67,7 +68,8 @@ static void finds_the_knee(void **state)
     }
 }
 
-/* With chance among 400 requests a run the bound is below the share: the found rate is on the safe side, never above the knee by more than the tolerance. */
+/* With chance among 400 requests a run the bound is below the share: the found rate is on the safe side, never above the knee by more than the
+ * tolerance. */
 static void chance_is_on_the_safe_side(void **state)
 {
     (void)state;
@@ -131,16 +133,25 @@ static void add(struct sweep *s, uint32_t config, const char *phase, double rate
     snprintf(r->phase, sizeof r->phase, "%s", phase);
     struct bench_interval w = bench_wilson((uint64_t)good, (uint64_t)n);
     r->rate = r->offered_rate = rate, r->seed = 1, r->offered = r->completed = r->n = n, r->n_good = good, r->attainment = good / n;
-    r->ci95_lo = w.lo, r->ci95_hi = w.hi, r->attainment_ttft = ttft, r->attainment_tpot = tpot, r->goodput = rate * good / n, r->per_gpu_goodput = r->goodput / 2;
-    r->ttft_p50_ms = 20, r->ttft_p90_ms = 45, r->ttft_p99_ms = 80, r->tpot_p50_ms = 4, r->tpot_p90_ms = 6, r->tpot_p99_ms = 30, r->itl_p50_ms = 4, r->itl_p99_ms = 60;
+    r->ci95_lo = w.lo, r->ci95_hi = w.hi, r->attainment_ttft = ttft, r->attainment_tpot = tpot, r->goodput = rate * good / n,
+    r->per_gpu_goodput = r->goodput / 2;
+    r->ttft_p50_ms = 20, r->ttft_p90_ms = 45, r->ttft_p99_ms = 80, r->tpot_p50_ms = 4, r->tpot_p90_ms = 6, r->tpot_p99_ms = 30, r->itl_p50_ms = 4,
+    r->itl_p99_ms = 60;
     r->rejected = r->failed = r->timed_out = r->unfinished = 0, r->saturated = 0, r->valid = 1;
     for (int k = 0; k < BENCH_N_STAGES; k++) r->stages_ms[k] = k == BENCH_PREFILL_QUEUE ? 30 : 1;
 }
 
 static struct sweep two_configs(void)
 {
-    struct sweep s = {.title = "a <title> & more", .date = "2026-01-01", .model = "m", .attainment = 0.9, .slo = {.ttft_ms = 100, .tpot_ms = 10}, .n_configs = 2, .n_scales = 2,
-                      .scales = {0.5, 1}, .grid = true};
+    struct sweep s = {.title = "a <title> & more",
+                      .date = "2026-01-01",
+                      .model = "m",
+                      .attainment = 0.9,
+                      .slo = {.ttft_ms = 100, .tpot_ms = 10},
+                      .n_configs = 2,
+                      .n_scales = 2,
+                      .scales = {0.5, 1},
+                      .grid = true};
     s.configs[0] = (struct sweep_config){.name = "pd 1:1", .mode = "pd", .prefill = 1, .decode = 1, .gpus = 2, .goodput = NAN};
     s.configs[1] = (struct sweep_config){.name = "colocated 0:2", .mode = "colocated", .decode = 2, .gpus = 2, .goodput = NAN};
     add(&s, 0, "grid", 2, 1000, 1000, 1, 1);
@@ -208,7 +219,8 @@ static void too_few_requests_are_called_that(void **state)
     add(&s, 1, "grid", 3, 30, 15, 0.5, 1);
     sweep_settle(&s);
     char *text = verdict_of(&s);
-    assert_says(text, "No configuration is proven to meet TTFT 100 ms, TPOT 10 ms for 90 % of its requests at any rate that was run. Some did in what was measured, of too few requests");
+    assert_says(text, "No configuration is proven to meet TTFT 100 ms, TPOT 10 ms for 90 % of its requests at any rate that was run. Some did in "
+                      "what was measured, of too few requests");
     assert_says(text, "pd 1:1 may do more than is proven: at 3 requests/s 100 % met both, of too few requests: the 95 % interval begins at 88.6 %.");
     assert_says(text, "pd 1:1 missed here: at 6 requests/s 67 % met both");
     assert_says(text, "colocated 0:2 meets no rate that was run: at 3 requests/s 50 % met both");
@@ -259,13 +271,15 @@ static void read_back(void **state)
         assert_string_equal(t.configs[1].name, "colocated 0:2");
         assert_true(t.configs[0].goodput == 4 && t.configs[1].goodput == 2 && t.configs[0].gpus == 2);
         for (size_t i = 0; i < s.n_rows; i++) {
-            assert_true(t.rows[i].config == s.rows[i].config && t.rows[i].rate == s.rows[i].rate && fabs(t.rows[i].ci95_lo - s.rows[i].ci95_lo) < 1e-8);
+            assert_true(t.rows[i].config == s.rows[i].config && t.rows[i].rate == s.rows[i].rate &&
+                        fabs(t.rows[i].ci95_lo - s.rows[i].ci95_lo) < 1e-8);
             assert_true(t.rows[i].stages_ms[BENCH_PREFILL_QUEUE] == 30 && isnan(t.rows[i].load1) && t.rows[i].valid == 1);
             assert_string_equal(t.rows[i].phase, "grid");
         }
         if (k == 0) {
             assert_non_null(t.rows[1].ttft_q);
-            assert_true(t.rows[1].ttft_q[5] == 6 && isnan(t.rows[1].ttft_q[95]) && t.rows[1].scale_joint[1] == 0.75 && t.rows[1].n_points == 1 && t.rows[1].points[0].observed_ms == 3);
+            assert_true(t.rows[1].ttft_q[5] == 6 && isnan(t.rows[1].ttft_q[95]) && t.rows[1].scale_joint[1] == 0.75 && t.rows[1].n_points == 1 &&
+                        t.rows[1].points[0].observed_ms == 3);
             assert_null(t.rows[0].ttft_q);
         }
         assert_int_equal(plot_all(&t, dir, NULL, &err), TD_OK);
@@ -273,9 +287,17 @@ static void read_back(void **state)
         unlink(path);
     }
     sweep_free(&s);
-    static const struct { const char *text, *error; } bad[] = {
-        {"", "is empty"}, {"a,b\n1,2\n", "must be config"}, {"config,rate\npd,1,2\n", "line 2: has 3 cells, the first line 2"}, {"config,rate\npd,fast\n", "line 2: rate is \"fast\""},
-        {"config,rate\npd,0\n", "line 2: rate is 0, must be in"}, {"config,rate\n", "has no row"}, {"{}", "must have sweep, configs and rows"}, {"{", "bad"},
+    static const struct {
+        const char *text, *error;
+    } bad[] = {
+        {"", "is empty"},
+        {"a,b\n1,2\n", "must be config"},
+        {"config,rate\npd,1,2\n", "line 2: has 3 cells, the first line 2"},
+        {"config,rate\npd,fast\n", "line 2: rate is \"fast\""},
+        {"config,rate\npd,0\n", "line 2: rate is 0, must be in"},
+        {"config,rate\n", "has no row"},
+        {"{}", "must have sweep, configs and rows"},
+        {"{", "bad"},
         {"{\"sweep\":{},\"configs\":[],\"rows\":[{\"config\":\"x\",\"rate\":1}]}", "\"x\" is not among configs"},
         {"{\"sweep\":{},\"configs\":[{\"name\":\"x\",\"gpus\":-1}],\"rows\":[]}", "gpus"},
     };
@@ -291,7 +313,9 @@ static void read_back(void **state)
         assert_says(err.msg, "/bad");
     }
     unlink(path);
-    static const char *const plots[] = {"attainment", "goodput", "attainment-pd-1-1", "attainment-colocated-0-2", "stages", "ttft-cdf", "slo-scale", "predicted"}, *const ends[] = {"svg", "csv", "png"};
+    static const char *const plots[] = {"attainment", "goodput",  "attainment-pd-1-1", "attainment-colocated-0-2",
+                                        "stages",     "ttft-cdf", "slo-scale",         "predicted"},
+                             *const ends[] = {"svg", "csv", "png"};
     for (size_t i = 0; i < sizeof plots / sizeof *plots; i++)
         for (size_t k = 0; k < 3; k++) {
             snprintf(path, sizeof path, "%s/%s.%s", dir, plots[i], ends[k]);
@@ -305,7 +329,10 @@ static void read_back(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(finds_the_knee), cmocka_unit_test(chance_is_on_the_safe_side), cmocka_unit_test(steps_down), cmocka_unit_test(bounds), cmocka_unit_test(verdicts), cmocka_unit_test(too_few_requests_are_called_that), cmocka_unit_test(pooling), cmocka_unit_test(read_back),
+        cmocka_unit_test(finds_the_knee), cmocka_unit_test(chance_is_on_the_safe_side),
+        cmocka_unit_test(steps_down),     cmocka_unit_test(bounds),
+        cmocka_unit_test(verdicts),       cmocka_unit_test(too_few_requests_are_called_that),
+        cmocka_unit_test(pooling),        cmocka_unit_test(read_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

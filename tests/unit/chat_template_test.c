@@ -377,7 +377,11 @@ static void refuses_by_name(void **state)
 {
     (void)state;
     static const char chatml[] = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}";
-    static const struct { const char *jinja; td_status st; const char *says; } rows[] = {
+    static const struct {
+        const char *jinja;
+        td_status st;
+        const char *says;
+    } rows[] = {
         {NULL, TD_ERR_UNSUPPORTED, "no chat template"},
         {"{% for m in messages %}{{ m.content }}{% endfor %}", TD_ERR_UNSUPPORTED, "no family that is known"},
         {MARK "{% include 'x' %}", TD_ERR_UNSUPPORTED, "line 1: the statement \"include\""},
@@ -396,14 +400,16 @@ static void refuses_by_name(void **state)
         {MARK "{{ '\xc3\xa9' | upper }}", TD_ERR_UNSUPPORTED, "not ASCII"},
         {MARK "{{ raise_exception('roles must alternate') }}", TD_ERR_INVALID, "roles must alternate"},
         {MARK "no content", TD_ERR_UNSUPPORTED, "leaves out this user message"},
-        {MARK "{% for i in range(100000) %}{% for j in 'ab' %}{% if i in [1, 2, 3] %}{% endif %}{% endfor %}{% endfor %}", TD_ERR_LIMIT, "too many steps"},
+        {MARK "{% for i in range(100000) %}{% for j in 'ab' %}{% if i in [1, 2, 3] %}{% endif %}{% endfor %}{% endfor %}", TD_ERR_LIMIT,
+         "too many steps"},
         {MARK "{% set n = namespace(s='aaaaaaaa') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}", TD_ERR_LIMIT, "bytes"},
         {MARK "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", TD_ERR_LIMIT, "macros nest"},
         {MARK "{{ range(100001) | length }}", TD_ERR_LIMIT, "100000"},
         {MARK "{% set n = namespace(a=[], b=[]) %}{% for i in range(70) %}{% set n.a = [n.a] %}{% set n.b = [n.b] %}{% endfor %}{{ n.a == n.b }}",
          TD_ERR_LIMIT, "nest too deep"},
         {MARK "{% set n = namespace(a=[], b=[]) %}{% for i in range(60) %}{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% endfor %}"
-              "{{ n.a == n.b }}", TD_ERR_LIMIT, "too many steps"},
+              "{{ n.a == n.b }}",
+         TD_ERR_LIMIT, "too many steps"},
     };
     const struct td_chat_message hello = {"user", "Hello", 5}, tool = {"tool", "Hello", 5};
     char *text = NULL;
@@ -467,17 +473,23 @@ static void write_file(const char *dir, const char *name, const char *text)
 static void loads_directories(void **state)
 {
     (void)state;
-    static const struct { const char *config, *jinja; td_status st; const char *family, *want; } rows[] = {
+    static const struct {
+        const char *config, *jinja;
+        td_status st;
+        const char *family, *want;
+    } rows[] = {
         {NULL, NULL, TD_OK, "none", NULL},
         {"{}", NULL, TD_OK, "none", NULL},
         {"{\"chat_template\": null}", NULL, TD_OK, "none", NULL},
         {"{\"bos_token\": \"<b>\", \"eos_token\": {\"content\": \"<e>\"}, \"chat_template\": \"{{bos_token}}<|im_start|>{{messages[0].content}}"
-         "<|im_end|>{{eos_token}}\"}", NULL, TD_OK, "chatml", "<b><|im_start|>Hello<|im_end|><e>"},
+         "<|im_end|>{{eos_token}}\"}",
+         NULL, TD_OK, "chatml", "<b><|im_start|>Hello<|im_end|><e>"},
         {"{\"chat_template\": [{\"name\": \"tool_use\", \"template\": \"x\"}, {\"name\": \"default\", \"template\": \"<|im_start|>"
-         "{{messages[0].content}}<|im_end|>\"}]}", NULL, TD_OK, "chatml", "<|im_start|>Hello<|im_end|>"},
+         "{{messages[0].content}}<|im_end|>\"}]}",
+         NULL, TD_OK, "chatml", "<|im_start|>Hello<|im_end|>"},
         {"{\"chat_template\": [{\"name\": \"tool_use\", \"template\": \"x\"}]}", NULL, TD_OK, "none", NULL},
-        {"{\"bos_token\": null, \"chat_template\": \"<|im_start|>1<|im_end|>\"}", "<|im_start|>{{bos_token}}{{messages[0].content}}<|im_end|>\n", TD_OK,
-         "chatml", "<|im_start|>Hello<|im_end|>"},                         /* the file wins */
+        {"{\"bos_token\": null, \"chat_template\": \"<|im_start|>1<|im_end|>\"}", "<|im_start|>{{bos_token}}{{messages[0].content}}<|im_end|>\n",
+         TD_OK, "chatml", "<|im_start|>Hello<|im_end|>"}, /* the file wins */
         {NULL, "<|im_start|>{{messages[0].content}}<|im_end|>", TD_OK, "chatml", "<|im_start|>Hello<|im_end|>"},
         {"{\"chat_template\": 5}", NULL, TD_ERR_INVALID, NULL, "chat_template"},
         {"{\"bos_token\": 5}", NULL, TD_ERR_INVALID, NULL, "bos_token"},
@@ -536,10 +548,40 @@ static int below(int n)
 
 static json_t *random_content(void)
 {
-    static const char *const pieces[] = {"Hello", " ", "  ", "\n", "\n\n", "\t", "world", "h\xc3\xa9llo", "\xe6\x97\xa5\xe6\x9c\xac", "\xf0\x9f\x98\x80",
-                                         "\xc2\xa0", "\xe3\x80\x80", "\x1c", "<think>", "</think>", "<think>\nhm\n</think>\n\nso", "<|im_end|>", "[/INST]",
-                                         "<<SYS>>", "</s>", "<s>", "'", "\"", "\\n", "{{ x }}", "{% if %}", "<tool_response>", "</tool_response>", "a=b",
-                                         "123", "\r\n", "e\xcc\x81", "\xe2\x80\x8b", "\xc2\x85"};
+    static const char *const pieces[] = {"Hello",
+                                         " ",
+                                         "  ",
+                                         "\n",
+                                         "\n\n",
+                                         "\t",
+                                         "world",
+                                         "h\xc3\xa9llo",
+                                         "\xe6\x97\xa5\xe6\x9c\xac",
+                                         "\xf0\x9f\x98\x80",
+                                         "\xc2\xa0",
+                                         "\xe3\x80\x80",
+                                         "\x1c",
+                                         "<think>",
+                                         "</think>",
+                                         "<think>\nhm\n</think>\n\nso",
+                                         "<|im_end|>",
+                                         "[/INST]",
+                                         "<<SYS>>",
+                                         "</s>",
+                                         "<s>",
+                                         "'",
+                                         "\"",
+                                         "\\n",
+                                         "{{ x }}",
+                                         "{% if %}",
+                                         "<tool_response>",
+                                         "</tool_response>",
+                                         "a=b",
+                                         "123",
+                                         "\r\n",
+                                         "e\xcc\x81",
+                                         "\xe2\x80\x8b",
+                                         "\xc2\x85"};
     char text[512] = "";
     size_t n = 0;
     for (int i = below(7); i > 0; i--)
@@ -616,8 +658,11 @@ static void against_jinja(void **state)
     for (size_t i = 0; i < n_templates; i++)
         for (int k = 0; k < CHATS_EACH; k++)
             json_array_append_new(chats, json_pack("{s:i, s:o, s:b, s:s?, s:s?}", "template", (int)i, "messages", random_messages(),
-                                                   "add_generation_prompt", below(2), "bos_token", below(4) ? "<s>" : below(2) ? "" : NULL, "eos_token",
-                                                   below(4) ? "</s>" : NULL));
+                                                   "add_generation_prompt", below(2), "bos_token",
+                                                   below(4) ? "<s>"
+                                                   : below(2) ? ""
+                                                   : NULL,
+                                                   "eos_token", below(4) ? "</s>" : NULL));
     char path[] = "/tmp/chat_template_test_XXXXXX", command[128];
     int fd = mkstemp(path);
     assert_true(fd >= 0);
@@ -688,8 +733,8 @@ static void against_jinja(void **state)
         if (strncmp(y->name, "snippet", 7) != 0)
             printf("  %-18s %2d same, %2d fail in both, %2d leave out, %2d refused  %.60s  %s\n", y->family, y->n_same, y->n_fail, y->n_left_out,
                    y->n_refused, y->name, y->why);
-        static const char *const sure[] = {"chatml", "llama-2", "mistral-v1", "mistral-v3", "mistral-v3-tekken", "mistral-v7", "qwen2.5", "qwen3", "phi-3",
-                                           "phi-4", "gemma"};
+        static const char *const sure[] = {"chatml", "llama-2", "mistral-v1", "mistral-v3", "mistral-v3-tekken", "mistral-v7", "qwen2.5",
+                                           "qwen3",  "phi-3",   "phi-4",      "gemma"};
         bool must = strncmp(y->name, "snippet", 7) == 0;
         for (int k = 0; k < LEN(sure); k++)
             must |= strcmp(y->family, sure[k]) == 0;

@@ -108,7 +108,8 @@ static void copies_are_the_hosts(void **state)
             fill(a, POOL);
             fill(b, POOL);
             memcpy(want, b, POOL);
-            uint8_t *from = kind == TD_COPY_TO_DEVICE ? memcpy(pin, a, POOL) : device_bytes(a, POOL), *to = kind == TD_COPY_TO_HOST ? memcpy(pin2, b, POOL) : device_bytes(b, POOL);
+            uint8_t *from = kind == TD_COPY_TO_DEVICE ? memcpy(pin, a, POOL) : device_bytes(a, POOL),
+                    *to = kind == TD_COPY_TO_HOST ? memcpy(pin2, b, POOL) : device_bytes(b, POOL);
             size_t n = make_runs(runs, to, from, sizes[i].max_run, sizes[i].align);
             for (size_t k = 0; k < n; k++) {
                 memcpy(want + ((uint8_t *)runs[k].to - to), a + ((const uint8_t *)runs[k].from - from), runs[k].bytes);
@@ -153,7 +154,8 @@ static void many_batches_are_under_way(void **state)
     memset(pin + N * EACH, 0, N * EACH);
     uint8_t *target = device_bytes(got, N * EACH);
     for (size_t i = 0; i < N; i++) {
-        struct td_device_run down = {pin + N * EACH + i * EACH, d[0] + i * EACH, EACH}, up = {d[1] + i * EACH, pin + i * EACH, EACH}, on = {target + i * EACH, d[2] + i * EACH, EACH};
+        struct td_device_run down = {pin + N * EACH + i * EACH, d[0] + i * EACH, EACH}, up = {d[1] + i * EACH, pin + i * EACH, EACH},
+                             on = {target + i * EACH, d[2] + i * EACH, EACH};
         assert_int_equal(m->copy(m->ctx, TD_COPY_TO_HOST, &down, 1, &tickets[0][i], &err), TD_OK);
         assert_int_equal(m->copy(m->ctx, TD_COPY_TO_DEVICE, &up, 1, &tickets[1][i], &err), TD_OK);
         assert_int_equal(m->copy(m->ctx, TD_COPY_ON_DEVICE, &on, 1, &tickets[2][i], &err), TD_OK);

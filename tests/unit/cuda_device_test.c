@@ -1,8 +1,8 @@
 /* cuda_device_test.c - opening a device and every reason why not; memory, copies, steps and graphs; and that a lost device stays lost with the first
  * reason.
  *
- * TANDEM_CUDA_LIBRARY names the library: the emulated device (CTest), where faults are planted by TD_CUDA_EMU_FAULT, or the real one on a machine with
- * a GPU, where the tests that plant faults say that they do nothing. */
+ * TANDEM_CUDA_LIBRARY names the library: the emulated device (CTest), where faults are planted by TD_CUDA_EMU_FAULT, or the real one on a machine
+ * with a GPU, where the tests that plant faults say that they do nothing. */
 #include <dlfcn.h>
 #include <spawn.h>
 #include <sys/wait.h>

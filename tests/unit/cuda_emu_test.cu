@@ -1,5 +1,5 @@
-/* The emulated GPU itself: what kernels/cuda relies on, checked with kernels whose results are known; and that wrong kernels and wrong calls are found out. The
- * layouts of fragments are written down here a second time, element by element, from the tables of the PTX ISA. */
+/* The emulated GPU itself: what kernels/cuda relies on, checked with kernels whose results are known; and that wrong kernels and wrong calls are
+ * found out. The layouts of fragments are written down here a second time, element by element, from the tables of the PTX ISA. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/ptx.h"
 #include "kernels/cuda/wgmma.h"
@@ -311,9 +311,9 @@ static void test_mma_fragments(void **state)
     for (int round = 0; round < 4; round++) {
         float a[16][16], b[16][8], c[16][8], fragment_c[32][4], fragment_d[32][4];
         uint16_t fragment_a[32][8], fragment_b[32][4];
-        /* PTX ISA, mma.m16n8k16, .bf16: A's element i of a lane is at row (groupID for i in {0,1,4,5}, else groupID + 8) and column (2 * threadID_in_group +
-         * (i & 1), and 8 more for i >= 4); B's at row (2 * threadID_in_group + (i & 1), and 8 more for i >= 2) and column groupID; C's at row (groupID for i < 2,
-         * else groupID + 8) and column (2 * threadID_in_group + (i & 1)). */
+        /* PTX ISA, mma.m16n8k16, .bf16: A's element i of a lane is at row (groupID for i in {0,1,4,5}, else groupID + 8) and column (2 *
+         * threadID_in_group + (i & 1), and 8 more for i >= 4); B's at row (2 * threadID_in_group + (i & 1), and 8 more for i >= 2) and column
+         * groupID; C's at row (groupID for i < 2, else groupID + 8) and column (2 * threadID_in_group + (i & 1)). */
         for (int lane = 0; lane < 32; lane++) {
             int group = lane >> 2, in_group = lane % 4;
             for (int i = 0; i < 8; i++) {
@@ -327,7 +327,8 @@ static void test_mma_fragments(void **state)
                 fragment_c[lane][i] = c[i < 2 ? group : group + 8][in_group * 2 + (i & 1)] = (float)(int)(random_u32() % 100) - 50;
             }
         }
-        uint32_t *da = device_of((const uint32_t *)(const void *)fragment_a, 32 * 4), *db = device_of((const uint32_t *)(const void *)fragment_b, 32 * 2);
+        uint32_t *da = device_of((const uint32_t *)(const void *)fragment_a, 32 * 4),
+                 *db = device_of((const uint32_t *)(const void *)fragment_b, 32 * 2);
         float *dc = device_of(&fragment_c[0][0], 32 * 4), *dd = device_of<float>(NULL, 32 * 4);
         TD_LAUNCH(mma_tile, 1, 32, 0, 0, dd, da, db, dc);
         fetch(&fragment_d[0][0], dd, 32 * 4);
@@ -339,7 +340,8 @@ static void test_mma_fragments(void **state)
                     want += (double)a[row][k] * (double)b[k][column];
                     size += fabs((double)a[row][k] * (double)b[k][column]);
                 }
-                if (fabs(fragment_d[lane][i] - want) > 17 * 0x1p-24 * size) fail_msg("lane %d, d[%d]: %g, not %g", lane, i, (double)fragment_d[lane][i], want);
+                if (fabs(fragment_d[lane][i] - want) > 17 * 0x1p-24 * size)
+                    fail_msg("lane %d, d[%d]: %g, not %g", lane, i, (double)fragment_d[lane][i], want);
             }
         }
         OK(cudaFree(da));
@@ -549,7 +551,8 @@ static void test_wgmma_fragments(void **state)
             b[row][column] = bf16_random(panel_element(panel_b, row, column));
         }
     }
-    /* A in registers: thread i of the warpgroup, element e: row 16 (i / 32) + (lane / 4) + 8 for e in {2, 3, 6, 7}, column 2 (lane % 4) + (e & 1) + 8 for e >= 4. */
+    /* A in registers: thread i of the warpgroup, element e: row 16 (i / 32) + (lane / 4) + 8 for e in {2, 3, 6, 7}, column 2 (lane % 4) + (e & 1) + 8
+     * for e >= 4. */
     for (int i = 0; i < 128; i++) {
         for (int e = 0; e < 8; e++) {
             int row = i / 32 * 16 + i % 32 / 4 + (e & 2 ? 8 : 0), column = i % 4 * 2 + (e & 1) + (e < 4 ? 0 : 8);
@@ -574,7 +577,8 @@ static void test_wgmma_fragments(void **state)
                     want += product;
                     size += fabs(product);
                 }
-                if (fabs(d[i][e] - want) > 17 * 0x1p-24 * size) fail_msg("column %d, thread %d, d[%d]: %g, not %g", column, i, e, (double)d[i][e], want);
+                if (fabs(d[i][e] - want) > 17 * 0x1p-24 * size)
+                    fail_msg("column %d, thread %d, d[%d]: %g, not %g", column, i, e, (double)d[i][e], want);
             }
         }
     }
@@ -623,8 +627,20 @@ __global__ void nobody_arrives(void)
 __global__ void device_overrun(uint8_t *p) { p[100] = 1; }
 __global__ void nothing(void) {}
 
-enum wrong { BARRIER_FOR_SOME, WORD_FOR_SOME, DIFFERENT_WORDS, WORD_AND_BARRIER, PART_MASK, BAD_WIDTH, SMALL_WARP, SHARED_OVERRUN, ODD_ROW, NOBODY_ARRIVES,
-             DEVICE_OVERRUN, N_WRONG };
+enum wrong {
+    BARRIER_FOR_SOME,
+    WORD_FOR_SOME,
+    DIFFERENT_WORDS,
+    WORD_AND_BARRIER,
+    PART_MASK,
+    BAD_WIDTH,
+    SMALL_WARP,
+    SHARED_OVERRUN,
+    ODD_ROW,
+    NOBODY_ARRIVES,
+    DEVICE_OVERRUN,
+    N_WRONG
+};
 
 static void run_wrong(enum wrong what)
 {

@@ -632,7 +632,8 @@ static void rdma_bad(void **state)
     told.limits.relaxed_ordering = told.limits.mw_type2 = false;
     told.dmabuf_error = EOPNOTSUPP;
     r = rdma("auto", &table, 1, 1);
-    says(&r, "mlx5_0 limits", DOCTOR_WARN, "(pool 1 GiB, will be split into 769 registrations)", "at most 768 registrations on their 1 device in all");
+    says(&r, "mlx5_0 limits", DOCTOR_WARN, "(pool 1 GiB, will be split into 769 registrations)",
+         "at most 768 registrations on their 1 device in all");
     says(&r, "mlx5_0 gpudirect", DOCTOR_WARN, "dma-buf no; nvidia_peermem not loaded", "modprobe nvidia_peermem");
     assert_int_equal(told.reg_access, TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE);
     report_end(&r);
@@ -700,7 +701,8 @@ static void gpudirect_of_the_host(void **state)
     doctor_gpudirect(&r, root, gpus, 1, 0, &no_memory);
     doctor_gpudirect(&r, root, gpus, 0, 1, &no_memory);
     assert_int_equal(r.n, 3);
-    static const char *const one_missing[] = {"neither an NVIDIA GPU nor an RDMA device", "no RDMA device: KV of GPUs goes by cuda-ipc", "no NVIDIA GPU"};
+    static const char *const one_missing[] = {"neither an NVIDIA GPU nor an RDMA device", "no RDMA device: KV of GPUs goes by cuda-ipc",
+                                              "no NVIDIA GPU"};
     for (size_t i = 0; i < 3; i++)
         if (r.checks[i].level != DOCTOR_OK || !strstr(r.checks[i].found, one_missing[i])) fail_msg("%zu: %s", i, r.checks[i].found);
     report_end(&r);
@@ -725,15 +727,17 @@ static void gpudirect_of_the_host(void **state)
          "not tried: CUDA is not available", "", "not loaded", ""},
         {CLOSED_DRIVER, "6.8.0\n", NULL, &no_memory, DOCTOR_WARN, DOCTOR_WARN, DOCTOR_WARN, "closed kernel modules 550.54.15", "nvidia-open",
          "not tried", "where CUDA works", "not loaded", "modprobe nvidia_peermem"},
-        {CLOSED_DRIVER, "6.8.0\n", "550.54.15\n", &no_memory, DOCTOR_OK, DOCTOR_OK, DOCTOR_OK, "closed", "", "not tried", "", "loaded, version 550.54.15", ""},
+        {CLOSED_DRIVER, "6.8.0\n", "550.54.15\n", &no_memory, DOCTOR_OK, DOCTOR_OK, DOCTOR_OK, "closed", "", "not tried", "",
+         "loaded, version 550.54.15", ""},
         {CLOSED_DRIVER, "6.8.0\n", "535.1.2\n", &no_memory, DOCTOR_OK, DOCTOR_OK, DOCTOR_WARN, "closed", "", "not tried", "", "version 535.1.2",
          "another driver than 550.54.15"},
-        {OPEN_DRIVER, "5.4.0-100\n", NULL, &no_memory, DOCTOR_WARN, DOCTOR_WARN, DOCTOR_WARN, "Linux 5.4.0-100", "Linux 5.12", "not tried", "", "not loaded",
-         "modprobe"},
+        {OPEN_DRIVER, "5.4.0-100\n", NULL, &no_memory, DOCTOR_WARN, DOCTOR_WARN, DOCTOR_WARN, "Linux 5.4.0-100", "Linux 5.12", "not tried", "",
+         "not loaded", "modprobe"},
         {OPEN_DRIVER, "6.8.0\n", NULL, &exports, DOCTOR_OK, DOCTOR_OK, DOCTOR_OK, "open", "", "exported from", "", "not loaded", ""},
         {OPEN_DRIVER, "6.8.0\n", NULL, &refuses, DOCTOR_WARN, DOCTOR_WARN, DOCTOR_WARN, "open", "see the next lines", "the driver exports no dma-buf",
          "the driver's answer", "not loaded", "modprobe"},
-        {OPEN_DRIVER, "6.8.0\n", "570.86.15\n", &refuses, DOCTOR_OK, DOCTOR_OK, DOCTOR_OK, "open", "", "the driver exports no dma-buf", "", "loaded", ""},
+        {OPEN_DRIVER, "6.8.0\n", "570.86.15\n", &refuses, DOCTOR_OK, DOCTOR_OK, DOCTOR_OK, "open", "", "the driver exports no dma-buf", "", "loaded",
+         ""},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         print_message("case %zu\n", i);
@@ -782,7 +786,8 @@ static void rdma_as_asked(void **state)
     told_good();
     rdma_options.rdma_gid_index = 1; /* by number: link-local, which the ranking would take last */
     struct doctor_report r = rdma("auto", &table, 0, 1);
-    says(&r, "mlx5_0 port 1 gid", DOCTOR_OK, "index 1, fe80:0:0:0:0:0:0:1 (RoCE v2, link-local IPv6, ens1); 4 of 4 entries in use; --rdma-gid-index", NULL);
+    says(&r, "mlx5_0 port 1 gid", DOCTOR_OK, "index 1, fe80:0:0:0:0:0:0:1 (RoCE v2, link-local IPv6, ens1); 4 of 4 entries in use; --rdma-gid-index",
+         NULL);
     report_end(&r);
     rdma_options.rdma_gid_index = 9;
     r = rdma("auto", &table, 0, 0);

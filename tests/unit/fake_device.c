@@ -91,7 +91,8 @@ static bool is_pinned(const struct fake_device *d, const void *at, size_t n)
 {
     for (int i = 0; i < 4; i++) {
         size_t offset = (size_t)((uintptr_t)at - (uintptr_t)d->pinned[i].bytes);
-        if (d->pinned[i].bytes && (uintptr_t)at >= (uintptr_t)d->pinned[i].bytes && offset <= d->pinned[i].n && n <= d->pinned[i].n - offset) return true;
+        if (d->pinned[i].bytes && (uintptr_t)at >= (uintptr_t)d->pinned[i].bytes && offset <= d->pinned[i].n && n <= d->pinned[i].n - offset)
+            return true;
     }
     return false;
 }
@@ -218,7 +219,8 @@ static void release_pinned(void *ctx, void *memory)
 static bool map(struct area *a, int fd, size_t bytes)
 {
     size_t n = (bytes + PAGE - 1) / PAGE * PAGE;
-    void *address = mmap(NULL, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0), *real = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    void *address = mmap(NULL, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0),
+         *real = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (address == MAP_FAILED || real == MAP_FAILED) {
         if (address != MAP_FAILED) munmap(address, n);
         if (real != MAP_FAILED) munmap(real, n);
@@ -253,7 +255,8 @@ static td_status ipc_export(void *ctx, const void *memory, uint8_t ret_handle[TD
     (void)err;
     for (int i = 0; i < AREAS; i++) {
         const struct area *a = &d->area[i];
-        if (!a->address || a->fd < 0 || (uintptr_t)memory < (uintptr_t)a->address || (uintptr_t)memory >= (uintptr_t)a->address + a->n_bytes) continue;
+        if (!a->address || a->fd < 0 || (uintptr_t)memory < (uintptr_t)a->address || (uintptr_t)memory >= (uintptr_t)a->address + a->n_bytes)
+            continue;
         struct handle h = {.magic = HANDLE_MAGIC, .bytes = a->n_bytes, .pid = (int32_t)getpid(), .fd = a->fd};
         memset(ret_handle, 0, TD_DEVICE_HANDLE_BYTES);
         memcpy(ret_handle, &h, sizeof h);
@@ -352,9 +355,18 @@ struct fake_device *fake_device_open(const char *words)
     TD_ASSERT(at < DEVICES);
     all[at] = d;
     pthread_mutex_unlock(&all_lock);
-    d->table = (struct td_device_memory){.ctx = d, .name = "Fake Device", .uuid = "GPU-00000000-fake", .rdma_order = TD_RDMA_ORDER_NONE, .alloc_pinned = alloc_pinned,
-                                         .release_pinned = release_pinned, .copy = copy, .done = done, .wait = wait_for,
-                                         .ipc_export = strstr(words, "no-ipc") ? no_export : ipc_export, .ipc_open = ipc_open, .ipc_close = ipc_close,
+    d->table = (struct td_device_memory){.ctx = d,
+                                         .name = "Fake Device",
+                                         .uuid = "GPU-00000000-fake",
+                                         .rdma_order = TD_RDMA_ORDER_NONE,
+                                         .alloc_pinned = alloc_pinned,
+                                         .release_pinned = release_pinned,
+                                         .copy = copy,
+                                         .done = done,
+                                         .wait = wait_for,
+                                         .ipc_export = strstr(words, "no-ipc") ? no_export : ipc_export,
+                                         .ipc_open = ipc_open,
+                                         .ipc_close = ipc_close,
                                          .dmabuf = strstr(words, "no-dmabuf") ? no_dmabuf : dmabuf};
     if (strstr(words, "owner")) d->table.rdma_order = TD_RDMA_ORDER_OWNER;
     return d;
@@ -413,7 +425,8 @@ void fake_device_close(struct fake_device *d)
         others[i] = all[i];
     }
     pthread_mutex_unlock(&all_lock);
-    for (int i = 0; i < DEVICES; i++) { /* memory that is freed waits for the device: nothing reads it afterwards. Nobody else opens or closes meanwhile */
+    /* memory that is freed waits for the device: nothing reads it afterwards. Nobody else opens or closes meanwhile */
+    for (int i = 0; i < DEVICES; i++) {
         if (!others[i]) continue;
         pthread_mutex_lock(&others[i]->lock);
         while (others[i]->n_waiting && !is_dead(others[i])) run_oldest(others[i]);

@@ -1,5 +1,5 @@
-/* The properties that the goodput policy must have, seen from outside: events in, actions out. Monotone predictions, exact retry delays, hold and reject, no herd,
- * bounded deflection, head-of-line rules, learned margins that cover, and a defined outcome for each kind of nonsense. */
+/* The properties that the goodput policy must have, seen from outside: events in, actions out. Monotone predictions, exact retry delays, hold and
+ * reject, no herd, bounded deflection, head-of-line rules, learned margins that cover, and a defined outcome for each kind of nonsense. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,12 +17,23 @@ enum { SLOTS = 4096 };
 static struct td_core_action actions[TD_CORE_MAX_ACTIONS_PER_EVENT];
 
 /* prefill: 10 ms + 0.1 ms a token; decode: 10 ms + 0.1 ms a sequence + 1 us a token of context + 0.1 ms a prefill row; link: 1 GB/s. */
-static const struct td_lat_theta theta = {.prefill = {10e-3, 1e-4, 0}, .decode = {10e-3, 1e-4, 1e-6, 1e-4, 0}, .link_tau = 1e-4, .link_bytes_per_s = 1e9, .known = true};
+static const struct td_lat_theta theta = {
+    .prefill = {10e-3, 1e-4, 0}, .decode = {10e-3, 1e-4, 1e-6, 1e-4, 0}, .link_tau = 1e-4, .link_bytes_per_s = 1e9, .known = true};
 
 static struct td_core_config config_of(enum td_core_mode mode)
 {
-    return (struct td_core_config){.mode = mode, .policy = "goodput", .max_requests = SLOTS, .max_queued = SLOTS, .worker_timeout_ms = 60000, .queue_timeout_ms = 8000,
-                                   .stall_ms = 600000, .max_failovers = 3, .attainment = 0.9, .seed = 1, .thetas = {theta}, .n_thetas = 1};
+    return (struct td_core_config){.mode = mode,
+                                   .policy = "goodput",
+                                   .max_requests = SLOTS,
+                                   .max_queued = SLOTS,
+                                   .worker_timeout_ms = 60000,
+                                   .queue_timeout_ms = 8000,
+                                   .stall_ms = 600000,
+                                   .max_failovers = 3,
+                                   .attainment = 0.9,
+                                   .seed = 1,
+                                   .thetas = {theta},
+                                   .n_thetas = 1};
 }
 
 static struct td_core *core_of(const struct td_core_config *cfg)
@@ -46,8 +57,9 @@ static size_t join(struct td_core *c, uint64_t now, uint32_t worker, enum td_cor
 struct ask { uint64_t n, max, ttft_us, tpot_us, slo_class; };
 static size_t arrive(struct td_core *c, uint64_t now, uint32_t slot, uint64_t id, struct ask a)
 {
-    return step(c, (struct td_core_event){.kind = TD_EV_REQUEST, .now_ns = now, .slot = slot, .id = id, .a = a.n, .b = a.max, .c = a.slo_class, .e = a.ttft_us,
-                                          .f = a.tpot_us});
+    return step(
+        c, (struct td_core_event){
+               .kind = TD_EV_REQUEST, .now_ns = now, .slot = slot, .id = id, .a = a.n, .b = a.max, .c = a.slo_class, .e = a.ttft_us, .f = a.tpot_us});
 }
 static size_t leg(struct td_core *c, enum td_core_event_kind kind, uint64_t now, uint32_t slot, uint64_t id, uint64_t a, uint64_t b)
 {
@@ -63,8 +75,8 @@ static void make_decode(struct td_core *c, uint64_t now, uint32_t slot, uint64_t
     leg(c, TD_EV_PREFILL_END, now, slot, id, 0, 0);
 }
 
-/* One request in 128 by its number, one in 4 where idle workers are predicted to miss by little, is placed in spite of its objectives; most of these tests
- * are about the others. */
+/* One request in 128 by its number, one in 4 where idle workers are predicted to miss by little, is placed in spite of its objectives; most of these
+ * tests are about the others. */
 static bool explores(uint64_t id) { return (id * 0x9e3779b97f4a7c15ull >> 32) % 4 == 0; }
 static uint64_t last_id;
 static uint64_t plain_id(void)
@@ -88,7 +100,8 @@ static void expect_empty_accounts(const struct td_core *c, uint32_t n_workers)
 
 /* ---- predictions ---------------------------------------------------------------------------------------------------------------------------- */
 
-/* What the core predicts for one more request of n tokens behind `ahead` prompts of 1,000 tokens that wait for their prefill and `batch` sequences of `context` that decode. */
+/* What the core predicts for one more request of n tokens behind `ahead` prompts of 1,000 tokens that wait for their prefill and `batch` sequences of
+ * `context` that decode. */
 static struct td_core_action predict(uint64_t n, uint32_t ahead, uint32_t batch, uint64_t context, uint64_t bytes)
 {
     struct td_core_config cfg = config_of(TD_MODE_PD);
@@ -146,9 +159,11 @@ static void test_predictions_are_monotone(void **state)
     assert_true(last > 11600 + 16 * 50000 / 2);
 }
 
-/* ---- admission ---------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- admission
+ * ---------------------------------------------------------------------------------------------------------------------------------- */
 
-/* Refused before any prefill, and told to come back after just the wait that was predicted: backlog + prefill - objective (margins have no price on an idle fleet). */
+/* Refused before any prefill, and told to come back after just the wait that was predicted: backlog + prefill - objective (margins have no price on
+ * an idle fleet). */
 static void test_retry_is_the_predicted_wait(void **state)
 {
     (void)state;
@@ -164,13 +179,15 @@ static void test_retry_is_the_predicted_wait(void **state)
         assert_string_equal(actions[0].reason, "the TTFT objective cannot be met now");
         uint32_t wait_ms = 110 * ahead + 110 - 200;
         assert_in_range(actions[0].retry_ms, wait_ms, wait_ms + 1);
-        assert_int_equal(arrive(c, (uint64_t)actions[0].retry_ms * MS, 0, plain_id(), (struct ask){1000, 20, 200000, 0, 0}), 1); /* and then it is right */
+        /* and then it is right */
+        assert_int_equal(arrive(c, (uint64_t)actions[0].retry_ms * MS, 0, plain_id(), (struct ask){1000, 20, 200000, 0, 0}), 1);
         assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
         td_core_destroy(c);
     }
 }
 
-/* No decode worker has room: it waits while there is slack, and is refused when that has run down, not at the end of the queue time; nothing was prefilled. */
+/* No decode worker has room: it waits while there is slack, and is refused when that has run down, not at the end of the queue time; nothing was
+ * prefilled. */
 static void test_hold_then_reject(void **state)
 {
     (void)state;
@@ -237,7 +254,8 @@ static void test_impossible_objectives(void **state)
     td_core_destroy(c);
 }
 
-/* The model was learned in a slow hour, and the fleet is idle: it must find out that it has become fast, though nothing there meets an objective as predicted. */
+/* The model was learned in a slow hour, and the fleet is idle: it must find out that it has become fast, though nothing there meets an objective as
+ * predicted. */
 static void test_idle_and_thought_slow(void **state)
 {
     (void)state;
@@ -245,7 +263,8 @@ static void test_idle_and_thought_slow(void **state)
     cfg.n_thetas = 0;
     struct td_core *c = core_of(&cfg);
     join(c, 0, 0, TD_ROLE_DECODE, usual);
-    for (int i = 0; i < 4; i++) step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .now_ns = 1, .worker = 0, .a = 256, .b = 32768, .e = 1500000});
+    for (int i = 0; i < 4; i++)
+        step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .now_ns = 1, .worker = 0, .a = 256, .b = 32768, .e = 1500000});
     for (int i = 0; i < 64; i++) step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .now_ns = 1, .worker = 0, .c = 1, .d = 280, .e = 20000});
     uint32_t in_a_row = 0, n = 0, longest = 0;
     for (uint64_t now = SEC; n < 128; n++, now += SEC) { /* in truth 100 ms and 2 ms */
@@ -302,7 +321,8 @@ static void test_strange_objectives(void **state)
     }
 }
 
-/* ---- no herd ------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- no herd
+ * ------------------------------------------------------------------------------------------------------------------------------------- */
 
 static void test_no_herd(void **state)
 {
@@ -329,9 +349,11 @@ static void test_no_herd(void **state)
     }
 }
 
-/* ---- deflection ------------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- deflection
+ * ------------------------------------------------------------------------------------------------------------------------------------ */
 
-/* Hybrid: a slow prefill worker, an objective that only a decode worker can keep. What it may spend is what the tightest there leaves: nothing, then enough. */
+/* Hybrid: a slow prefill worker, an objective that only a decode worker can keep. What it may spend is what the tightest there leaves: nothing, then
+ * enough. */
 static void test_deflection_has_a_budget(void **state)
 {
     (void)state;
@@ -386,19 +408,22 @@ static void test_deflection_has_a_budget(void **state)
     td_core_destroy(c);
 }
 
-/* ---- head of line ----------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- head of line
+ * ----------------------------------------------------------------------------------------------------------------------------------- */
 
 /* Many requests that fit nowhere now, or ever, stand before small ones: those are placed; and the large ones that can fit do get their turn. */
 static void test_large_do_not_block_small(void **state)
 {
     (void)state;
-    static const char *const policies[] = {"goodput", "round_robin", "least_request", "least_token", "power_of_two", "cache_aware", "lmetric", "kv_cost", "conductor"};
+    static const char *const policies[] = {"goodput",     "round_robin", "least_request", "least_token", "power_of_two",
+                                           "cache_aware", "lmetric",     "kv_cost",       "conductor"};
     for (size_t k = 0; k < sizeof policies / sizeof *policies; k++) {
         struct td_core_config cfg = config_of(TD_MODE_COLOCATED);
         cfg.policy = policies[k];
         struct td_core *c = core_of(&cfg);
         join(c, 0, 0, TD_ROLE_DECODE, (struct node){10000, 64, 0, 1000});
-        for (uint32_t i = 0; i < 100; i++) assert_int_equal(arrive(c, 1, i, plain_id(), (struct ask){20000 + i * 7 % 100, 20, 0, 0, 0}), 0); /* larger than the worker */
+        /* larger than the worker */
+        for (uint32_t i = 0; i < 100; i++) assert_int_equal(arrive(c, 1, i, plain_id(), (struct ask){20000 + i * 7 % 100, 20, 0, 0, 0}), 0);
         assert_int_equal(arrive(c, 2, 200, plain_id(), (struct ask){100, 20, 0, 0, 0}), 1);
         assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
         /* also when they have waited long: nothing is kept for what never fits */
@@ -411,7 +436,8 @@ static void test_large_do_not_block_small(void **state)
     }
 }
 
-/* (goodput: the baselines do not look at how full a worker is.) A stream of small requests would fill every gap for ever; one that needs most of a worker comes in all the same, within its queue time. */
+/* (goodput: the baselines do not look at how full a worker is.) A stream of small requests would fill every gap for ever; one that needs most of a
+ * worker comes in all the same, within its queue time. */
 static void test_small_do_not_starve_large(void **state)
 {
     (void)state;
@@ -421,7 +447,8 @@ static void test_small_do_not_starve_large(void **state)
     for (uint32_t w = 0; w < N; w++) join(c, 0, w, TD_ROLE_DECODE, (struct node){1000, 64, 0, 1000});
     struct { uint64_t id, until; } small[64] = {{0}};
     uint64_t large = 0, now = 0, placed_at = 0, n_small = 0, n_meanwhile = 0;
-    for (uint32_t i = 0; placed_at == 0; i++) { /* every 10 ms a small one of 100 tokens that takes a second: three workers full of them, and more waiting */
+    /* every 10 ms a small one of 100 tokens that takes a second: three workers full of them, and more waiting */
+    for (uint32_t i = 0; placed_at == 0; i++) {
         now += 10 * MS;
         if (now > 12 * SEC) fail_msg("the large one starved");
         if (i == 200) {
@@ -475,7 +502,8 @@ static void test_tight_do_not_block_loose(void **state)
     td_core_destroy(c);
 }
 
-/* ---- what cannot be ------------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- what cannot be
+ * ------------------------------------------------------------------------------------------------------------------------------------ */
 
 static void test_lies(void **state)
 {
@@ -510,18 +538,22 @@ static void test_lies(void **state)
     assert_int_equal(st.live, 1);
     /* a step that cannot be teaches nothing; one that can does */
     double before = v.step_s;
-    for (uint32_t i = 0; i < 50; i++) step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .now_ns = 3, .worker = 5, .c = 1, .d = 100, .e = UINT64_MAX});
-    for (uint32_t i = 0; i < 50; i++) step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .now_ns = 3, .worker = 5, .c = UINT64_MAX, .d = 100, .e = 1000});
+    for (uint32_t i = 0; i < 50; i++)
+        step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .now_ns = 3, .worker = 5, .c = 1, .d = 100, .e = UINT64_MAX});
+    for (uint32_t i = 0; i < 50; i++)
+        step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .now_ns = 3, .worker = 5, .c = UINT64_MAX, .d = 100, .e = 1000});
     td_core_worker_view(c, 5, &v);
     assert_true(v.correction >= 1 && v.correction <= 1);
     (void)before;
-    for (uint32_t i = 0; i < 50; i++) step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .now_ns = 3, .worker = 5, .c = 1, .d = 100, .e = 20000});
+    for (uint32_t i = 0; i < 50; i++)
+        step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .now_ns = 3, .worker = 5, .c = 1, .d = 100, .e = 20000});
     td_core_worker_view(c, 5, &v);
     assert_true(v.step_s > 0.015 && v.step_s < 0.025);
     td_core_destroy(c);
 }
 
-/* Time that goes back counts as the latest seen; snapshots out of order change nothing; one from the future silences its sender until it is suspect, and nobody else. */
+/* Time that goes back counts as the latest seen; snapshots out of order change nothing; one from the future silences its sender until it is suspect,
+ * and nobody else. */
 static void test_time_and_snapshots(void **state)
 {
     (void)state;
@@ -545,7 +577,8 @@ static void test_time_and_snapshots(void **state)
     td_core_worker_view(c, 0, &v);
     assert_int_equal(v.snapshot_ns, 11 * SEC);
     step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 14 * SEC, .worker = 0, .a = 6});
-    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 14 * SEC, .worker = 1, .a = UINT64_MAX}); /* dropped: taken, nothing would be newer */
+    /* dropped: taken, nothing would be newer */
+    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 14 * SEC, .worker = 1, .a = UINT64_MAX});
     for (uint64_t i = 1; i <= 12; i++) {
         uint64_t now = 14 * SEC + i * 100 * MS;
         for (uint32_t w = 0; w < 2; w++) step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = now, .worker = w, .a = 6 + i});
@@ -559,7 +592,8 @@ static void test_time_and_snapshots(void **state)
     td_core_destroy(c);
 }
 
-/* ---- coverage: a closed loop of toy workers ------------------------------------------------------------------------------------------------------------ */
+/* ---- coverage: a closed loop of toy workers
+ * ------------------------------------------------------------------------------------------------------------ */
 
 enum { P = 2, D = 4, W = P + D };
 struct toy {
@@ -618,7 +652,8 @@ static void toy_prefill(struct td_core *c, uint32_t p)
     struct toy *t = &toys[slot];
     fifo_head[p]++;
     if (!t->live) return;
-    toy_event(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .worker = p, .a = t->n, .b = t->n * t->n / 2, .e = (uint64_t)((double)step_end_ns[p] * 1e-3)});
+    toy_event(c, (struct td_core_event){
+                     .kind = TD_EV_WORKER_STEP, .worker = p, .a = t->n, .b = t->n * t->n / 2, .e = (uint64_t)((double)step_end_ns[p] * 1e-3)});
     t->in_decode = true;
     t->context = t->n + 1;
     uint64_t id = t->id;
@@ -737,11 +772,20 @@ static void test_margins_cover(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_predictions_are_monotone), cmocka_unit_test(test_retry_is_the_predicted_wait), cmocka_unit_test(test_hold_then_reject),
-        cmocka_unit_test(test_impossible_objectives),    cmocka_unit_test(test_strange_objectives),          cmocka_unit_test(test_no_herd),
-        cmocka_unit_test(test_deflection_has_a_budget),  cmocka_unit_test(test_large_do_not_block_small),    cmocka_unit_test(test_small_do_not_starve_large),
-        cmocka_unit_test(test_tight_do_not_block_loose), cmocka_unit_test(test_lies),                        cmocka_unit_test(test_time_and_snapshots),
-        cmocka_unit_test(test_margins_cover),            cmocka_unit_test(test_idle_and_thought_slow),
+        cmocka_unit_test(test_predictions_are_monotone),
+        cmocka_unit_test(test_retry_is_the_predicted_wait),
+        cmocka_unit_test(test_hold_then_reject),
+        cmocka_unit_test(test_impossible_objectives),
+        cmocka_unit_test(test_strange_objectives),
+        cmocka_unit_test(test_no_herd),
+        cmocka_unit_test(test_deflection_has_a_budget),
+        cmocka_unit_test(test_large_do_not_block_small),
+        cmocka_unit_test(test_small_do_not_starve_large),
+        cmocka_unit_test(test_tight_do_not_block_loose),
+        cmocka_unit_test(test_lies),
+        cmocka_unit_test(test_time_and_snapshots),
+        cmocka_unit_test(test_margins_cover),
+        cmocka_unit_test(test_idle_and_thought_slow),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

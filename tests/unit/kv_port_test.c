@@ -31,10 +31,10 @@ static void every_option_arrives(void **state)
     struct td_kv_port port;
     struct td_xfer_config c = {.instance = "stays", .max_slots = 7};
     const struct td_kv_port_files files = {"cert", "key", "ca"};
-    struct td_kv_port_config o = OPTIONS("--transfer-port=1234", "--transfer-lanes=3", "--transfer-zerocopy=off", "--rdma-devices=b,a", "--rdma-port=2",
-                                         "--rdma-gid-index=5", "--rdma-qps-per-rail=4", "--rdma-timeout=18", "--rdma-traffic-class=98",
-                                         "--rdma-service-level=3", "--rdma-pull", "--rdma-windows", "--rdma-gpu-flush=on", "--rdma-srq-peers=9", "--kv-tls=on",
-                                         "--kv-tls-peer-name=*.kv.tandem");
+    struct td_kv_port_config o =
+        OPTIONS("--transfer-port=1234", "--transfer-lanes=3", "--transfer-zerocopy=off", "--rdma-devices=b,a", "--rdma-port=2", "--rdma-gid-index=5",
+                "--rdma-qps-per-rail=4", "--rdma-timeout=18", "--rdma-traffic-class=98", "--rdma-service-level=3", "--rdma-pull", "--rdma-windows",
+                "--rdma-gpu-flush=on", "--rdma-srq-peers=9", "--kv-tls=on", "--kv-tls-peer-name=*.kv.tandem");
     assert_int_equal(td_kv_port_fill(&o, "rdma", &files, &vb, &port, &c, NULL), TD_OK);
     assert_string_equal(c.instance, "stays");
     assert_int_equal(c.max_slots, 7);
@@ -88,7 +88,8 @@ static void who_speaks_tls(void **state)
         struct td_xfer_config c = {0};
         struct td_err err = {0};
         const struct td_kv_port_files files = {cases[i].cert, "key", cases[i].ca};
-        struct td_kv_port_config o = OPTIONS("--kv-tls", (char *)(uintptr_t)cases[i].kv_tls, "--kv-tls-peer-name", (char *)(uintptr_t)cases[i].peer_name);
+        struct td_kv_port_config o =
+            OPTIONS("--kv-tls", (char *)(uintptr_t)cases[i].kv_tls, "--kv-tls-peer-name", (char *)(uintptr_t)cases[i].peer_name);
         td_status s = td_kv_port_fill(&o, cases[i].transfer, &files, NULL, &port, &c, &err);
         if (s != (cases[i].tls < 0 ? TD_ERR_INVALID : TD_OK) || !strstr(err.msg, cases[i].says)) fail_msg("case %zu: %d \"%s\"", i, s, err.msg);
         if (s) continue;

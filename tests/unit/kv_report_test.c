@@ -1,5 +1,5 @@
-/* The reports of the KV pool against a model of the router's set: after any sequence of publishing, eviction, lookups, new routers and partial reports, once all is
- * told the router's set is exactly the chains that a lookup in the pool finds. */
+/* The reports of the KV pool against a model of the router's set: after any sequence of publishing, eviction, lookups, new routers and partial
+ * reports, once all is told the router's set is exactly the chains that a lookup in the pool finds. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -39,7 +39,8 @@ static int32_t chain_tokens(uint32_t k, int32_t tokens[DEPTH * BLOCK])
     uint32_t depth = 1, level = FANOUT;
     for (; k >= level; level *= FANOUT, depth++) k -= level;
     for (uint32_t d = depth; d > 0; d--, k /= FANOUT)
-        for (uint32_t t = 0; t < BLOCK; t++) tokens[(d - 1) * BLOCK + t] = (int32_t)(100 * (k % FANOUT) + t); /* the same blocks at every depth: only the chain tells them apart */
+        /* the same blocks at every depth: only the chain tells them apart */
+        for (uint32_t t = 0; t < BLOCK; t++) tokens[(d - 1) * BLOCK + t] = (int32_t)(100 * (k % FANOUT) + t);
     return (int32_t)depth;
 }
 
@@ -98,7 +99,8 @@ static void expect_truth(struct td_kv_pool *pool, const char *when)
 {
     for (uint32_t k = 0; k < CHAINS; k++) {
         bool there = findable(pool, k);
-        if (there != told[k]) fail_msg("%s: chain %u is %sin the pool, the router has it %s", when, k, there ? "" : "not ", told[k] ? "all the same" : "not");
+        if (there != told[k])
+            fail_msg("%s: chain %u is %sin the pool, the router has it %s", when, k, there ? "" : "not ", told[k] ? "all the same" : "not");
     }
 }
 

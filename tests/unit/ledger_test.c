@@ -34,8 +34,11 @@ static void snapshot(struct td_core_worker *w, uint64_t seq, uint64_t queued, ui
 /* What must hold of a worker with these open legs. n_min_tpot may be 0 while some are open: core.c looks for the next one then. */
 static void check(const struct td_core_worker *w, const struct td_leg *legs, double now_s)
 {
-    struct { uint32_t assigned, n_pending, n_active, n_tightest; uint64_t assigned_tokens, promised, pending_tokens, active, reserved, local; double pending_s, tightest; } t = {
-        .tightest = INFINITY};
+    struct {
+        uint32_t assigned, n_pending, n_active, n_tightest;
+        uint64_t assigned_tokens, promised, pending_tokens, active, reserved, local;
+        double pending_s, tightest;
+    } t = {.tightest = INFINITY};
     for (int i = 0; i < LEGS; i++) {
         const struct td_leg *l = &legs[i];
         if (l->worker == TD_NO_WORKER) continue;

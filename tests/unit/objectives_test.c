@@ -1,4 +1,5 @@
-/* router/objectives: the class table and the latency table. Every refusal names the field, the value and the limit; garbage is refused, never believed. */
+/* router/objectives: the class table and the latency table. Every refusal names the field, the value and the limit; garbage is refused, never
+ * believed. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -114,15 +115,17 @@ static void expect_table_error(const char *text, td_status want, const char *mes
 static void test_latency_table(void **state)
 {
     (void)state;
-    static const char text[] = "# measured\n\n  node_class=h100 a0=1e-3 a1=2e-5 a2=3e-10 b0=4e-3 b1=5e-5 b2=6e-9 b3=7e-5 b4=8e-11 link_tau=9e-5 link_bytes_per_s=5e10 # x\r\n"
+    static const char text[] = "# measured\n\n  node_class=h100 a0=1e-3 a1=2e-5 a2=3e-10 b0=4e-3 b1=5e-5 b2=6e-9 b3=7e-5 b4=8e-11 link_tau=9e-5 "
+                               "link_bytes_per_s=5e10 # x\r\n"
                                "node_class=l40 b0=1";
     write_table(text, sizeof text - 1);
     assert_int_equal(router_latency_table_load(path, &cfg, names, NULL, &err), TD_OK);
     assert_int_equal(cfg.n_thetas, 2);
     assert_string_equal(names[0], "h100");
     assert_string_equal(names[1], "l40");
-    const double got[] = {cfg.thetas[0].prefill[0], cfg.thetas[0].prefill[1], cfg.thetas[0].prefill[2], cfg.thetas[0].decode[0], cfg.thetas[0].decode[1],
-                          cfg.thetas[0].decode[2], cfg.thetas[0].decode[3], cfg.thetas[0].decode[4], cfg.thetas[0].link_tau, cfg.thetas[0].link_bytes_per_s};
+    const double got[] = {cfg.thetas[0].prefill[0], cfg.thetas[0].prefill[1],      cfg.thetas[0].prefill[2], cfg.thetas[0].decode[0],
+                          cfg.thetas[0].decode[1],  cfg.thetas[0].decode[2],       cfg.thetas[0].decode[3],  cfg.thetas[0].decode[4],
+                          cfg.thetas[0].link_tau,   cfg.thetas[0].link_bytes_per_s};
     const double want[] = {1e-3, 2e-5, 3e-10, 4e-3, 5e-5, 6e-9, 7e-5, 8e-11, 9e-5, 5e10};
     assert_memory_equal(got, want, sizeof want);
     assert_true(cfg.thetas[0].known && cfg.thetas[1].known);
@@ -138,8 +141,11 @@ static void test_latency_table_errors(void **state)
     expect_table_error("node_class=a a0=x", TD_ERR_INVALID, "latency_table %s line 1: a0 is \"x\", must be a number from 0 to 1e15");
     expect_table_error("\nnode_class=a b4=nan", TD_ERR_INVALID, "latency_table %s line 2: b4 is \"nan\", must be a number from 0 to 1e15");
     expect_table_error("node_class=a a0=-1", TD_ERR_INVALID, "latency_table %s line 1: a0 is \"-1\", must be a number from 0 to 1e15");
-    expect_table_error("node_class=a link_bytes_per_s=1e300", TD_ERR_INVALID, "latency_table %s line 1: link_bytes_per_s is \"1e300\", must be a number from 0 to 1e15");
-    expect_table_error("node_class=a a3=1", TD_ERR_INVALID, "latency_table %s line 1: \"a3\" is unknown; there are node_class, a0..a2, b0..b4, link_tau, link_bytes_per_s, kv_tokens, kv_bytes, gpus");
+    expect_table_error("node_class=a link_bytes_per_s=1e300", TD_ERR_INVALID,
+                       "latency_table %s line 1: link_bytes_per_s is \"1e300\", must be a number from 0 to 1e15");
+    expect_table_error(
+        "node_class=a a3=1", TD_ERR_INVALID,
+        "latency_table %s line 1: \"a3\" is unknown; there are node_class, a0..a2, b0..b4, link_tau, link_bytes_per_s, kv_tokens, kv_bytes, gpus");
     expect_table_error("node_class=a a0", TD_ERR_INVALID, "latency_table %s line 1: \"a0\" is not NAME=VALUE");
     expect_table_error("a0=1", TD_ERR_INVALID, "latency_table %s line 1: node_class is missing");
     expect_table_error("node_class=a\n#\nnode_class=a", TD_ERR_INVALID, "latency_table %s line 3: node_class a is given twice");
@@ -167,8 +173,8 @@ static void test_latency_table_errors(void **state)
 static void test_garbage(void **state)
 {
     (void)state;
-    static const char *const pieces[] = {"node_class=", "a", "=", ",", ":", " ", "\n", "a0=", "b3=", "ttft=", "tpot=", "weight=", "best_effort", "1e9", "-1", "0", "nan",
-                                         "preset=", "#", "\x01", "\xff", "default", "1e-3", "link_tau="};
+    static const char *const pieces[] = {"node_class=", "a",   "=",  ",", ":",   " ",       "\n", "a0=",  "b3=",  "ttft=",   "tpot=", "weight=",
+                                         "best_effort", "1e9", "-1", "0", "nan", "preset=", "#",  "\x01", "\xff", "default", "1e-3",  "link_tau="};
     uint64_t rng = 1;
     int accepted = 0, refused = 0;
     for (int i = 0; i < 20000; i++) {
@@ -206,7 +212,8 @@ int main(void)
     if (fd < 0) return 1;
     close(fd);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_classes), cmocka_unit_test(test_class_errors), cmocka_unit_test(test_latency_table), cmocka_unit_test(test_latency_table_errors),
+        cmocka_unit_test(test_classes),       cmocka_unit_test(test_class_errors),
+        cmocka_unit_test(test_latency_table), cmocka_unit_test(test_latency_table_errors),
         cmocka_unit_test(test_garbage),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,5 @@
-/* router/core/order: who is next among those that wait. Cases for each rule, then random play against a reference that computes every choice from all of its items. */
+/* router/core/order: who is next among those that wait. Cases for each rule, then random play against a reference that computes every choice from all
+ * of its items. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -37,10 +38,10 @@ static void expect_walk(struct td_order *o, double fullness, uint64_t now_ns, co
     assert_int_equal(td_order_next(o), TD_ORDER_NONE);
     assert_int_equal(td_order_next(o), TD_ORDER_NONE);
 }
-#define EXPECT_WALK(o, fullness, now, ...)                                                                                                                   \
-    do {                                                                                                                                                     \
-        const uint32_t want_[] = {__VA_ARGS__};                                                                                                              \
-        expect_walk(o, fullness, now, want_, sizeof want_ / sizeof *want_);                                                                                  \
+#define EXPECT_WALK(o, fullness, now, ...)                                                                                                           \
+    do {                                                                                                                                             \
+        const uint32_t want_[] = {__VA_ARGS__};                                                                                                      \
+        expect_walk(o, fullness, now, want_, sizeof want_ / sizeof *want_);                                                                          \
     } while (0)
 
 static void test_classes_and_ceilings(void **state)
@@ -143,8 +144,8 @@ static void test_tenants_share(void **state)
     td_order_destroy(o);
 }
 
-/* Least attained service over time: tenants that always have something waiting and send requests of sizes 1:4 get the same tokens, up to what the fifth of the
- * score that is waiting can shift (0.2 / 0.8 of the greater service). */
+/* Least attained service over time: tenants that always have something waiting and send requests of sizes 1:4 get the same tokens, up to what the
+ * fifth of the score that is waiting can shift (0.2 / 0.8 of the greater service). */
 static void test_fairness_in_the_long_run(void **state)
 {
     (void)state;
@@ -229,9 +230,15 @@ static void test_wire_key(void **state)
     (void)state;
     struct td_order *o = order_of(16);
     const struct td_order_key chain[] = {
-        {.slo_class = 0, .priority = 100, .deadline_ns = 5 * SEC}, {.slo_class = 0, .priority = 0, .deadline_ns = 4 * SEC}, {.slo_class = 0, .deadline_ns = 5 * SEC},
-        {.slo_class = 0, .deadline_ns = UINT64_MAX}, {.slo_class = 0, .deadline_ns = 0, .hopeless = true}, {.slo_class = 0, .priority = -100, .deadline_ns = 0},
-        {.slo_class = 1, .priority = 100, .deadline_ns = 0}, {.slo_class = 15, .priority = 100, .deadline_ns = 0}, {.slo_class = 15, .priority = -100, .deadline_ns = UINT64_MAX, .hopeless = true},
+        {.slo_class = 0, .priority = 100, .deadline_ns = 5 * SEC},
+        {.slo_class = 0, .priority = 0, .deadline_ns = 4 * SEC},
+        {.slo_class = 0, .deadline_ns = 5 * SEC},
+        {.slo_class = 0, .deadline_ns = UINT64_MAX},
+        {.slo_class = 0, .deadline_ns = 0, .hopeless = true},
+        {.slo_class = 0, .priority = -100, .deadline_ns = 0},
+        {.slo_class = 1, .priority = 100, .deadline_ns = 0},
+        {.slo_class = 15, .priority = 100, .deadline_ns = 0},
+        {.slo_class = 15, .priority = -100, .deadline_ns = UINT64_MAX, .hopeless = true},
     };
     for (size_t i = 1; i < sizeof chain / sizeof *chain; i++)
         assert_true(td_order_wire_key(o, &chain[i - 1]) < td_order_wire_key(o, &chain[i]));
@@ -325,8 +332,14 @@ static void play(uint64_t seed)
         case 1:
         case 2:
             if (ref[s].in) break;
-            ref[s] = (struct ref_item){.in = true, .since_ns = now, .work_s = 1 + rnd(9),
-                                       .key = {.slo_class = rnd(CLASSES), .tenant = t, .priority = (int32_t)rnd(3) - 1, .bound = rnd(3) > 0, .id = ++next_id,
+            ref[s] = (struct ref_item){.in = true,
+                                       .since_ns = now,
+                                       .work_s = 1 + rnd(9),
+                                       .key = {.slo_class = rnd(CLASSES),
+                                               .tenant = t,
+                                               .priority = (int32_t)rnd(3) - 1,
+                                               .bound = rnd(3) > 0,
+                                               .id = ++next_id,
                                                .deadline_ns = now + rnd(5000) * (SEC / 1000) - SEC / 2}};
             ref[s].key.hopeless = ref[s].key.bound && now > ref[s].key.deadline_ns;
             td_order_insert(o, s, &ref[s].key, ref[s].work_s, now);

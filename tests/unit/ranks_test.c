@@ -143,7 +143,8 @@ static void compare_kv(const struct run *one, const struct run *many, size_t ele
                         int32_t whole = one->n_kv_heads >= many->n_ranks ? r * many->n_kv_heads + h : r * one->n_kv_heads / many->n_ranks;
                         const uint8_t *a = kv_row(one, 0, t, layer, kv, whole, elem), *b = kv_row(many, r, t, layer, kv, h, elem);
                         if (layer == 0 && memcmp(a, b, row))
-                            fail_msg("%d ranks: layer 0, %c of token %d, head %d of rank %d is not head %d of one rank", many->n_ranks, "KV"[kv], t, h, r, whole);
+                            fail_msg("%d ranks: layer 0, %c of token %d, head %d of rank %d is not head %d of one rank", many->n_ranks, "KV"[kv], t,
+                                     h, r, whole);
                         for (int32_t i = 0; i < one->head_dim; i++) {
                             float x, y;
                             if (elem == 4) {
@@ -157,14 +158,17 @@ static void compare_kv(const struct run *one, const struct run *many, size_t ele
                                 y = td_bf16_to_f32(v);
                             }
                             double d = fabs((double)x - (double)y);
-                            if (!(d <= tol)) fail_msg("%d ranks: layer %d, %c of token %d, head %d of rank %d: %g, one rank has %g", many->n_ranks, layer, "KV"[kv], t, h, r, (double)y, (double)x);
+                            if (!(d <= tol))
+                                fail_msg("%d ranks: layer %d, %c of token %d, head %d of rank %d: %g, one rank has %g", many->n_ranks, layer,
+                                         "KV"[kv], t, h, r, (double)y, (double)x);
                         }
                     }
 }
 
 static void compare_bits(const struct run *a, const struct run *b, const char *what)
 {
-    if (memcmp(a->logits, b->logits, (size_t)N_TOKENS * (size_t)a->vocab * sizeof(float))) fail_msg("%d ranks: other logits with %s", a->n_ranks, what);
+    if (memcmp(a->logits, b->logits, (size_t)N_TOKENS * (size_t)a->vocab * sizeof(float)))
+        fail_msg("%d ranks: other logits with %s", a->n_ranks, what);
     for (int32_t r = 0; r < a->n_ranks; r++)
         for (int32_t t = 0; t < N_TOKENS; t++)
             for (int32_t layer = 0; layer < a->n_layers; layer++)
@@ -185,7 +189,8 @@ static void compare_replicas(const struct run *one, const struct run *many)
             for (int32_t layer = 0; layer < one->n_layers; layer++)
                 for (int kv = 0; kv < 2; kv++) {
                     size_t elem = many->block_bytes / ((size_t)BS * (size_t)many->n_layers * 2 * (size_t)many->head_dim);
-                    assert_memory_equal(kv_row(many, r, t, layer, kv, 0, elem), kv_row(many, r / n * n, t, layer, kv, 0, elem), (size_t)many->head_dim * elem);
+                    assert_memory_equal(kv_row(many, r, t, layer, kv, 0, elem), kv_row(many, r / n * n, t, layer, kv, 0, elem),
+                                        (size_t)many->head_dim * elem);
                 }
 }
 
@@ -227,14 +232,16 @@ static void random_models(void **state)
     static const int32_t all[] = {2, 4, 8, 0}, some[] = {2, 4, 0};
     struct td_model_params p = {.random_config = config_path, .dtype = "f32"};
     /* every bias, heads split 8 ways, KV heads shared from 4 ranks on */
-    write_config("{\"model_type\":\"llama\"," SHAPE(8, 2) "\"attention_bias\":true,\"mlp_bias\":true,\"tie_word_embeddings\":false,\"torch_dtype\":\"float32\"}");
+    write_config("{\"model_type\":\"llama\"," SHAPE(
+        8, 2) "\"attention_bias\":true,\"mlp_bias\":true,\"tie_word_embeddings\":false,\"torch_dtype\":\"float32\"}");
     compare_degrees(&p, all, 4, 2e-5);
     /* q and k norms, tied embeddings, bf16 */
     p.dtype = "bf16";
     write_config("{\"model_type\":\"qwen3\"," SHAPE(8, 4) "\"attention_bias\":false,\"tie_word_embeddings\":true,\"torch_dtype\":\"bfloat16\"}");
     compare_degrees(&p, some, 2, 0.04);
     p.dtype = "f32";
-    write_config("{\"model_type\":\"qwen2\"," SHAPE(4, 1) "\"tie_word_embeddings\":true,\"sliding_window\":16,\"use_sliding_window\":false,\"torch_dtype\":\"float32\"}");
+    write_config("{\"model_type\":\"qwen2\"," SHAPE(
+        4, 1) "\"tie_word_embeddings\":true,\"sliding_window\":16,\"use_sliding_window\":false,\"torch_dtype\":\"float32\"}");
     compare_degrees(&p, some, 4, 2e-5);
 }
 

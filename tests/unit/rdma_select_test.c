@@ -284,7 +284,8 @@ static void both_sides_settle_on_the_same(void **state)
     (void)state;
     for (int i = 0; i < 3 * 3 * 4 * 4 * 4 * 4; i++) {
         struct td_rdma_side a = {.ethernet = true, .mtu_bytes = mtus[i % 3], .rd_atomic_in = reads[i / 9 % 4], .rd_atomic_out = reads[i / 36 % 4]};
-        struct td_rdma_side b = {.ethernet = true, .mtu_bytes = mtus[i / 3 % 3], .rd_atomic_in = reads[i / 144 % 4], .rd_atomic_out = reads[i / 576 % 4]};
+        struct td_rdma_side b = {
+            .ethernet = true, .mtu_bytes = mtus[i / 3 % 3], .rd_atomic_in = reads[i / 144 % 4], .rd_atomic_out = reads[i / 576 % 4]};
         struct td_vb_route x = {.remote_qp = 7, .gid_index = 3, .timeout = 5, .traffic_class = 9}, y = {0};
         assert_int_equal(td_rdma_settle(&a, &b, &x, NULL), TD_OK);
         assert_int_equal(td_rdma_settle(&b, &a, &y, NULL), TD_OK);

@@ -111,7 +111,8 @@ static void test_last_message_waits_for_the_prefill_figures(void **state)
     td_core_destroy(c);
 }
 
-/* A job whose reservation is under way is in no worker's queue yet: a snapshot took it for done, and the next request went where that one was going. */
+/* A job whose reservation is under way is in no worker's queue yet: a snapshot took it for done, and the next request went where that one was
+ * going. */
 static void test_snapshot_leaves_planned_work(void **state)
 {
     (void)state;
@@ -243,8 +244,8 @@ static void test_colocated_needs_no_prefill_workers(void **state)
     }
 }
 
-/* A long prefill with nobody decoding beside it counted as rows mixed into every later decode step: on an idle colocated worker the next request with a TPOT
- * objective was held until its TTFT slack was gone, then refused. Only steps that had both disturb decoding. */
+/* A long prefill with nobody decoding beside it counted as rows mixed into every later decode step: on an idle colocated worker the next request with
+ * a TPOT objective was held until its TTFT slack was gone, then refused. Only steps that had both disturb decoding. */
 static void test_lone_prefills_disturb_nobody(void **state)
 {
     (void)state;
@@ -252,13 +253,21 @@ static void test_lone_prefills_disturb_nobody(void **state)
         struct td_core *c = core_of(TD_MODE_COLOCATED, "goodput", 250);
         join(c, MS, 0, TD_ROLE_DECODE, 16);
         uint64_t now = 2 * MS;
-        for (int i = 0; i < 40; i++) { /* what a worker of such a model says: 512 rows in 138 ms, then 47 steps of 0.13 ms; `mixed`: rows in most of them, too */
+        /* what a worker of such a model says: 512 rows in 138 ms, then 47 steps of 0.13 ms; `mixed`: rows in most of them, too */
+        for (int i = 0; i < 40; i++) {
             step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .now_ns = now += 140 * MS, .worker = 0, .a = 512, .b = 131072, .e = 138000});
             for (uint64_t k = 0; k < 47; k++)
-                step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .now_ns = now += MS / 5, .worker = 0, .a = mixed ? 500 : 0, .b = mixed ? 125000 : 0, .c = 1,
-                                               .d = 512 + k, .e = mixed ? 135000 : 130});
+                step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
+                                               .now_ns = now += MS / 5,
+                                               .worker = 0,
+                                               .a = mixed ? 500 : 0,
+                                               .b = mixed ? 125000 : 0,
+                                               .c = 1,
+                                               .d = 512 + k,
+                                               .e = mixed ? 135000 : 130});
         }
-        size_t n = step(c, (struct td_core_event){.kind = TD_EV_REQUEST, .now_ns = now, .slot = 0, .id = 1, .a = 512, .b = 48, .e = 250000, .f = 6000});
+        size_t n =
+            step(c, (struct td_core_event){.kind = TD_EV_REQUEST, .now_ns = now, .slot = 0, .id = 1, .a = 512, .b = 48, .e = 250000, .f = 6000});
         /* An empty worker is given it in the first case; where every step carries a chunk, 6 ms a token cannot be had. */
         assert_true(mixed ? n == 0 || actions[0].kind == TD_ACT_FAIL : n == 1 && actions[0].kind == TD_ACT_START_DECODE);
         td_core_destroy(c);
@@ -310,25 +319,43 @@ static void test_the_link_is_charged_for_what_is_sent(void **state)
     uint64_t hashes[10], tpot_us[2];
     for (uint64_t i = 0; i < 10; i++) hashes[i] = 77 + i;
     for (int held = 0; held < 2; held++) {
-        struct td_core_config g = {.mode = TD_MODE_PD, .policy = "goodput", .max_requests = 8, .max_queued = 8, .worker_timeout_ms = 100000, .queue_timeout_ms = 5000,
-                                   .stall_ms = 20000, .max_failovers = 1, .max_prefix_entries = 1000, .n_thetas = 1};
+        struct td_core_config g = {.mode = TD_MODE_PD,
+                                   .policy = "goodput",
+                                   .max_requests = 8,
+                                   .max_queued = 8,
+                                   .worker_timeout_ms = 100000,
+                                   .queue_timeout_ms = 5000,
+                                   .stall_ms = 20000,
+                                   .max_failovers = 1,
+                                   .max_prefix_entries = 1000,
+                                   .n_thetas = 1};
         g.thetas[0] = (struct td_lat_theta){.prefill = {0, 1e-6, 0}, .decode = {1e-3, 0, 0, 0, 0}, .link_bytes_per_s = 1e6, .known = true};
         struct td_core *c = NULL;
         struct td_err err;
         assert_int_equal(td_core_create(&g, &c, &err), TD_OK);
         for (uint32_t w = 0; w < 2; w++)
-            step(c, (struct td_core_event){.kind = TD_EV_WORKER_JOIN, .now_ns = 1, .worker = w, .role = w ? TD_ROLE_DECODE : TD_ROLE_PREFILL, .a = 100000, .b = 8, .e = 1000});
+            step(c, (struct td_core_event){.kind = TD_EV_WORKER_JOIN,
+                                           .now_ns = 1,
+                                           .worker = w,
+                                           .role = w ? TD_ROLE_DECODE : TD_ROLE_PREFILL,
+                                           .a = 100000,
+                                           .b = 8,
+                                           .e = 1000});
         for (int i = 0; held && i < 9; i++) step(c, (struct td_core_event){.kind = TD_EV_BLOCK_ADD, .now_ns = 2, .worker = 1, .a = hashes[i]});
-        struct td_core_event r = {.kind = TD_EV_REQUEST, .now_ns = 3, .slot = 0, .id = 1, .a = 161, .b = 16, .hashes = hashes, .n_hashes = 10, .hash_tokens = 16};
+        struct td_core_event r = {
+            .kind = TD_EV_REQUEST, .now_ns = 3, .slot = 0, .id = 1, .a = 161, .b = 16, .hashes = hashes, .n_hashes = 10, .hash_tokens = 16};
         assert_int_equal(step(c, r), 1); /* 1 ms of link time a token: 161 or 17 ms */
         assert_int_equal(arrive(c, 4, 1, 10), 1); /* another, behind it on the same link */
         tpot_us[held] = actions[0].tpot_us;
         td_core_destroy(c);
     }
-    if (!(tpot_us[0] > tpot_us[1] + 5000)) fail_msg("predicted TPOT behind a whole prompt %llu us, behind a tenth of it %llu us", (unsigned long long)tpot_us[0], (unsigned long long)tpot_us[1]);
+    if (!(tpot_us[0] > tpot_us[1] + 5000))
+        fail_msg("predicted TPOT behind a whole prompt %llu us, behind a tenth of it %llu us", (unsigned long long)tpot_us[0],
+                 (unsigned long long)tpot_us[1]);
 }
 
-/* All requests of a dead worker come back at once, in any order, and belong before those that wait: a search for the place of each took time squared. The
+/* All requests of a dead worker come back at once, in any order, and belong before those that wait: a search for the place of each took time squared.
+ * The
  * bound is on the growth: four times as many may take 12 times as long at most, where squared is 16 and the queue's own is 5. */
 static double time_of_failovers(uint32_t n, bool in_order, uint64_t seed)
 {
@@ -363,7 +390,8 @@ static void test_many_come_back_at_once(void **state)
     (void)state;
     for (int in_order = 0; in_order < 2; in_order++) { /* each before all others, or anywhere */
         double least = INFINITY;
-        for (uint64_t i = 0; i < 5; i++) least = fmin(least, time_of_failovers(16384, in_order, i) / fmax(1e-5, time_of_failovers(4096, in_order, i)));
+        for (uint64_t i = 0; i < 5; i++)
+            least = fmin(least, time_of_failovers(16384, in_order, i) / fmax(1e-5, time_of_failovers(4096, in_order, i)));
         if (!(least < 12)) fail_msg("16,384 insertions take %.1f times as long as 4,096 (in order: %d)", least, in_order);
     }
 }

@@ -336,7 +336,8 @@ static void same_bits_everywhere(void **state)
         fail_msg("the draws fold to 0x%llx", (unsigned long long)fold);
 }
 
-/* The sum behind a logprob has no order: a row's tokens in any other order have the same logprobs to the last bit. Near certainty shows it: the rest's 1e-7 beside 1. */
+/* The sum behind a logprob has no order: a row's tokens in any other order have the same logprobs to the last bit. Near certainty shows it: the
+ * rest's 1e-7 beside 1. */
 static void logprobs_owe_nothing_to_the_order(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* split_memory_test.c - random batches of copies through the table of a split pool against one plain array laid out as the pool says: every byte of every
- * rank's memory is compared after each batch, the guards around it too. The ranks' memory is a fake device's, whose addresses nobody can follow and whose
- * copies run late. */
+/* split_memory_test.c - random batches of copies through the table of a split pool against one plain array laid out as the pool says: every byte of
+ * every rank's memory is compared after each batch, the guards around it too. The ranks' memory is a fake device's, whose addresses nobody can follow
+ * and whose copies run late. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -55,7 +55,12 @@ static void pool_open(struct pool *p, struct shape s, const char *words)
         base[r] = p->rank[r] + GUARD;
     }
     p->scratch = fake_device_alloc(p->d, SCRATCH);
-    struct td_split_config c = {.device = dm, .rank_base = base, .n_parts = s.n_parts, .n_copies = s.n_copies, .n_blocks = s.n_blocks, .part_bytes = s.part_bytes,
+    struct td_split_config c = {.device = dm,
+                                .rank_base = base,
+                                .n_parts = s.n_parts,
+                                .n_copies = s.n_copies,
+                                .n_blocks = s.n_blocks,
+                                .part_bytes = s.part_bytes,
                                 .tail_bytes = s.tail_bytes};
     if (td_split_memory_create(&c, &p->m, &err)) fail_msg("%s", err.msg);
     p->table = td_split_memory_table(p->m);
@@ -93,7 +98,8 @@ static void compare(struct pool *p, int batch)
             for (size_t i = 0; i < p->rank_bytes + 2 * GUARD; i++) {
                 uint8_t want = POISON;
                 size_t at = i - GUARD;
-                if (i >= GUARD && at < (size_t)s->n_blocks * s->part_bytes) want = pool[at / s->part_bytes * block_bytes + (size_t)part * s->part_bytes + at % s->part_bytes];
+                if (i >= GUARD && at < (size_t)s->n_blocks * s->part_bytes)
+                    want = pool[at / s->part_bytes * block_bytes + (size_t)part * s->part_bytes + at % s->part_bytes];
                 else if (i >= GUARD && at < p->rank_bytes && part == 0) want = pool[blocks + at - (size_t)s->n_blocks * s->part_bytes];
                 if (mem[i] != want) fail_msg("batch %d: part %d copy %d byte %zd is %02x, wanted %02x", batch, part, copy, (ssize_t)at, mem[i], want);
             }
@@ -131,8 +137,8 @@ static void one_batch(struct pool *p, int batch)
         struct end to = pick(p, kind == TD_COPY_TO_HOST ? 2 : kind == TD_COPY_ON_DEVICE ? on_device == 2 : 0, bytes);
         bool clear = !overlap(address(p, from), bytes, address(p, to), bytes); /* runs of a batch may go in any order */
         for (size_t k = 0; k < n; k++)
-            clear = clear && !overlap(address(p, to), bytes, runs[k].to, runs[k].bytes) && !overlap(address(p, from), bytes, runs[k].to, runs[k].bytes) &&
-                    !overlap(address(p, to), bytes, runs[k].from, runs[k].bytes);
+            clear = clear && !overlap(address(p, to), bytes, runs[k].to, runs[k].bytes) &&
+                    !overlap(address(p, from), bytes, runs[k].to, runs[k].bytes) && !overlap(address(p, to), bytes, runs[k].from, runs[k].bytes);
         if (!clear) continue;
         ends[n] = to;
         runs[n++] = (struct td_device_run){.to = address(p, to), .from = address(p, from), .bytes = bytes};
@@ -209,6 +215,7 @@ static void test_refusals(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_as_one_array), cmocka_unit_test(test_longer_than_the_list), cmocka_unit_test(test_refusals)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_as_one_array), cmocka_unit_test(test_longer_than_the_list),
+                                       cmocka_unit_test(test_refusals)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

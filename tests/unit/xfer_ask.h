@@ -39,7 +39,8 @@ static inline struct td_xfer_event event_by(struct node *n, uint64_t ms)
     do {                                                                                                                                             \
         struct td_xfer_event e_ = event(node);                                                                                                       \
         if (e_.kind != (kind_) || e_.status != (status_))                                                                                            \
-            fail_msg("%s:%d: event %d status %d (%s), wanted %d status %d", __FILE__, __LINE__, (int)e_.kind, (int)e_.status, e_.reason, (int)(kind_), \
+            fail_msg("%s:%d: event %d status %d (%s), wanted %d status %d", __FILE__, __LINE__, (int)e_.kind, (int)e_.status, e_.reason,             \
+                (int)(kind_),                                                                                                                        \
                      (int)(status_));                                                                                                                \
     } while (0)
 

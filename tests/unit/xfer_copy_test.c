@@ -24,7 +24,8 @@ static void check(td_xfer_copy_fn copy, size_t to_at, size_t from_at, size_t n)
     memcpy(wanted + to_at, from + from_at, n);
     copy(to + to_at, from + from_at, n);
     for (size_t i = 0; i < ROOM; i++)
-        if (to[i] != wanted[i]) fail_msg("%zu bytes from +%zu to +%zu: byte %zd is %02x, wanted %02x", n, from_at, to_at, (ssize_t)(i - to_at), to[i], wanted[i]);
+        if (to[i] != wanted[i])
+            fail_msg("%zu bytes from +%zu to +%zu: byte %zd is %02x, wanted %02x", n, from_at, to_at, (ssize_t)(i - to_at), to[i], wanted[i]);
 }
 
 static void every_version_copies_what_memcpy_does(void **state)

@@ -58,9 +58,17 @@ static void set_rdma(struct node_command *c, const struct end *e)
 static struct node *open_end(const struct end *e)
 {
     struct node *n = e->child ? node_spawn(program) : node_local();
-    struct node_command c = {.verb = NODE_OPEN, .path = e->path, .shareable = true, .max_slots = 32, .max_ops = 32, .timeout_ms = e->timeout_ms ? e->timeout_ms : 2000,
-                             .block_bytes = e->block_bytes ? e->block_bytes : BLOCK_BYTES, .layout_hash = 0x1a70, .n_blocks = e->n_blocks ? (int32_t)e->n_blocks : N_BLOCKS,
-                             .lanes = e->lanes ? e->lanes : 1, .small_sockets = e->small_sockets};
+    struct node_command c = {.verb = NODE_OPEN,
+                             .path = e->path,
+                             .shareable = true,
+                             .max_slots = 32,
+                             .max_ops = 32,
+                             .timeout_ms = e->timeout_ms ? e->timeout_ms : 2000,
+                             .block_bytes = e->block_bytes ? e->block_bytes : BLOCK_BYTES,
+                             .layout_hash = 0x1a70,
+                             .n_blocks = e->n_blocks ? (int32_t)e->n_blocks : N_BLOCKS,
+                             .lanes = e->lanes ? e->lanes : 1,
+                             .small_sockets = e->small_sockets};
     snprintf(c.device, sizeof c.device, "%s", e->device);
     set_rdma(&c, e);
     struct node_reply r = ask(n, &c);
@@ -189,7 +197,8 @@ static void a_revoked_slot_waits_for_its_copies(void **state)
 {
     (void)state;
     for (size_t k = 0; k < 2; k++) {
-        struct node *p = open_end(&(struct end){.path = both_paths[k], .device = "device", .child = true}), *d = open_end(&(struct end){.path = both_paths[k], .device = "device"});
+        struct node *p = open_end(&(struct end){.path = both_paths[k], .device = "device", .child = true}),
+                    *d = open_end(&(struct end){.path = both_paths[k], .device = "device"});
         struct transfer t, other;
         whole(p, d, both_paths[k]);
         fake_device_hold(node_device(d), true);
@@ -222,7 +231,8 @@ static void ready_comes_when_the_device_has_the_bytes(void **state)
 {
     (void)state;
     for (size_t k = 0; k < 2; k++) {
-        struct node *p = open_end(&(struct end){.path = both_paths[k], .device = "device", .child = true}), *d = open_end(&(struct end){.path = both_paths[k], .device = "device"});
+        struct node *p = open_end(&(struct end){.path = both_paths[k], .device = "device", .child = true}),
+                    *d = open_end(&(struct end){.path = both_paths[k], .device = "device"});
         struct transfer t;
         whole(p, d, both_paths[k]);
         fake_device_hold(node_device(d), true);
@@ -243,7 +253,8 @@ static void ready_comes_when_the_device_has_the_bytes(void **state)
 static void a_cancelled_op_waits_for_its_copies(void **state)
 {
     (void)state;
-    struct node *p = open_end(&(struct end){.path = TD_XFER_PATH_TCP, .device = "device"}), *d = open_end(&(struct end){.path = TD_XFER_PATH_TCP, .device = "device", .child = true});
+    struct node *p = open_end(&(struct end){.path = TD_XFER_PATH_TCP, .device = "device"}),
+                *d = open_end(&(struct end){.path = TD_XFER_PATH_TCP, .device = "device", .child = true});
     struct transfer t;
     whole(p, d, TD_XFER_PATH_TCP);
     fake_device_hold(node_device(p), true);
@@ -324,7 +335,8 @@ static void paths_of_device_pools(void **state)
         {"device", "no-ipc", "peer node", TD_XFER_PATH_CUDA_IPC}, /* it is the sender's memory that is opened */
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        struct node *p = open_end(&(struct end){.device = rows[i].p, .child = true}), *d = open_end(&(struct end){.device = rows[i].d, .child = true});
+        struct node *p = open_end(&(struct end){.device = rows[i].p, .child = true}),
+                    *d = open_end(&(struct end){.device = rows[i].d, .child = true});
         struct transfer t;
         grant(&t, p, d, 0, 20);
         struct node_reply r = start(&t);
@@ -356,7 +368,8 @@ static void paths_of_device_pools(void **state)
 static td_status open_status(const struct end *e, char msg[256])
 {
     struct node *n = node_local();
-    struct node_command c = {.verb = NODE_OPEN, .path = e->path, .shareable = true, .max_slots = 4, .max_ops = 4, .block_bytes = BLOCK_BYTES, .n_blocks = 4};
+    struct node_command c = {
+        .verb = NODE_OPEN, .path = e->path, .shareable = true, .max_slots = 4, .max_ops = 4, .block_bytes = BLOCK_BYTES, .n_blocks = 4};
     snprintf(c.device, sizeof c.device, "%s", e->device);
     set_rdma(&c, e);
     struct node_reply r = ask(n, &c);
@@ -379,9 +392,14 @@ static void what_a_named_path_cannot_have_is_refused_at_open(void **state)
         if (!strstr(msg, rows[i].why)) fail_msg("row %zu: %s", i, msg);
     }
     /* Named on both sides, with pools of different kinds. */
-    static const struct { struct end p, d; const char *why; } pairs[] = {
+    static const struct {
+        struct end p, d;
+        const char *why;
+    } pairs[] = {
         {{.path = TD_XFER_PATH_CUDA_IPC, .device = "device"}, {.device = ""}, "only cuda-ipc is allowed, and the pool of it"},
-        {{.path = TD_XFER_PATH_AUTO, .device = ""}, {.path = TD_XFER_PATH_CUDA_IPC, .device = "device"}, "only cuda-ipc is allowed, and the pool of this side"},
+        {{.path = TD_XFER_PATH_AUTO, .device = ""},
+         {.path = TD_XFER_PATH_CUDA_IPC, .device = "device"},
+         "only cuda-ipc is allowed, and the pool of this side"},
         {{.path = TD_XFER_PATH_SHM, .device = ""}, {.device = "device"}, "only shm is allowed, and its pool"},
         {{.path = TD_XFER_PATH_AUTO, .device = "device"}, {.path = TD_XFER_PATH_SHM, .device = ""}, "only shm is allowed, and this side's pool"},
     };
@@ -423,7 +441,8 @@ static void a_device_that_fails_ends_everything(void **state)
                     assert_int_equal(f.kind, TD_XFER_OP_FAILED);
                     assert_int_equal(e.status, TD_ERR_DEVICE);
                     assert_int_equal(f.status, TD_ERR_DEVICE);
-                    if (!strstr(e.reason, "illegal memory access") || !strstr(f.reason, "illegal memory access")) fail_msg("%s; %s", e.reason, f.reason);
+                    if (!strstr(e.reason, "illegal memory access") || !strstr(f.reason, "illegal memory access"))
+                        fail_msg("%s; %s", e.reason, f.reason);
                 }
                 give_back(&t);
                 expect(d, TD_XFER_SLOT_FREE, broke ? TD_ERR_DEVICE : TD_OK);
@@ -456,7 +475,8 @@ static void small_blocks_are_copied_in_batches(void **state)
             uint64_t n_p = fake_device_n_copies(node_device(p)) - before_p, n_d = fake_device_n_copies(node_device(d)) - before_d;
             if (k == 0) assert_in_range(n_p, 1, 2); /* 16 frames of 64 blocks are one buffer */
             else assert_int_equal(n_p, 0);
-            assert_in_range(n_d, 1, k == 0 ? 40 : 2 + (i == 0)); /* tcp: a batch per turn of reading, as the socket fills; cuda-ipc: one, and its probe */
+            /* tcp: a batch per turn of reading, as the socket fills; cuda-ipc: one, and its probe */
+            assert_in_range(n_d, 1, k == 0 ? 40 : 2 + (i == 0));
         }
         node_free(p);
         node_free(d);
@@ -469,7 +489,8 @@ static void shrink_send_buffers(void)
     for (int fd = 3, bytes = 4096; fd < 1024; fd++) {
         struct sockaddr_in peer;
         socklen_t n = sizeof peer;
-        if (getpeername(fd, (struct sockaddr *)&peer, &n) == 0 && peer.sin_family == AF_INET) setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+        if (getpeername(fd, (struct sockaddr *)&peer, &n) == 0 && peer.sin_family == AF_INET)
+            setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
     }
 }
 
@@ -603,7 +624,8 @@ static void writes_of_nics_are_flushed(void **state)
         {"slow,owner", ",devices=2,unordered=1", TD_XFER_GPU_FLUSH_AUTO, -1, true},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        struct end e = {.path = TD_XFER_PATH_RDMA, .device = rows[i].device, .fabric = rows[i].fabric, .flush = rows[i].flush, .block_bytes = 64 << 10};
+        struct end e = {
+            .path = TD_XFER_PATH_RDMA, .device = rows[i].device, .fabric = rows[i].fabric, .flush = rows[i].flush, .block_bytes = 64 << 10};
         struct node *d = open_end(&e);
         e.child = true;
         struct node *p = open_end(&e);
@@ -619,7 +641,8 @@ static void writes_of_nics_are_flushed(void **state)
             assert_int_equal(ready.path, TD_XFER_PATH_RDMA);
             if (compare_content(&t).ok != rows[i].is_right) fail_msg("row %zu, big %d: content is %s", i, big, rows[i].is_right ? "wrong" : "right");
             int n = (int)(ask(d, &stats).stats.n_gpu_flushes - before);
-            if (rows[i].n_flushes < 0 ? n < 1 + (big && rows[i].fabric[0]) : n != rows[i].n_flushes) fail_msg("row %zu, big %d: %d flushes", i, big, n);
+            if (rows[i].n_flushes < 0 ? n < 1 + (big && rows[i].fabric[0]) : n != rows[i].n_flushes)
+                fail_msg("row %zu, big %d: %d flushes", i, big, n);
             expect(p, TD_XFER_OP_DONE, TD_OK);
             give_back(&t);
             expect(d, TD_XFER_SLOT_FREE, TD_OK);

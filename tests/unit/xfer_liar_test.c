@@ -1,6 +1,6 @@
-/* xfer_liar_test.c - peers that have set up real queue pairs, hold a real grant and lie. Each is made by hand here: its own socket, device and queue pair,
- * and no engine. The engine at the other end must end that peer alone, say why, hand nothing on that was not proven, and keep nothing of it; an honest
- * transfer that is half way meanwhile arrives.
+/* xfer_liar_test.c - peers that have set up real queue pairs, hold a real grant and lie. Each is made by hand here: its own socket, device and queue
+ * pair, and no engine. The engine at the other end must end that peer alone, say why, hand nothing on that was not proven, and keep nothing of it; an
+ * honest transfer that is half way meanwhile arrives.
  *
  * Over the provider in memory; over libibverbs with TANDEM_XFER_REAL=RECEIVER,SENDER (device names). */
 #include <setjmp.h>
@@ -39,8 +39,17 @@ static char fabric_path[96];
 
 static void honest_open(struct node *n, int sender, bool windows)
 {
-    struct node_command c = {.verb = NODE_OPEN, .path = TD_XFER_PATH_RDMA, .max_slots = 16, .max_ops = 16, .timeout_ms = TIMEOUT_MS, .block_bytes = BLOCK_BYTES,
-                             .n_blocks = N_BLOCKS, .layout_hash = 5, .ib_timeout = 12, .ib_retry = 3, .windows = windows};
+    struct node_command c = {.verb = NODE_OPEN,
+                             .path = TD_XFER_PATH_RDMA,
+                             .max_slots = 16,
+                             .max_ops = 16,
+                             .timeout_ms = TIMEOUT_MS,
+                             .block_bytes = BLOCK_BYTES,
+                             .n_blocks = N_BLOCKS,
+                             .layout_hash = 5,
+                             .ib_timeout = 12,
+                             .ib_retry = 3,
+                             .windows = windows};
     if (real_devices[0][0]) snprintf(c.fabric, sizeof c.fabric, "real:%s", real_devices[sender]);
     else snprintf(c.fabric, sizeof c.fabric, "path=%s,retry_ms=20", fabric_path);
     struct node_reply r = ask(n, &c);
@@ -266,9 +275,16 @@ static void wait_probe(struct liar *l)
 
 static struct td_xfer_rdma_setup my_setup(const struct liar *l)
 {
-    struct td_xfer_rdma_setup s = {.n_rails = 1, .n_qps = 1, .rd_atomic_in = 1, .rd_atomic_out = 1, .recv_wr = 16, .probe = (uint64_t)(uintptr_t)l->memory,
-                                   .probe_rkey = {l->mr->rkey}, .base = (uint64_t)(uintptr_t)l->memory + TD_XFER_QPS_MAX * CELL};
-    s.rail[0] = (struct td_xfer_rail){.ethernet = l->port.ethernet, .lid = l->port.lid, .mtu_bytes = l->port.mtu_bytes, .qpn = {l->qp->num}, .psn = {l->psn}};
+    struct td_xfer_rdma_setup s = {.n_rails = 1,
+                                   .n_qps = 1,
+                                   .rd_atomic_in = 1,
+                                   .rd_atomic_out = 1,
+                                   .recv_wr = 16,
+                                   .probe = (uint64_t)(uintptr_t)l->memory,
+                                   .probe_rkey = {l->mr->rkey},
+                                   .base = (uint64_t)(uintptr_t)l->memory + TD_XFER_QPS_MAX * CELL};
+    s.rail[0] =
+        (struct td_xfer_rail){.ethernet = l->port.ethernet, .lid = l->port.lid, .mtu_bytes = l->port.mtu_bytes, .qpn = {l->qp->num}, .psn = {l->psn}};
     memcpy(s.rail[0].gid, l->gid.raw, sizeof l->gid.raw);
     return s;
 }
@@ -279,7 +295,8 @@ static void connect_qp(struct liar *l)
     struct td_vb_route route = {.port = 1, .gid_index = l->gid.index, .remote_lid = peer->lid, .remote_qp = peer->qpn[0], .remote_psn = peer->psn[0],
                                 .local_psn = l->psn, .timeout = 12, .retry = 3, .rnr_retry = 0};
     struct td_rdma_side ours = {.ethernet = l->port.ethernet, .mtu_bytes = l->port.mtu_bytes, .rd_atomic_in = 1, .rd_atomic_out = 1};
-    struct td_rdma_side theirs = {.ethernet = peer->ethernet, .mtu_bytes = peer->mtu_bytes, .rd_atomic_in = l->theirs.rd_atomic_in, .rd_atomic_out = l->theirs.rd_atomic_out};
+    struct td_rdma_side theirs = {
+        .ethernet = peer->ethernet, .mtu_bytes = peer->mtu_bytes, .rd_atomic_in = l->theirs.rd_atomic_in, .rd_atomic_out = l->theirs.rd_atomic_out};
     assert_int_equal(td_rdma_settle(&ours, &theirs, &route, NULL), TD_OK);
     memcpy(route.remote_gid, peer->gid, sizeof route.remote_gid);
     assert_int_equal(l->vb->qp_rtr(l->qp, &route), 0);
@@ -326,7 +343,10 @@ static void liar_sends(struct liar *l, const struct node_reply *granted)
     w = (struct td_vb_send){.op = TD_VB_WRITE_IMM, .imm = td_xfer_imm(0, 0, 0, TD_XFER_IMM_PROBE), .id = ++l->n_posted, .signaled = true};
     assert_int_equal(l->vb->post_send(l->qp, &w, 1, &n), 0);
     wait_probe(l);
-    say(l, (struct td_xfer_frame){.type = TD_XFER_OPEN, .length = sizeof l->g.key, .slot = l->g.slot, .generation = l->g.generation, .attempt = 1, .handle = 77}, l->g.key);
+    say(l,
+        (struct td_xfer_frame){
+            .type = TD_XFER_OPEN, .length = sizeof l->g.key, .slot = l->g.slot, .generation = l->g.generation, .attempt = 1, .handle = 77},
+        l->g.key);
     f = expect_frame(l, TD_XFER_TARGETS, payload);
     memcpy(&l->run, payload, sizeof l->run);
     l->key = l->theirs.rkey[0];
@@ -335,8 +355,15 @@ static void liar_sends(struct liar *l, const struct node_reply *granted)
 
 static void say_final(struct liar *l, uint16_t queue_pairs)
 {
-    say(l, (struct td_xfer_frame){.type = TD_XFER_FINAL, .flags = queue_pairs, .slot = l->g.slot, .generation = l->g.generation, .attempt = 1, .handle = 77,
-                                  .offset = (uint64_t)l->g.n_blocks * BLOCK_BYTES}, NULL);
+    say(l,
+        (struct td_xfer_frame){.type = TD_XFER_FINAL,
+                               .flags = queue_pairs,
+                               .slot = l->g.slot,
+                               .generation = l->g.generation,
+                               .attempt = 1,
+                               .handle = 77,
+                               .offset = (uint64_t)l->g.n_blocks * BLOCK_BYTES},
+        NULL);
 }
 
 /* Returns when all that was said on the socket so far has been heard: an OPEN of another op on the slot is always answered. */
@@ -344,7 +371,10 @@ static void barrier(struct liar *l)
 {
     struct td_xfer_frame f = {0};
     uint8_t payload[TD_XFER_PAYLOAD_MAX + 1];
-    say(l, (struct td_xfer_frame){.type = TD_XFER_OPEN, .length = sizeof l->g.key, .slot = l->g.slot, .generation = l->g.generation, .attempt = 1, .handle = 78}, l->g.key);
+    say(l,
+        (struct td_xfer_frame){
+            .type = TD_XFER_OPEN, .length = sizeof l->g.key, .slot = l->g.slot, .generation = l->g.generation, .attempt = 1, .handle = 78},
+        l->g.key);
     if (!hear(l, &f, payload)) fail_msg("closed");
     assert_int_equal(f.type, TD_XFER_FAIL);
     assert_int_equal(f.status, TD_ERR_STALE);
@@ -356,9 +386,14 @@ static void barrier(struct liar *l)
 enum lie { NO_WORD, ANOTHERS_WORD, OLD_WORD, FREED_WORD, WORD_OF_ANOTHER_PAIR, FINAL_OF_ANOTHER_PAIR, WRITE_BESIDE, READ_IT, N_LIES };
 
 static const char *const lies[N_LIES] = {
-    [NO_WORD] = "FINAL without the words", [ANOTHERS_WORD] = "another slot's word", [OLD_WORD] = "a word of the generation before",
-    [FREED_WORD] = "a word of a slot that is free", [WORD_OF_ANOTHER_PAIR] = "FINAL names a queue pair that there is not",
-    [FINAL_OF_ANOTHER_PAIR] = "the word came on a queue pair that FINAL does not name", [WRITE_BESIDE] = "a write beside the grant", [READ_IT] = "a READ of the pool",
+    [NO_WORD] = "FINAL without the words",
+    [ANOTHERS_WORD] = "another slot's word",
+    [OLD_WORD] = "a word of the generation before",
+    [FREED_WORD] = "a word of a slot that is free",
+    [WORD_OF_ANOTHER_PAIR] = "FINAL names a queue pair that there is not",
+    [FINAL_OF_ANOTHER_PAIR] = "the word came on a queue pair that FINAL does not name",
+    [WRITE_BESIDE] = "a write beside the grant",
+    [READ_IT] = "a READ of the pool",
 };
 
 /* Blocks 0..3 are the liar's grant, 16..19 the honest sender's, everything else is nobody's. */
@@ -555,14 +590,23 @@ static void receivers_that_lie_end_alone(void **state)
         assert_int_equal(l.vb->post_send(l.qp, &w, 1, &n), 0);
         f = expect_frame(&l, TD_XFER_OPEN, payload);
         struct td_xfer_run run = {cases[i].block, cases[i].n};
-        say(&l, (struct td_xfer_frame){.type = TD_XFER_TARGETS, .slot = f.slot, .generation = f.generation, .op = f.op, .attempt = f.attempt, .handle = f.handle,
-                                       .offset = cases[i].offset, .length = sizeof run}, &run);
+        say(&l,
+            (struct td_xfer_frame){.type = TD_XFER_TARGETS,
+                                   .slot = f.slot,
+                                   .generation = f.generation,
+                                   .op = f.op,
+                                   .attempt = f.attempt,
+                                   .handle = f.handle,
+                                   .offset = cases[i].offset,
+                                   .length = sizeof run},
+            &run);
         struct td_xfer_event e = event(p);
         if (e.kind != TD_XFER_OP_FAILED || e.id != bad_op) fail_msg("%s: event %d of op %u: %s", cases[i].what, (int)e.kind, e.id, e.reason);
         assert_int_equal(e.status, TD_ERR_PEER);
         if (!strstr(e.reason, "targets outside the pool or the grant")) fail_msg("%s: %s", cases[i].what, e.reason);
         assert_int_equal(stats(p).n_bad_frames, n_bad + 1);
-        for (size_t at = TD_XFER_QPS_MAX * CELL; at < TD_XFER_QPS_MAX * CELL + (size_t)N_BLOCKS * BLOCK_BYTES; at++) assert_int_equal(l.memory[at], 0x66);
+        for (size_t at = TD_XFER_QPS_MAX * CELL; at < TD_XFER_QPS_MAX * CELL + (size_t)N_BLOCKS * BLOCK_BYTES; at++)
+            assert_int_equal(l.memory[at], 0x66);
         submit(p, op, 2, 2, 2, true);
         e = event(d);
         assert_int_equal(e.kind, TD_XFER_SLOT_READY);

@@ -90,16 +90,34 @@ static td_status open_verbs(struct node *n, const char *text, struct td_xfer_rdm
 
 static void open_node(struct node *n, const struct node_command *c, struct node_reply *r, struct td_err *err)
 {
-    struct td_xfer_rdma_config rdma = {.gid_index = -1, .timeout = c->ib_timeout, .retry = c->ib_retry, .rnr_retry = c->rnr_never_waits ? 1 : 0,
-                                       .qps_per_rail = c->qps_per_rail, .srq_peers = c->srq_peers, .pull = c->pull, .windows = c->windows, .gpu_flush = c->gpu_flush};
+    struct td_xfer_rdma_config rdma = {.gid_index = -1,
+                                       .timeout = c->ib_timeout,
+                                       .retry = c->ib_retry,
+                                       .rnr_retry = c->rnr_never_waits ? 1 : 0,
+                                       .qps_per_rail = c->qps_per_rail,
+                                       .srq_peers = c->srq_peers,
+                                       .pull = c->pull,
+                                       .windows = c->windows,
+                                       .gpu_flush = c->gpu_flush};
     char cert[160], key[160];
     struct td_xfer_tls_config tls = {.cert_file = cert, .key_file = key, .ca_file = c->tls_ca};
     snprintf(cert, sizeof cert, "%s.crt", c->tls);
     snprintf(key, sizeof key, "%s.key", c->tls);
     struct td_xfer_config config = {
-        .instance = "node", .incarnation = td_random_u64(), .layout_hash = c->layout_hash, .listen_host = "127.0.0.1", .listen_port = c->port,
-        .path = c->path, .max_slots = c->max_slots, .max_ops = c->max_ops, .peer_timeout_ms = c->timeout_ms, .tcp_lanes = c->lanes, .tcp_zerocopy = c->zerocopy, .digest_every = c->digest_every,
-        .rdma = c->fabric[0] ? &rdma : NULL, .tls = c->tls[0] ? &tls : NULL,
+        .instance = "node",
+        .incarnation = td_random_u64(),
+        .layout_hash = c->layout_hash,
+        .listen_host = "127.0.0.1",
+        .listen_port = c->port,
+        .path = c->path,
+        .max_slots = c->max_slots,
+        .max_ops = c->max_ops,
+        .peer_timeout_ms = c->timeout_ms,
+        .tcp_lanes = c->lanes,
+        .tcp_zerocopy = c->zerocopy,
+        .digest_every = c->digest_every,
+        .rdma = c->fabric[0] ? &rdma : NULL,
+        .tls = c->tls[0] ? &tls : NULL,
         .hooks = {.wake = ring, .ctx = &n->bell},
     };
     r->status = td_doorbell_open(&n->bell, err);

@@ -161,7 +161,8 @@ static void open_end(struct end *e)
     struct td_err err = {0};
     char name[32], path[256];
     snprintf(name, sizeof name, "soak-%s%u", me->is_receiver ? "d" : "p", me->index);
-    struct td_xfer_rdma_config rdma = {.gid_index = -1, .timeout = 10, .retry = 3, .rnr_retry = 1, .pull = true, .windows = me->index == SOAK_SENDERS};
+    struct td_xfer_rdma_config rdma = {
+        .gid_index = -1, .timeout = 10, .retry = 3, .rnr_retry = 1, .pull = true, .windows = me->index == SOAK_SENDERS};
     struct td_xfer_config config = {.instance = name, .incarnation = me->incarnation, .layout_hash = 0x50a4, .listen_host = "127.0.0.1",
                                     .listen_port = me->port, .path = e->s->path, .max_slots = SOAK_LANES + 1, .max_ops = SOAK_LANES + 1,
                                     .peer_timeout_ms = e->s->timeout_ms, .tcp_lanes = 2, .digest_every = me->index % 2 ? 4 : 0,

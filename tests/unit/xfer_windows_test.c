@@ -116,8 +116,16 @@ static td_status end_open(struct end *e, const char *options, bool windows, bool
     struct td_fake_options o;
     char path[256];
     struct td_xfer_rdma_config rdma = {.gid_index = -1, .timeout = 12, .retry = 3, .rnr_retry = 1, .windows = windows};
-    struct td_xfer_config c = {.instance = is_receiver ? "d" : "p", .incarnation = td_random_u64(), .layout_hash = 1, .listen_host = "127.0.0.1", .path = TD_XFER_PATH_RDMA,
-                               .max_slots = 64, .max_ops = 64, .peer_timeout_ms = TIMEOUT_MS, .digest_every = 1, .rdma = &rdma};
+    struct td_xfer_config c = {.instance = is_receiver ? "d" : "p",
+                               .incarnation = td_random_u64(),
+                               .layout_hash = 1,
+                               .listen_host = "127.0.0.1",
+                               .path = TD_XFER_PATH_RDMA,
+                               .max_slots = 64,
+                               .max_ops = 64,
+                               .peer_timeout_ms = TIMEOUT_MS,
+                               .digest_every = 1,
+                               .rdma = &rdma};
     assert_int_equal(td_fake_options_parse(options, &o, path, err), TD_OK);
     o.path = path;
     assert_int_equal(td_fake_fabric_open(&o, &e->fabric, err), TD_OK);
@@ -240,7 +248,8 @@ static void check_others(struct pair *t, const struct transfer *m)
     bool granted[N_BLOCKS] = {0};
     for (int32_t i = 0; m && i < m->n; i++) granted[m->dst[i]] = true;
     for (int32_t i = 0; i < N_BLOCKS; i++)
-        if (!granted[i] && !node_check_bytes(block(&t->d, i), BLOCK_BYTES, POISON + (uint64_t)i)) fail_msg("block %d was written and is not in the grant", i);
+        if (!granted[i] && !node_check_bytes(block(&t->d, i), BLOCK_BYTES, POISON + (uint64_t)i))
+            fail_msg("block %d was written and is not in the grant", i);
 }
 
 static void check_content(struct pair *t, const struct transfer *m)

@@ -337,8 +337,8 @@ static void shared_close(struct td_emu_block *b)
 #endif
     for (const uint8_t *p = b->shared + b->shared_bytes; p < b->shared_end; p++) {
         if (*p != POISON)
-            td_emu_die("kernel %s, block (%u,%u,%u): byte %zu of %zu bytes of dynamic shared memory was written", b->kernel, b->block_idx.x, b->block_idx.y,
-                       b->block_idx.z, (size_t)(p - b->shared), b->shared_bytes);
+            td_emu_die("kernel %s, block (%u,%u,%u): byte %zu of %zu bytes of dynamic shared memory was written", b->kernel, b->block_idx.x,
+                       b->block_idx.y, b->block_idx.z, (size_t)(p - b->shared), b->shared_bytes);
     }
 }
 

@@ -237,7 +237,8 @@ cudaError_t td_emu_memory_export(void *memory, cudaIpcMemHandle_t *ret_handle)
     struct stat file;
     cudaError_t error = cudaErrorInvalidValue;
     if (r && !fstat(arena_fd, &file)) {
-        struct handle h = {HANDLE_MAGIC, getpid(), arena_fd, 0, file.st_ino, (uint64_t)(r->first - arena), r->mapped, (uint64_t)(r->base - r->first), r->bytes};
+        struct handle h = {HANDLE_MAGIC, getpid(), arena_fd, 0, file.st_ino, (uint64_t)(r->first - arena), r->mapped, (uint64_t)(r->base - r->first),
+                           r->bytes};
         memset(ret_handle, 0, sizeof *ret_handle);
         memcpy(ret_handle, &h, sizeof h);
         error = cudaSuccess;
@@ -270,7 +271,8 @@ cudaError_t td_emu_memory_import(const cudaIpcMemHandle_t *handle, void **ret_me
     if (fd < 0 || fstat(fd, &file) || file.st_ino != h.inode) goto out;
     uint8_t *p = mmap(NULL, h.mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)h.first);
     if (p == MAP_FAILED) goto out;
-    struct range r = {.first = p, .base = p + h.skip, .mapped = h.mapped, .bytes = h.bytes, .n_opened = 1, .peer_inode = h.inode, .peer_offset = h.first};
+    struct range r = {
+        .first = p, .base = p + h.skip, .mapped = h.mapped, .bytes = h.bytes, .n_opened = 1, .peer_inode = h.inode, .peer_offset = h.first};
     if (!insert(&theirs, theirs.n, r)) {
         munmap(p, h.mapped);
         goto out;

@@ -148,8 +148,8 @@ static uint64_t parse_bytes(const char *text, uint64_t fallback)
 static void read_environment(void)
 {
     char now[sizeof environment];
-    snprintf(now, sizeof now, "%s|%s|%s|%s|%s", env("TD_CUDA_EMU_FAULT"), env("TD_CUDA_EMU_MEMORY"), env("TD_CUDA_EMU_DEVICES"), env("TD_CUDA_EMU_EAGER"),
-             env("TD_CUDA_EMU_STRICT"));
+    snprintf(now, sizeof now, "%s|%s|%s|%s|%s", env("TD_CUDA_EMU_FAULT"), env("TD_CUDA_EMU_MEMORY"), env("TD_CUDA_EMU_DEVICES"),
+             env("TD_CUDA_EMU_EAGER"), env("TD_CUDA_EMU_STRICT"));
     if (is_read && !strcmp(now, environment)) return;
     is_read = true;
     memcpy(environment, now, sizeof environment);
@@ -270,7 +270,8 @@ static void run(struct work *w)
         break;
     case WORK_COPY: {
         const uint8_t *from = w->u.copy.from ? w->u.copy.from : w->bytes;
-        for (size_t i = 0; i < w->u.copy.height; i++) memmove(w->u.copy.to + i * w->u.copy.to_pitch, from + i * w->u.copy.from_pitch, w->u.copy.width);
+        for (size_t i = 0; i < w->u.copy.height; i++)
+            memmove(w->u.copy.to + i * w->u.copy.to_pitch, from + i * w->u.copy.from_pitch, w->u.copy.width);
         break;
     }
     case WORK_SET: memset(w->u.set.to, w->u.set.value, w->u.set.bytes); break;
@@ -581,7 +582,10 @@ cudaError_t cudaGetLastError(void)
     return error;
 }
 
-static const struct { cudaError_t error; const char *name, *text; } error_texts[] = {
+static const struct {
+    cudaError_t error;
+    const char *name, *text;
+} error_texts[] = {
     {cudaSuccess, "cudaSuccess", "no error"},
     {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
     {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
@@ -609,7 +613,8 @@ static const struct { cudaError_t error; const char *name, *text; } error_texts[
     {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated", "operation failed due to a previous error during capture"},
     {cudaErrorStreamCaptureUnmatched, "cudaErrorStreamCaptureUnmatched", "capture was not initiated in this stream"},
     {cudaErrorStreamCaptureUnjoined, "cudaErrorStreamCaptureUnjoined", "capturing stream has unjoined work"},
-    {cudaErrorStreamCaptureImplicit, "cudaErrorStreamCaptureImplicit", "operation would make the legacy stream depend on a capturing blocking stream"},
+    {cudaErrorStreamCaptureImplicit, "cudaErrorStreamCaptureImplicit",
+     "operation would make the legacy stream depend on a capturing blocking stream"},
 };
 
 const char *cudaGetErrorName(cudaError_t error)
@@ -685,7 +690,9 @@ cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags)
     (void)flags;
     enter();
     cudaError_t error = check_device(current_device);
-    if (!error) error = !memory || !bytes || td_emu_memory_where(memory, bytes) != TD_EMU_HOST ? cudaErrorInvalidValue : td_emu_pinned_add(memory, bytes, false);
+    if (!error)
+        error =
+            !memory || !bytes || td_emu_memory_where(memory, bytes) != TD_EMU_HOST ? cudaErrorInvalidValue : td_emu_pinned_add(memory, bytes, false);
     return leave(error);
 }
 
@@ -782,7 +789,10 @@ cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t fro
     return leave(error ? error : copy(to, to_pitch, from, from_pitch, width, height, kind, &default_stream, false));
 }
 
-cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) { return cudaMemcpy2D(to, bytes, from, bytes, bytes, 1, kind); }
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind)
+{
+    return cudaMemcpy2D(to, bytes, from, bytes, bytes, 1, kind);
+}
 
 cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t bytes, cudaStream_t stream)
 {
@@ -1201,7 +1211,8 @@ cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *ret_event, cudaIpcEventHandle_t 
     e->n_refs = 1;
     e->flags = cudaEventInterprocess | cudaEventDisableTiming;
     e->fd = open(path, O_RDWR | O_CLOEXEC);
-    void *p = e->fd < 0 || fstat(e->fd, &file) || file.st_ino != h.inode ? MAP_FAILED : mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, e->fd, 0);
+    void *p =
+        e->fd < 0 || fstat(e->fd, &file) || file.st_ino != h.inode ? MAP_FAILED : mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, e->fd, 0);
     if (p == MAP_FAILED) {
         event_release(e);
         return leave(cudaErrorInvalidResourceHandle);
