@@ -39,7 +39,8 @@ td_status td_tokenizer_decode(const struct td_tokenizer *t, const int32_t *ids, 
                               struct td_err *err);
 
 /* Streaming: push ids one at a time; text comes out as soon as it is certain; the pieces concatenated equal decode(prefix+ids) minus decode(prefix).
- * `prefix` are the last prompt tokens (context for leading-space rules; may be NULL). */
+ * `prefix` are the last prompt tokens (context for leading-space rules; may be NULL). Ids that the tokenizer does not have are without text: a model's
+ * vocabulary may be padded. */
 struct td_detokenizer;
 td_status td_detokenizer_create(const struct td_tokenizer *t, const int32_t *prefix, size_t n_prefix, bool skip_special,
                                 struct td_detokenizer **ret_detokenizer);

@@ -310,14 +310,21 @@ static td_status create(const struct td_tokenizer *t, bool skip_special, struct 
     return TD_OK;
 }
 
-static td_status push_all(struct td_detokenizer *d, const int32_t *ids, size_t n, bool and_finish, size_t *ret_at)
+/* A model's vocabulary may be padded beyond its tokenizer's: in a stream such an id has no text. */
+static td_status push_known(struct td_detokenizer *d, int32_t id)
+{
+    td_status s = push(d, id);
+    return s == TD_ERR_INVALID ? TD_OK : s;
+}
+
+static td_status push_all(struct td_detokenizer *d, const int32_t *ids, size_t n, bool is_stream, size_t *ret_at)
 {
     td_status s = TD_OK;
     for (size_t i = 0; i < n && !s; i++) {
         *ret_at = i;
-        s = push(d, ids[i]);
+        s = is_stream ? push_known(d, ids[i]) : push(d, ids[i]);
     }
-    return s || !and_finish ? s : finish(d, 0);
+    return s;
 }
 
 td_status td_tokenizer_decode(const struct td_tokenizer *t, const int32_t *ids, size_t n, bool skip_special, char **ret_text, size_t *ret_bytes,
@@ -327,7 +334,8 @@ td_status td_tokenizer_decode(const struct td_tokenizer *t, const int32_t *ids, 
     size_t at = 0;
     td_status s = create(t, skip_special, &d);
     if (s) return td_fail(err, s, "no memory to decode %zu tokens", n);
-    s = push_all(d, ids, n, true, &at);
+    s = push_all(d, ids, n, false, &at);
+    if (!s) s = finish(d, 0);
     if (!s) s = td_tok_buf_append(&d->out, "", 1);
     if (s == TD_ERR_INVALID) td_fail(err, s, "token %zu has id %d, which the vocabulary (0..%d) does not have", at, ids[at], t->bpe.vocab.n_ids - 1);
     else if (s) td_fail(err, s, "token %zu of %zu cannot be decoded (%s)", at, n, td_status_name(s));
@@ -353,7 +361,8 @@ td_status td_detokenizer_create(const struct td_tokenizer *t, const int32_t *pre
     }
     s = create(t, skip_special, &alone);
     if (!s) s = push_all(alone, prefix, n_prefix, true, &at);
-    if (!s) s = push_all(d, prefix, n_prefix, false, &at);
+    if (!s) s = finish(alone, 0);
+    if (!s) s = push_all(d, prefix, n_prefix, true, &at);
     if (!s) { /* what is out without the end is a beginning of what is out with it */
         TD_ASSERT(d->out.n <= alone->out.n);
         if (alone->out.n > d->out.n) s = td_tok_buf_append(&d->owed, alone->out.bytes + d->out.n, alone->out.n - d->out.n);
@@ -400,7 +409,7 @@ static td_status show(struct td_detokenizer *d, const char **ret_text, size_t *r
 
 td_status td_detokenizer_push(struct td_detokenizer *d, int32_t id, const char **ret_text, size_t *ret_bytes)
 {
-    td_status s = push(d, id);
+    td_status s = push_known(d, id);
     return s ? s : show(d, ret_text, ret_bytes);
 }
 
