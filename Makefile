@@ -6,7 +6,7 @@ endif
 PYTHON = /usr/bin/python3
 
 .DEFAULT_GOAL = help
-.PHONY: help install-deps build demo check check-short check-rdma-long dev tsan fuzz tidy format bench soak clean
+.PHONY: help install-deps build demo check check-short check-rdma-long check-sim-long dev tsan fuzz tidy format bench soak clean
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -30,6 +30,9 @@ check-short: install-deps ## unit and golden tests of the release build
 
 check-rdma-long: build ## all tests of RDMA over Soft-RoCE, in a VM (minutes)
 	@$(PYTHON) tests/rdma/run.py build/release --long
+
+check-sim-long: build ## 10,000 seeded schedules of faults through the router's core, in the simulator (minutes)
+	@TANDEM_SIM_SEEDS=10000 build/release/bin/sim_test
 
 dev: ## build/dev (ASan + UBSan), then its unit tests
 	@scripts/check --stages dev --labels unit

@@ -126,7 +126,7 @@ struct cluster {
     uint32_t n_msgs, msgs_capacity, free_msg_1;
     uint32_t next_arrival, n_done;
     uint64_t next_id, last_arrival_ns;
-    bool wants_blocks, leaked;
+    bool wants_blocks, mistaken;
     int32_t *remaining, *n_new;
     bool *is_decode;
     double kv_bytes_per_token;
@@ -494,6 +494,13 @@ static void unset_running(struct worker *w, uint32_t l)
     w->n_running--;
 }
 
+static bool mistake_now(struct cluster *c, enum td_sim_mistake mistake)
+{
+    bool is_now = c->cfg->mistake == mistake && !c->mistaken;
+    c->mistaken |= is_now;
+    return is_now;
+}
+
 /* The leg holds nothing any more and is forgotten. The worker is between steps, or has crashed. */
 static void leg_over(struct cluster *c, uint32_t l)
 {
@@ -502,10 +509,7 @@ static void leg_over(struct cluster *c, uint32_t l)
     if (g->flow_on) flow_switch(c, l, false);
     if (g->state == LEG_WAITING) waiting_remove(c, w, l);
     if (g->state == LEG_RUNNING) unset_running(w, l);
-    if (c->cfg->break_leak && g->decode && !c->leaked) { /* the planted mistake: its blocks are never given back */
-        c->leaked = true;
-        g->n_blocks = g->n_shared;
-    }
+    if (g->decode && mistake_now(c, TD_SIM_LEAKED_LEG)) g->n_blocks = g->n_shared;
     release_blocks(c, w, g);
     w->n_live--;
     leg_forget(c, l);
@@ -915,7 +919,10 @@ static void on_action(void *ctx, const struct td_core_action *a)
         send_to_worker(c, m);
         break;
     }
-    case TD_ACT_COMPLETE: finish(c, a->slot, TD_SIM_OK, 0, NULL); break;
+    case TD_ACT_COMPLETE:
+        finish(c, a->slot, TD_SIM_OK, 0, NULL);
+        if (mistake_now(c, TD_SIM_ENDED_TWICE)) finish(c, a->slot, TD_SIM_OK, 0, NULL);
+        break;
     case TD_ACT_FAIL: finish(c, a->slot, a->code == CODE_EXHAUSTED ? TD_SIM_REJECTED : TD_SIM_FAILED, a->code, a->reason); break;
     }
 }
@@ -925,6 +932,7 @@ static void deliver(struct cluster *c, struct slot *s, int32_t n_tokens)
 {
     struct td_sim_outcome *o = &c->out->outcomes[s->req];
     if (n_tokens <= s->n_tokens) return; /* it has it already */
+    if (n_tokens > o->n_prompt + 1 && n_tokens < o->n_prompt + o->n_output && mistake_now(c, TD_SIM_SKIPPED_TOKEN)) return; /* both sides send the first */
     if (n_tokens != s->n_tokens + 1) violate(c, "a token was skipped", s->id);
     s->n_tokens = n_tokens;
     if (!o->first_ns) o->first_ns = c->now;
@@ -969,7 +977,7 @@ static void router_take(struct cluster *c, uint32_t m)
     }
     case M_GONE:
         w->told_gone = true;
-        td_port_gone(c->port, c->now, x.worker);
+        if (c->cfg->mistake != TD_SIM_DEAF_ROUTER) td_port_gone(c->port, c->now, x.worker);
         break;
     case M_JOIN: {
         struct td_port_worker j = {.index = w->index, .decode = w->decode, .kv_tokens = (uint64_t)w->n_blocks * (uint64_t)c->cfg->block_size,

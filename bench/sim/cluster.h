@@ -39,6 +39,16 @@ struct td_sim_fault {
     double factor;                  /* SLOW: on step times; LATE: mean delay of its snapshots in s (exponential); LINK: on its NIC's rate */
 };
 
+/* Made once in a run, for a checker to find. */
+enum td_sim_mistake {
+    TD_SIM_NO_MISTAKE,
+    TD_SIM_LEAKED_LEG,              /* one decode leg's blocks are never given back */
+    TD_SIM_ENDED_TWICE,             /* one request is completed again */
+    TD_SIM_SKIPPED_TOKEN,           /* one token is lost on the way to the client */
+    TD_SIM_DEAF_ROUTER,             /* the core never hears that workers are gone */
+    TD_SIM_N_MISTAKES,
+};
+
 struct td_sim_config {
     struct td_port_config router;
     struct td_sim_group groups[TD_SIM_MAX_GROUPS];
@@ -58,7 +68,7 @@ struct td_sim_config {
     uint32_t n_faults;
     uint64_t seed;
     bool check;                     /* run on to quiescence and look for leaks */
-    bool break_leak;                /* for the checkers' own test: one decode leg is forgotten on its worker */
+    enum td_sim_mistake mistake;    /* for the checkers' own test */
 };
 
 enum td_sim_status { TD_SIM_PENDING, TD_SIM_OK, TD_SIM_REJECTED, TD_SIM_FAILED, TD_SIM_CANCELLED };
