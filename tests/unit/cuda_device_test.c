@@ -174,6 +174,7 @@ static void test_reasons_why_not(void **state)
         {"nodriver", "NVIDIA driver", TD_ERR_UNSUPPORTED},
         {"nodevice", "no device", TD_ERR_UNSUPPORTED},
         {"cc:75", "is sm_75: sm_80 or later is needed", TD_ERR_UNSUPPORTED},
+        {"cc:120,noimage", "is sm_120: this library was built without code for it", TD_ERR_UNSUPPORTED},
         {"launch:1", "does not run a first kernel", TD_ERR_DEVICE},
         {"malloc:1", "cudaErrorMemoryAllocation", TD_ERR_NOMEM},
         {"malloc:2", "cudaErrorMemoryAllocation", TD_ERR_NOMEM},

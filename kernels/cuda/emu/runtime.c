@@ -109,7 +109,7 @@ static struct td_emu_stream *streams;
 static struct capture *captures;
 static cudaError_t lost;
 static char environment[512]; /* as it was read */
-static bool is_eager, has_no_device, has_no_driver, is_read;
+static bool is_eager, has_no_device, has_no_driver, has_no_image, is_read;
 static int cc = 90, n_devices = 1;
 static int64_t launches_to_fault, launches_to_ecc, mallocs_to_fault; /* 0: none */
 static int fault_device = -1, used_device; /* -1: any; the one that this process chose last */
@@ -159,7 +159,7 @@ static void read_environment(void)
     int n = (int)parse_bytes(env("TD_CUDA_EMU_DEVICES"), 1);
     n_devices = n < MAX_DEVICES ? n : MAX_DEVICES;
     lost = cudaSuccess;
-    has_no_device = has_no_driver = false;
+    has_no_device = has_no_driver = has_no_image = false;
     launches_to_fault = launches_to_ecc = mallocs_to_fault = 0;
     fault_device = -1;
     has_no_peers = false;
@@ -181,8 +181,9 @@ static void read_environment(void)
         else if (!strcmp(word, "cc") && value > 0) cc = (int)value;
         else if (!strcmp(word, "nodevice") && !number) has_no_device = true;
         else if (!strcmp(word, "nodriver") && !number) has_no_driver = true;
+        else if (!strcmp(word, "noimage") && !number) has_no_image = true;
         else if (!strcmp(word, "nopeer") && !number) has_no_peers = true;
-        else td_emu_die("TD_CUDA_EMU_FAULT: \"%s\" is not launch:N, ecc:N, malloc:N, cc:N, nodevice, nodriver or nopeer", word);
+        else td_emu_die("TD_CUDA_EMU_FAULT: \"%s\" is not launch:N, ecc:N, malloc:N, cc:N, nodevice, nodriver, noimage or nopeer", word);
     }
 }
 
@@ -1241,6 +1242,7 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attr
 static cudaError_t check_launch(const void *kernel, struct td_emu_dims grid, struct td_emu_dims block, size_t shared_bytes)
 {
     if (!grid.x || !grid.y || !grid.z || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535) return cudaErrorInvalidConfiguration;
+    if (has_no_image) return cudaErrorNoKernelImageForDevice;
     if (!block.x || !block.y || !block.z || block.x > 1024 || block.y > 1024 || block.z > 64) return cudaErrorInvalidConfiguration;
     if ((uint64_t)block.x * block.y * block.z > TD_EMU_MAX_THREADS) return cudaErrorInvalidConfiguration;
     size_t limit = SHARED_DEFAULT;

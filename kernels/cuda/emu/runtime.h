@@ -18,7 +18,7 @@
  *   TD_CUDA_EMU_SEED     order of threads and blocks (1)
  *   TD_CUDA_EMU_FAULT    comma list: launch:N, ecc:N (the N-th kernel fails and the device is lost), malloc:N (the N-th cudaMalloc finds no memory),
  *                        each with @D behind it only in processes that use device D; nodevice, nodriver, nopeer (no memory of another process opens),
- *                        cc:75 (another compute capability; default 90)
+ *                        noimage (the library has no code for this device), cc:75 (another compute capability; default 90)
  *
  * Threads: any. Every call may be made beside any other; a stream does its work in order, on the thread of the host that first needs it done. */
 #ifndef TD_KERNELS_CUDA_EMU_RUNTIME_H
