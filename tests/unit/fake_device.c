@@ -33,7 +33,7 @@ struct waiting {               /* a batch that was issued and has not run */
 struct fake_device {
     struct td_device_memory table;
     pthread_mutex_t lock;
-    bool eager, slow, blind, wrong, held;
+    bool eager, slow, blind, wrong, held, peermem;
     uint64_t fails_at, n_copies, n_tickets, n_run, random;
     struct area area[AREAS];
     struct { uint8_t *bytes; size_t n; } pinned[4];
@@ -267,21 +267,38 @@ static td_status ipc_export(void *ctx, const void *memory, uint8_t ret_handle[TD
     return TD_ERR_INVALID;
 }
 
+/* The own allocation that [at, at + n) lies in; NULL: none. */
+static const struct area *area_of(const struct fake_device *d, const void *at, size_t n, uint64_t *ret_offset)
+{
+    for (int i = 0; i < AREAS; i++) {
+        const struct area *a = &d->area[i];
+        size_t offset = (size_t)((uintptr_t)at - (uintptr_t)a->address);
+        if (!a->address || a->fd < 0 || (uintptr_t)at < (uintptr_t)a->address || offset > a->n_bytes || n > a->n_bytes - offset) continue;
+        *ret_offset = offset;
+        return a;
+    }
+    return NULL;
+}
+
+bool fake_device_peermem(const void *at, size_t n, int *ret_fd, uint64_t *ret_offset)
+{
+    const struct area *found = NULL;
+    pthread_mutex_lock(&all_lock);
+    for (int i = 0; i < DEVICES && !found; i++)
+        if (all[i] && all[i]->peermem) found = area_of(all[i], at, n, ret_offset);
+    if (found) *ret_fd = found->fd;
+    pthread_mutex_unlock(&all_lock);
+    return found != NULL;
+}
+
 /* The allocation itself passes for one: the fake NIC maps it. */
 static td_status dmabuf(void *ctx, const void *memory, size_t bytes, int *ret_fd, uint64_t *ret_offset, struct td_err *err)
 {
-    struct fake_device *d = ctx;
-    for (int i = 0; i < AREAS; i++) {
-        const struct area *a = &d->area[i];
-        size_t offset = (size_t)((uintptr_t)memory - (uintptr_t)a->address);
-        if (!a->address || a->fd < 0 || (uintptr_t)memory < (uintptr_t)a->address || offset > a->n_bytes || bytes > a->n_bytes - offset) continue;
-        int fd = fcntl(a->fd, F_DUPFD_CLOEXEC, 0);
-        TD_ASSERT(fd >= 0);
-        *ret_fd = fd;
-        *ret_offset = offset;
-        return TD_OK;
-    }
-    return td_fail(err, TD_ERR_UNSUPPORTED, "not an allocation");
+    const struct area *a = area_of(ctx, memory, bytes, ret_offset);
+    if (!a) return td_fail(err, TD_ERR_UNSUPPORTED, "not an allocation");
+    *ret_fd = fcntl(a->fd, F_DUPFD_CLOEXEC, 0);
+    TD_ASSERT(*ret_fd >= 0);
+    return TD_OK;
 }
 
 static td_status no_dmabuf(void *ctx, const void *memory, size_t bytes, int *ret_fd, uint64_t *ret_offset, struct td_err *err)
@@ -347,6 +364,7 @@ struct fake_device *fake_device_open(const char *words)
     d->slow = strstr(words, "slow") != NULL;
     d->blind = strstr(words, "blind-ipc") != NULL;
     d->wrong = strstr(words, "wrong-ipc") != NULL;
+    d->peermem = strstr(words, "peermem") != NULL;
     const char *fails = strstr(words, "fails=");
     if (fails) d->fails_at = strtoull(fails + 6, NULL, 10);
     int at = 0;
@@ -367,7 +385,7 @@ struct fake_device *fake_device_open(const char *words)
                                          .ipc_export = strstr(words, "no-ipc") ? no_export : ipc_export,
                                          .ipc_open = ipc_open,
                                          .ipc_close = ipc_close,
-                                         .dmabuf = strstr(words, "no-dmabuf") ? no_dmabuf : dmabuf};
+                                         .dmabuf = strstr(words, "no-dmabuf") || d->peermem ? no_dmabuf : dmabuf};
     if (strstr(words, "owner")) d->table.rdma_order = TD_RDMA_ORDER_OWNER;
     return d;
 }

@@ -16,14 +16,16 @@ struct fake_device;
 
 /* words, separated by commas: "eager": copies run when they are issued; "slow": `done` says "not yet" a few times before it runs one (both wherever
  * they should not matter); "no-ipc": export fails; "blind-ipc": opening fails; "wrong-ipc": opens memory of its own instead; "no-dmabuf": no NIC
- * reaches its memory; "owner": the driver says that NICs' writes are visible (else it does not); "fails=N": the N-th copy and
- * everything after it fails. Else: "device". */
+ * reaches its memory; "peermem": no dma-buf either, but a NIC's plain registration of its addresses works, as with a loaded nvidia_peermem;
+ * "owner": the driver says that NICs' writes are visible (else it does not); "fails=N": the N-th copy and everything after it fails. Else: "device". */
 struct fake_device *fake_device_open(const char *words);
 void fake_device_close(struct fake_device *d);                       /* NULL is fine; asserts that opened handles were given back */
 const struct td_device_memory *fake_device_memory(const struct fake_device *d);
 void *fake_device_alloc(struct fake_device *d, size_t bytes);        /* until close; zeroed */
 uint8_t *fake_device_bytes(struct fake_device *d, const void *address); /* what is there, for the test to read and write */
 void fake_device_hold(struct fake_device *d, bool hold);             /* while set, no copy runs, and `done` says "not yet" */
+/* What nvidia_peermem knows: the file and the place behind [at, at + n) of a device of this process that has the word. False: none. */
+bool fake_device_peermem(const void *at, size_t n, int *ret_fd, uint64_t *ret_offset);
 uint64_t fake_device_n_copies(struct fake_device *d);                /* calls of copy so far */
 uint64_t fake_device_n_waiting(struct fake_device *d);               /* issued and not run */
 

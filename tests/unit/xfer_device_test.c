@@ -685,6 +685,18 @@ static void memory_that_no_nic_reaches_is_refused(void **state)
     finish(&t, TD_XFER_PATH_TCP);
     node_free(p);
     node_free(d);
+
+    /* No dma-buf, and nvidia_peermem is loaded: the plain registration answers, on both sides and for the flush. */
+    for (int child = 0; child < 2; child++) {
+        e = (struct end){.path = TD_XFER_PATH_RDMA, .device = "peermem,slow", .fabric = ",device_late=1"};
+        d = open_end(&e);
+        e.child = child;
+        p = open_end(&e);
+        whole(p, d, TD_XFER_PATH_RDMA);
+        if (ask(d, &stats).stats.n_gpu_flushes == 0) fail_msg("READY without a flush");
+        node_free(p);
+        node_free(d);
+    }
     unlink(fabric_path);
 }
 

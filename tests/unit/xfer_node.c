@@ -29,6 +29,7 @@ struct node {
     struct td_xfer_event path, refusal; /* the last PATH_CHOSEN, the last PEER_REFUSED */
     uint32_t n_refusals;
     struct td_fake_fabric *fabric;
+    struct td_verbs verbs;     /* the fabric's, with a look at device memory in front */
 };
 
 static uint64_t mix(uint64_t v)
@@ -72,6 +73,18 @@ static uint64_t deadline_of(uint64_t ms)
     return ms ? td_deadline_after_ms(td_now_ns(), ms) : TD_NEVER_NS;
 }
 
+/* A NIC whose kernel has nvidia_peermem: the plain call registers addresses of a device, too. What the fake provider's own do is the same for all nodes. */
+static int (*plain_reg)(struct td_vb_device *d, void *addr, uint64_t bytes, unsigned access, struct td_vb_mr **ret_mr);
+static int (*dmabuf_reg)(struct td_vb_device *d, uint64_t offset, uint64_t bytes, uint64_t iova, int fd, unsigned access, struct td_vb_mr **ret_mr);
+
+static int peermem_reg(struct td_vb_device *d, void *addr, uint64_t bytes, unsigned access, struct td_vb_mr **ret_mr)
+{
+    uint64_t offset;
+    int fd;
+    if (!fake_device_peermem(addr, bytes, &fd, &offset)) return plain_reg(d, addr, bytes, access, ret_mr);
+    return dmabuf_reg(d, offset, bytes, (uint64_t)(uintptr_t)addr, fd, access, ret_mr);
+}
+
 /* The provider that the command names; the fabric is the node's until it closes. */
 static td_status open_verbs(struct node *n, const char *text, struct td_xfer_rdma_config *rdma, struct td_err *err)
 {
@@ -84,8 +97,15 @@ static td_status open_verbs(struct node *n, const char *text, struct td_xfer_rdm
     td_status status = td_fake_options_parse(text, &options, path, err);
     if (!status) options.path = path;
     if (!status) status = td_fake_fabric_open(&options, &n->fabric, err);
-    if (!status) rdma->verbs = td_fake_verbs(n->fabric);
-    return status;
+    if (status) return status;
+    n->verbs = *td_fake_verbs(n->fabric);
+    if (!plain_reg) { /* once: threads of nodes that stand read them */
+        plain_reg = n->verbs.reg;
+        dmabuf_reg = n->verbs.reg_dmabuf;
+    }
+    n->verbs.reg = peermem_reg;
+    rdma->verbs = &n->verbs;
+    return TD_OK;
 }
 
 static void open_node(struct node *n, const struct node_command *c, struct node_reply *r, struct td_err *err)
