@@ -63,7 +63,6 @@ void canvas_destroy(struct canvas *c)
     free(c);
 }
 
-int canvas_width(const struct canvas *c) { return c->width; }
 
 static struct mark *add(struct canvas *c, enum mark_kind kind, int ink)
 {

@@ -19,7 +19,6 @@ struct canvas;
 
 struct canvas *canvas_create(int width, int height); /* NULL = no memory */
 void canvas_destroy(struct canvas *c);
-int canvas_width(const struct canvas *c);
 
 void canvas_line(struct canvas *c, double x0, double y0, double x1, double y1, int ink, double width, enum canvas_dash dash);
 void canvas_polyline(struct canvas *c, const double *x, const double *y, size_t n, int ink, double width, enum canvas_dash dash);

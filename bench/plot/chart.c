@@ -9,7 +9,8 @@
 #define SIZE 12.0       /* of text */
 #define LABEL_GAP 15.0
 
-void chart_number(double v, char *text, size_t bytes)
+/* "0.05", "12", "1.5k". */
+static void chart_number(double v, char *text, size_t bytes)
 {
     if (fabs(v) >= 10000) snprintf(text, bytes, "%.4gk", v / 1000);
     else snprintf(text, bytes, "%.4g", v);
@@ -43,8 +44,8 @@ static double place(const struct chart_axis *a, double v)
     return a->log ? log(v / a->min) / log(a->max / a->min) : (v - a->min) / (a->max - a->min);
 }
 
-double chart_x(const struct chart *ch, double v) { return ch->left + place(&ch->x, v) * (ch->right - ch->left); }
-double chart_y(const struct chart *ch, double v) { return ch->bottom - place(&ch->y, v) * (ch->bottom - ch->top); }
+static double chart_x(const struct chart *ch, double v) { return ch->left + place(&ch->x, v) * (ch->right - ch->left); }
+static double chart_y(const struct chart *ch, double v) { return ch->bottom - place(&ch->y, v) * (ch->bottom - ch->top); }
 
 static void tick(struct chart *ch, const struct chart_axis *a, double v, bool is_x, bool named)
 {

@@ -25,8 +25,6 @@ struct chart {
 /* Draws on the canvas, which stays its owner's. right_margin: room for names beside the lines. */
 void chart_open(struct chart *ch, struct canvas *canvas, const char *title, const char *subtitle, struct chart_axis x, struct chart_axis y,
                 double right_margin);
-double chart_x(const struct chart *ch, double v);
-double chart_y(const struct chart *ch, double v);
 /* Leaves out points that are NAN (the line breaks there) and cuts at the plane's edge. */
 void chart_line(struct chart *ch, const double *x, const double *y, size_t n, int ink, double width, enum canvas_dash dash);
 void chart_points(struct chart *ch, const double *x, const double *y, size_t n, int shape, int ink, double radius, double opacity);
@@ -42,7 +40,5 @@ void chart_close(struct chart *ch);
 /* The least range of 1, 2, 5 x 10^k that holds [0 or min, max]. */
 struct chart_axis chart_axis_linear(const char *label, double max);
 struct chart_axis chart_axis_log(const char *label, double min, double max);
-/* "0.05", "12", "1.5k". */
-void chart_number(double v, char *text, size_t bytes);
 
 #endif

@@ -73,7 +73,6 @@ static inline double run_since_s(const struct run *r, uint64_t ns)
 /* --- run_plan.c: in this order */
 td_status run_check(const struct bench_run_config *c, struct td_err *err);
 td_status run_parse_extra(const json_t *body, struct extra *x, struct td_err *err);
-bool run_is_closed(const struct bench_run_config *c);
 td_status run_open_dataset(struct run *r, struct td_err *err);   /* needs the model's vocabulary */
 void run_describe_classes(struct run *r);
 td_status run_plan(struct run *r, struct td_err *err);

@@ -61,7 +61,7 @@ td_status run_check(const struct bench_run_config *c, struct td_err *err)
     return TD_OK;
 }
 
-bool run_is_closed(const struct bench_run_config *c)
+static bool run_is_closed(const struct bench_run_config *c)
 {
     return c->arrivals.kind != BENCH_TRACE && c->arrivals.ramp == BENCH_RAMP_NONE && isinf(c->arrivals.rate) && c->max_concurrency;
 }

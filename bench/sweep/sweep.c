@@ -28,7 +28,6 @@ int td_bench_sweep(int argc, char **argv);
 
 #define MAX_RATES 64
 #define RUN_SECONDS 30        /* of a run that says neither how long nor how many */
-#define RUN_OVERHEAD_S 1.5
 #define SEED_STEP 1000003     /* between the seeds of two runs of one cluster */
 #define MAX_RETRIES 1         /* of a run in which the generator was late */
 

@@ -84,11 +84,4 @@ void td_pool_put(struct td_pool *pool, void *object)
     pool->free_stack[pool->n_free++] = index;
 }
 
-void *td_pool_at(const struct td_pool *pool, uint32_t index)
-{
-    TD_ASSERT(index < pool->n_total);
-    return pool->objects + index * pool->stride;
-}
-
 uint32_t td_pool_n_used(const struct td_pool *pool) { return pool->n_total - pool->n_free; }
-uint32_t td_pool_n_total(const struct td_pool *pool) { return pool->n_total; }

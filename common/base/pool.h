@@ -14,8 +14,6 @@ void td_pool_destroy(struct td_pool *pool);              /* asserts that every o
 void *td_pool_get(struct td_pool *pool);                 /* zeroed; NULL when empty: answer TD_ERR_AGAIN     */
 void td_pool_put(struct td_pool *pool, void *object);    /* asserts on a double put and on foreign pointers  */
 uint32_t td_pool_index(const struct td_pool *pool, const void *object); /* 0..n-1, stable */
-void *td_pool_at(const struct td_pool *pool, uint32_t index);           /* object by index, live or not */
 uint32_t td_pool_n_used(const struct td_pool *pool);
-uint32_t td_pool_n_total(const struct td_pool *pool);
 
 #endif

@@ -20,8 +20,6 @@ static const struct td_slo_preset presets[] = {
 };
 #define N_PRESETS (sizeof presets / sizeof *presets)
 
-const struct td_slo_preset *td_slo_preset_at(size_t i) { return i < N_PRESETS ? &presets[i] : NULL; }
-
 td_status td_slo_preset_find(const char *name, const struct td_slo_preset **ret_preset, struct td_err *err)
 {
     char known[400];

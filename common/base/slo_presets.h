@@ -13,7 +13,6 @@ struct td_slo_preset {
     double attainment;          /* share of requests that must meet both */
 };
 
-const struct td_slo_preset *td_slo_preset_at(size_t i);   /* NULL past the end */
 /* TD_ERR_INVALID lists the names. */
 td_status td_slo_preset_find(const char *name, const struct td_slo_preset **ret_preset, struct td_err *err);
 

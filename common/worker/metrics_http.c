@@ -75,12 +75,6 @@ td_status td_metrics_http_start(const char *address, struct td_metrics_http **re
     return TD_OK;
 }
 
-int td_metrics_http_port(const struct td_metrics_http *h)
-{
-    const union MHD_DaemonInfo *i = MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_BIND_PORT);
-    return i ? i->port : 0;
-}
-
 void td_metrics_http_stop(struct td_metrics_http *h)
 {
     if (!h) return;

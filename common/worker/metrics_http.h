@@ -8,7 +8,6 @@ struct td_metrics_http;
 
 /* address "127.0.0.1:9100"; port 0 = any. */
 td_status td_metrics_http_start(const char *address, struct td_metrics_http **ret_http, struct td_err *err);
-int td_metrics_http_port(const struct td_metrics_http *http);
 void td_metrics_http_stop(struct td_metrics_http *http);      /* NULL is fine */
 
 #endif

@@ -71,9 +71,6 @@ extern "C" {
 }
 #endif
 
-/* The one symbol that the libraries show (device.h, TD_CUDA_OPEN_SYMBOL). */
-#define TD_CUDA_EXPORT extern "C" __attribute__((visibility("default")))
-
 /* bf16 as the host's dtype.h has it, in either world. */
 __device__ static inline float td_cu_bf16_to_f32(uint16_t h)
 {

@@ -36,8 +36,7 @@ static int teardown(void **state)
     return rmdir(dir);
 }
 
-/* ---- a checkpoint written here, with one thing wrong at a time
- * --------------------------------------------------------------------- */
+/* ---- a checkpoint written here, with one thing wrong at a time ------------------------------------------------------------------------ */
 
 struct part {
     const char *name, *dtype;
@@ -223,8 +222,7 @@ static void hash_tells_weights_apart(void **state)
     assert_true(a != b);
 }
 
-/* ---- random weights
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- random weights ------------------------------------------------------------------------------------------------------------------- */
 
 /* Large enough for every tile and tail of the kernels: 3 KV heads, sizes that are no multiples of 32. */
 static const char random_config[] =
@@ -266,8 +264,7 @@ static void random_weights_are_sane(void **state)
     assert_true(hashes[0] == hashes[1] && hashes[0] != hashes[2]); /* auto is bf16 here; 1 thread or 2 */
 }
 
-/* ---- invariance
- * -------------------------------------------------------------------------------------------------------------------- */
+/* ---- invariance ----------------------------------------------------------------------------------------------------------------------- */
 
 #define SEQS 5
 #define LEN_MAX 75

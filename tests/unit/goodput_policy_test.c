@@ -159,8 +159,7 @@ static void test_predictions_are_monotone(void **state)
     assert_true(last > 11600 + 16 * 50000 / 2);
 }
 
-/* ---- admission
- * ---------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- admission ------------------------------------------------------------------------------------------------------------------------ */
 
 /* Refused before any prefill, and told to come back after just the wait that was predicted: backlog + prefill - objective (margins have no price on
  * an idle fleet). */
@@ -321,8 +320,7 @@ static void test_strange_objectives(void **state)
     }
 }
 
-/* ---- no herd
- * ------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- no herd -------------------------------------------------------------------------------------------------------------------------- */
 
 static void test_no_herd(void **state)
 {
@@ -349,8 +347,7 @@ static void test_no_herd(void **state)
     }
 }
 
-/* ---- deflection
- * ------------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- deflection ----------------------------------------------------------------------------------------------------------------------- */
 
 /* Hybrid: a slow prefill worker, an objective that only a decode worker can keep. What it may spend is what the tightest there leaves: nothing, then
  * enough. */
@@ -408,8 +405,7 @@ static void test_deflection_has_a_budget(void **state)
     td_core_destroy(c);
 }
 
-/* ---- head of line
- * ----------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- head of line --------------------------------------------------------------------------------------------------------------------- */
 
 /* Many requests that fit nowhere now, or ever, stand before small ones: those are placed; and the large ones that can fit do get their turn. */
 static void test_large_do_not_block_small(void **state)
@@ -502,8 +498,7 @@ static void test_tight_do_not_block_loose(void **state)
     td_core_destroy(c);
 }
 
-/* ---- what cannot be
- * ------------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- what cannot be ------------------------------------------------------------------------------------------------------------------- */
 
 static void test_lies(void **state)
 {
@@ -592,8 +587,7 @@ static void test_time_and_snapshots(void **state)
     td_core_destroy(c);
 }
 
-/* ---- coverage: a closed loop of toy workers
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- coverage: a closed loop of toy workers ------------------------------------------------------------------------------------------- */
 
 enum { P = 2, D = 4, W = P + D };
 struct toy {

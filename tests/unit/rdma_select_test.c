@@ -17,7 +17,6 @@
 #include "common/xfer/rdma_select.h"
 
 #define COUNT(a) (sizeof(a) / sizeof *(a))
-#define MIB (1u << 20)
 
 /* "10.0.0.1" becomes a mapped address. */
 static struct td_vb_gid gid(uint32_t index, enum td_vb_gid_type type, const char *address, const char *netdev, bool up)

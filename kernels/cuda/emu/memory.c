@@ -302,28 +302,22 @@ cudaError_t td_emu_memory_close(void *memory)
     return error;
 }
 
-cudaError_t td_emu_pinned_add(void *memory, size_t bytes, bool is_ours)
+cudaError_t td_emu_pinned_add(void *memory, size_t bytes)
 {
     pthread_mutex_lock(&lock);
-    cudaError_t error = cudaSuccess;
-    for (size_t i = 0; i < pinned.n; i++) {
-        if (touches(&pinned.of[i], memory, bytes)) error = cudaErrorHostMemoryAlreadyRegistered;
-    }
-    struct range r = {.first = memory, .base = memory, .mapped = bytes, .bytes = bytes, .n_opened = is_ours};
-    if (!error && !insert(&pinned, pinned.n, r)) error = cudaErrorMemoryAllocation;
+    struct range r = {.first = memory, .base = memory, .mapped = bytes, .bytes = bytes};
+    bool is_in = insert(&pinned, pinned.n, r);
     pthread_mutex_unlock(&lock);
-    return error;
+    return is_in ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
-cudaError_t td_emu_pinned_remove(void *memory, bool is_ours)
+cudaError_t td_emu_pinned_remove(void *memory)
 {
     pthread_mutex_lock(&lock);
     const struct range *r = find(&pinned, memory);
-    cudaError_t error = cudaSuccess;
-    if (!r || r->n_opened != is_ours) error = is_ours ? cudaErrorInvalidValue : cudaErrorHostMemoryNotRegistered;
-    else erase(&pinned, (size_t)(r - pinned.of));
+    if (r) erase(&pinned, (size_t)(r - pinned.of));
     pthread_mutex_unlock(&lock);
-    return error;
+    return r ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 bool td_emu_pinned_has(const void *memory, size_t bytes)
@@ -337,9 +331,7 @@ bool td_emu_pinned_has(const void *memory, size_t bytes)
 
 __attribute__((destructor)) static void memory_unload(void)
 {
-    for (size_t i = 0; i < pinned.n; i++) { /* a device that was lost takes nothing back */
-        if (pinned.of[i].n_opened) free(pinned.of[i].base);
-    }
+    for (size_t i = 0; i < pinned.n; i++) free(pinned.of[i].base); /* a device that was lost takes nothing back */
     free(ours.of);
     free(theirs.of);
     free(pinned.of);

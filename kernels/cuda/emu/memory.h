@@ -34,9 +34,9 @@ cudaError_t td_emu_memory_export(void *memory, cudaIpcMemHandle_t *ret_handle);
 cudaError_t td_emu_memory_import(const cudaIpcMemHandle_t *handle, void **ret_memory);
 cudaError_t td_emu_memory_close(void *memory);
 
-/* Page-locked: allocated here (is_ours) or registered. */
-cudaError_t td_emu_pinned_add(void *memory, size_t bytes, bool is_ours);
-cudaError_t td_emu_pinned_remove(void *memory, bool is_ours);
+/* Page-locked memory of the host. */
+cudaError_t td_emu_pinned_add(void *memory, size_t bytes);
+cudaError_t td_emu_pinned_remove(void *memory);
 bool td_emu_pinned_has(const void *memory, size_t bytes);
 
 #ifdef __cplusplus

@@ -86,13 +86,11 @@ struct td_emu_stream {
 };
 
 struct td_emu_event {
-    unsigned flags;
     uint32_t n_refs;
     uint64_t n_recorded, n_done;
     struct td_emu_stream *stream; /* of the last record, while n_done < n_recorded */
     uint64_t until;
     bool was_asked;
-    struct timespec at;
     struct capture *capture;      /* recorded into one */
     struct td_emu_stream *capture_stream;
     uint64_t n_captured;
@@ -306,7 +304,6 @@ static void drain(struct td_emu_stream *s, uint64_t until)
         } else if (w->kind == WORK_RECORD) {
             struct td_emu_event *e = w->u.event.event;
             e->n_done = w->u.event.number;
-            clock_gettime(CLOCK_MONOTONIC, &e->at);
             event_release(e);
         } else {
             pthread_mutex_unlock(&lock);
@@ -477,15 +474,6 @@ cudaError_t cudaDeviceGetAttribute(int *ret_value, enum cudaDeviceAttr attribute
     return leave(error);
 }
 
-cudaError_t cudaDeviceGetPCIBusId(char *ret_text, int n_bytes, int device)
-{
-    enter();
-    cudaError_t error = check_device(device);
-    if (!error && n_bytes < 13) error = cudaErrorInvalidValue;
-    if (!error) snprintf(ret_text, (size_t)n_bytes, "0000:%02X:00.0", 0xe0 + device);
-    return leave(error);
-}
-
 cudaError_t cudaSetDevice(int device)
 {
     enter();
@@ -494,56 +482,11 @@ cudaError_t cudaSetDevice(int device)
     return leave(error);
 }
 
-cudaError_t cudaInitDevice(int device, unsigned device_flags, unsigned flags)
-{
-    (void)device_flags, (void)flags;
-    enter();
-    return leave(check_device(device));
-}
-
-cudaError_t cudaGetDevice(int *ret_device)
-{
-    enter();
-    *ret_device = current_device;
-    return leave(cudaSuccess);
-}
-
-cudaError_t cudaSetDeviceFlags(unsigned flags)
-{
-    (void)flags;
-    enter();
-    return leave(cudaSuccess);
-}
-
 cudaError_t cudaDeviceSynchronize(void)
 {
     enter();
     cudaError_t error = refuse_in_capture();
     if (!error) drain_all(false);
-    return leave(error);
-}
-
-cudaError_t cudaDeviceReset(void)
-{
-    enter();
-    drain_all(false);
-    return leave(cudaSuccess);
-}
-
-cudaError_t cudaDeviceCanAccessPeer(int *ret_can, int device, int peer)
-{
-    enter();
-    cudaError_t error = check_device(device);
-    if (!error) error = check_device(peer);
-    if (!error) *ret_can = device != peer;
-    return leave(error);
-}
-
-cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
-{
-    enter();
-    cudaError_t error = flags ? cudaErrorInvalidValue : check_device(peer);
-    if (!error && peer == current_device) error = cudaErrorInvalidDevice;
     return leave(error);
 }
 
@@ -605,9 +548,6 @@ static const struct {
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
     {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
-    {cudaErrorPeerAccessAlreadyEnabled, "cudaErrorPeerAccessAlreadyEnabled", "peer access is already enabled"},
-    {cudaErrorHostMemoryAlreadyRegistered, "cudaErrorHostMemoryAlreadyRegistered", "part or all of the requested memory range is already mapped"},
-    {cudaErrorHostMemoryNotRegistered, "cudaErrorHostMemoryNotRegistered", "pointer does not correspond to a registered memory region"},
     {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
     {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
     {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"},
@@ -666,7 +606,7 @@ cudaError_t cudaHostAlloc(void **ret_memory, size_t bytes, unsigned flags)
     void *memory = NULL;
     if (!error && !lost && bytes) {
         if (posix_memalign(&memory, PAGE, bytes)) error = cudaErrorMemoryAllocation;
-        else error = td_emu_pinned_add(memory, bytes, true);
+        else error = td_emu_pinned_add(memory, bytes);
     }
     if (!error && !lost) *ret_memory = memory;
     return leave(error);
@@ -680,35 +620,9 @@ cudaError_t cudaFreeHost(void *memory)
     cudaError_t error = cudaSuccess;
     drain_all(false);
     if (memory) {
-        error = td_emu_pinned_remove(memory, true);
+        error = td_emu_pinned_remove(memory);
         if (!error) free(memory);
     }
-    return leave(error);
-}
-
-cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags)
-{
-    (void)flags;
-    enter();
-    cudaError_t error = check_device(current_device);
-    if (!error)
-        error =
-            !memory || !bytes || td_emu_memory_where(memory, bytes) != TD_EMU_HOST ? cudaErrorInvalidValue : td_emu_pinned_add(memory, bytes, false);
-    return leave(error);
-}
-
-cudaError_t cudaHostUnregister(void *memory)
-{
-    enter();
-    drain_all(false);
-    return leave(td_emu_pinned_remove(memory, false));
-}
-
-cudaError_t cudaHostGetDevicePointer(void **ret_device, void *host, unsigned flags)
-{
-    enter();
-    cudaError_t error = flags || !td_emu_pinned_has(host, 1) ? cudaErrorInvalidValue : cudaSuccess;
-    if (!error) *ret_device = host;
     return leave(error);
 }
 
@@ -723,19 +637,6 @@ cudaError_t cudaMemGetInfo(size_t *ret_free, size_t *ret_total)
         *ret_total = total;
     }
     return leave(error);
-}
-
-cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *ret_attributes, const void *pointer)
-{
-    enter();
-    enum td_emu_where where = td_emu_memory_where(pointer, 1);
-    bool is_pinned = td_emu_pinned_has(pointer, 1);
-    struct cudaPointerAttributes a = {.device = current_device};
-    a.type = where == TD_EMU_DEVICE ? cudaMemoryTypeDevice : is_pinned ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
-    if (a.type != cudaMemoryTypeUnregistered) a.devicePointer = (void *)(uintptr_t)pointer;
-    if (is_pinned) a.hostPointer = (void *)(uintptr_t)pointer;
-    *ret_attributes = a;
-    return leave(cudaSuccess);
 }
 
 static size_t extent(size_t pitch, size_t width, size_t height) { return (height - 1) * pitch + width; }
@@ -795,23 +696,6 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpy
     return cudaMemcpy2D(to, bytes, from, bytes, bytes, 1, kind);
 }
 
-cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t bytes, cudaStream_t stream)
-{
-    enter();
-    cudaError_t error = check_device(to_device);
-    if (!error) error = check_device(from_device);
-    return leave(error ? error : copy(to, bytes, from, bytes, bytes, 1, cudaMemcpyDeviceToDevice, stream_of(stream), true));
-}
-
-cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t bytes)
-{
-    enter();
-    cudaError_t error = check_device(to_device);
-    if (!error) error = check_device(from_device);
-    if (!error) error = refuse_in_capture();
-    return leave(error ? error : copy(to, bytes, from, bytes, bytes, 1, cudaMemcpyDeviceToDevice, &default_stream, false));
-}
-
 cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t stream)
 {
     enter();
@@ -853,8 +737,6 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *ret_stream, unsigned flag
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret_stream, unsigned flags) { return cudaStreamCreateWithPriority(ret_stream, flags, 0); }
-cudaError_t cudaStreamCreate(cudaStream_t *ret_stream) { return cudaStreamCreateWithPriority(ret_stream, cudaStreamDefault, 0); }
-
 static struct td_emu_stream **find_stream(cudaStream_t stream)
 {
     struct td_emu_stream **at = &streams;
@@ -915,7 +797,6 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret_event, unsigned flags)
     if (error || lost) return leave(error);
     struct td_emu_event *e = calloc(1, sizeof *e);
     if (!e) return leave(cudaErrorMemoryAllocation);
-    e->flags = flags;
     e->n_refs = 1;
     e->fd = -1;
     if (flags & cudaEventInterprocess) {
@@ -930,8 +811,6 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret_event, unsigned flags)
     *ret_event = e;
     return leave(cudaSuccess);
 }
-
-cudaError_t cudaEventCreate(cudaEvent_t *ret_event) { return cudaEventCreateWithFlags(ret_event, cudaEventDefault); }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event)
 {
@@ -1033,16 +912,6 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
     return leave(error);
 }
 
-cudaError_t cudaEventElapsedTime(float *ret_ms, cudaEvent_t begin, cudaEvent_t end)
-{
-    enter();
-    if (!begin || !end || ((begin->flags | end->flags) & cudaEventDisableTiming) || !begin->n_recorded || !end->n_recorded)
-        return leave(cudaErrorInvalidResourceHandle);
-    if (begin->n_done < begin->n_recorded || end->n_done < end->n_recorded) return leave(cudaErrorNotReady);
-    *ret_ms = (float)((double)(end->at.tv_sec - begin->at.tv_sec) * 1e3 + (double)(end->at.tv_nsec - begin->at.tv_nsec) * 1e-6);
-    return leave(cudaSuccess);
-}
-
 /* ---- graphs */
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
@@ -1093,14 +962,6 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *ret_graph)
     return leave(error);
 }
 
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *ret_status)
-{
-    enter();
-    struct capture *c = stream_of(stream)->capture;
-    *ret_status = !c ? cudaStreamCaptureStatusNone : c->is_invalid ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
-    return leave(cudaSuccess);
-}
-
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret_exec, cudaGraph_t graph, unsigned long long flags)
 {
     (void)flags;
@@ -1123,13 +984,6 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
     w->u.graph = exec;
     exec->n_refs++;
     return leave(submit(stream_of(stream), w));
-}
-
-cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t stream)
-{
-    (void)stream;
-    enter();
-    return leave(exec ? cudaSuccess : cudaErrorInvalidValue);
 }
 
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *ret_n_nodes)
@@ -1210,7 +1064,6 @@ cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *ret_event, cudaIpcEventHandle_t 
     snprintf(path, sizeof path, "/proc/%d/fd/%d", h.pid, h.fd);
     struct stat file;
     e->n_refs = 1;
-    e->flags = cudaEventInterprocess | cudaEventDisableTiming;
     e->fd = open(path, O_RDWR | O_CLOEXEC);
     void *p =
         e->fd < 0 || fstat(e->fd, &file) || file.st_ino != h.inode ? MAP_FAILED : mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, e->fd, 0);

@@ -3,10 +3,9 @@
  * Why here: everything between the kernels and the daemons - streams, events, graphs, copies, IPC, errors - is tested on machines without a GPU; and
  * what CUDA leaves open is done in the least convenient way that CUDA allows:
  *   - Work is done as late as it may be: when somebody synchronises with it, or asks (an event or stream queried answers "not ready" once). A wait
- *   that is
- *     missing therefore reads old bytes. TD_CUDA_EMU_EAGER=1 does work at once instead.
+ *     that is missing therefore reads old bytes. TD_CUDA_EMU_EAGER=1 does work at once instead.
  *   - New device memory up to 16 MiB holds NaN (0xff). Memory that is not allocated is not mapped: a kernel that leaves its buffers ends with
- *   SIGSEGV.
+ *     SIGSEGV.
  *   - A recorded graph holds the arguments of its launches as they were, and the addresses of its copies.
  *   - A copy outside an allocation, or with a direction that does not fit its pointers, answers cudaErrorInvalidValue or ...InvalidMemcpyDirection.
  * Device memory is one memfd per process: cudaIpcOpenMemHandle in another process of the same user maps the same bytes, also after the owner's end.
@@ -56,9 +55,6 @@ typedef enum cudaError {
     cudaErrorInvalidResourceHandle = 400,
     cudaErrorNotReady = 600,
     cudaErrorIllegalAddress = 700,
-    cudaErrorPeerAccessAlreadyEnabled = 704,
-    cudaErrorHostMemoryAlreadyRegistered = 712,
-    cudaErrorHostMemoryNotRegistered = 713,
     cudaErrorLaunchFailure = 719,
     cudaErrorNotSupported = 801,
     cudaErrorStreamCaptureUnsupported = 900,
@@ -94,25 +90,15 @@ enum cudaDeviceAttr {
 };
 
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal = 0, cudaStreamCaptureModeThreadLocal = 1, cudaStreamCaptureModeRelaxed = 2 };
-enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone = 0, cudaStreamCaptureStatusActive = 1, cudaStreamCaptureStatusInvalidated = 2 };
-enum cudaMemoryType { cudaMemoryTypeUnregistered = 0, cudaMemoryTypeHost = 1, cudaMemoryTypeDevice = 2 };
 
-#define cudaStreamDefault 0u
 #define cudaStreamNonBlocking 1u
-#define cudaEventDefault 0u
 #define cudaEventBlockingSync 1u
 #define cudaEventDisableTiming 2u
 #define cudaEventInterprocess 4u
-#define cudaEventRecordDefault 0u
-#define cudaEventWaitDefault 0u
 #define cudaHostAllocDefault 0u
 #define cudaHostAllocPortable 1u
 #define cudaHostAllocMapped 2u
-#define cudaHostRegisterDefault 0u
-#define cudaHostRegisterPortable 1u
-#define cudaHostRegisterMapped 2u
 #define cudaIpcMemLazyEnablePeerAccess 1u
-#define cudaDeviceScheduleBlockingSync 4u
 #define CUDART_VERSION 13000
 
 typedef struct td_emu_stream *cudaStream_t;
@@ -133,30 +119,12 @@ struct cudaDeviceProp {
         maxThreadsPerMultiProcessor, unifiedAddressing, integrated, memoryBusWidth;
 };
 
-struct cudaPointerAttributes {
-    enum cudaMemoryType type;
-    int device;
-    void *devicePointer, *hostPointer;
-};
-
-struct cudaFuncAttributes {
-    size_t sharedSizeBytes, localSizeBytes;
-    int maxThreadsPerBlock, numRegs, maxDynamicSharedSizeBytes;
-};
-
 /* ---- device and errors */
 cudaError_t cudaGetDeviceCount(int *ret_count);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret_properties, int device);
 cudaError_t cudaDeviceGetAttribute(int *ret_value, enum cudaDeviceAttr attribute, int device);
-cudaError_t cudaDeviceGetPCIBusId(char *ret_text, int n_bytes, int device);
 cudaError_t cudaSetDevice(int device);
-cudaError_t cudaGetDevice(int *ret_device);
-cudaError_t cudaSetDeviceFlags(unsigned flags);
-cudaError_t cudaInitDevice(int device, unsigned device_flags, unsigned flags);
 cudaError_t cudaDeviceSynchronize(void);
-cudaError_t cudaDeviceReset(void);
-cudaError_t cudaDeviceCanAccessPeer(int *ret_can, int device, int peer);
-cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags);
 cudaError_t cudaDeviceGetStreamPriorityRange(int *ret_least, int *ret_greatest);
 cudaError_t cudaDriverGetVersion(int *ret_version);
 cudaError_t cudaRuntimeGetVersion(int *ret_version);
@@ -171,23 +139,16 @@ cudaError_t cudaFree(void *memory);
 cudaError_t cudaMallocHost(void **ret_memory, size_t bytes);
 cudaError_t cudaHostAlloc(void **ret_memory, size_t bytes, unsigned flags);
 cudaError_t cudaFreeHost(void *memory);
-cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags);
-cudaError_t cudaHostUnregister(void *memory);
-cudaError_t cudaHostGetDevicePointer(void **ret_device, void *host, unsigned flags);
 cudaError_t cudaMemGetInfo(size_t *ret_free, size_t *ret_total);
-cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *ret_attributes, const void *pointer);
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind);
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream TD_EMU_DEFAULT(0));
 cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, enum cudaMemcpyKind kind);
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, enum cudaMemcpyKind kind,
                               cudaStream_t stream TD_EMU_DEFAULT(0));
-cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t bytes);
-cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t bytes, cudaStream_t stream TD_EMU_DEFAULT(0));
 cudaError_t cudaMemset(void *memory, int value, size_t bytes);
 cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t stream TD_EMU_DEFAULT(0));
 
 /* ---- streams and events */
-cudaError_t cudaStreamCreate(cudaStream_t *ret_stream);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret_stream, unsigned flags);
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *ret_stream, unsigned flags, int priority);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
@@ -195,21 +156,17 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags TD_EMU_DEFAULT(0));
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data);
-cudaError_t cudaEventCreate(cudaEvent_t *ret_event);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret_event, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream TD_EMU_DEFAULT(0));
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventQuery(cudaEvent_t event);
-cudaError_t cudaEventElapsedTime(float *ret_ms, cudaEvent_t begin, cudaEvent_t end);
 
 /* ---- graphs, by capture */
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode);
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *ret_graph);
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *ret_status);
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret_exec, cudaGraph_t graph, unsigned long long flags TD_EMU_DEFAULT(0));
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
-cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t stream);
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *ret_n_nodes);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
