@@ -94,6 +94,17 @@ void sweep_settle(struct sweep *s)
 
 /* --- the winner ------------------------------------------------------------------------------------------------------------------------- */
 
+/* Of the rates that were run, the least often. */
+static uint32_t fewest_runs(const struct sweep *s)
+{
+    struct sweep_pool pools[MAX_POOLS];
+    uint32_t least = UINT32_MAX;
+    for (uint32_t c = 0; c < s->n_configs; c++)
+        for (size_t n = sweep_pool(s, c, pools, MAX_POOLS), i = 0; i < n; i++)
+            if (pools[i].n_runs && pools[i].n_runs < least) least = pools[i].n_runs;
+    return least;
+}
+
 static double per_worker(const struct sweep_config *c) { return c->goodput / workers(c); }
 
 /* The best but `except`. */
@@ -224,6 +235,9 @@ void sweep_verdict(const struct sweep *s, FILE *out)
         if (!c->searched) fprintf(out, "; of the rates that were run, which are a grid");
         else if (!c->verified) fprintf(out, "; not verified with other seeds");
         fprintf(out, ".\n");
+        uint32_t seeds = fewest_runs(s);
+        if (seeds < 3)
+            fprintf(out, "Some rates were run %s: intervals hold what differs between requests, not between runs; --seeds 3 does.\n", seeds == 1 ? "once" : "twice");
         if (second >= 0) {
             const struct sweep_config *o = &s->configs[second];
             double ratio = per_worker(c) / per_worker(o), failed = o->failed_rate / workers(o);

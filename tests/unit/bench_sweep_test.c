@@ -282,6 +282,9 @@ static void read_back(void **state)
                         t.rows[1].points[0].observed_ms == 3);
             assert_null(t.rows[0].ttft_q);
         }
+        if (k == 1) { /* a third shape makes goodput over P:D a figure: 2:1 beside 1:1 */
+            t.configs[1] = (struct sweep_config){.name = "pd 2:1", .mode = "pd", .prefill = 2, .decode = 1, .gpus = 3, .goodput = 6};
+        }
         assert_int_equal(plot_all(&t, dir, NULL, &err), TD_OK);
         sweep_free(&t);
         unlink(path);
@@ -313,8 +316,8 @@ static void read_back(void **state)
         assert_says(err.msg, "/bad");
     }
     unlink(path);
-    static const char *const plots[] = {"attainment", "goodput",  "attainment-pd-1-1", "attainment-colocated-0-2",
-                                        "stages",     "ttft-cdf", "slo-scale",         "predicted"},
+    static const char *const plots[] = {"attainment", "goodput",  "attainment-pd-1-1", "attainment-colocated-0-2", "attainment-pd-2-1",
+                                        "stages",     "ttft-cdf", "slo-scale",         "predicted",                "goodput-shape-pd"},
                              *const ends[] = {"svg", "csv", "png"};
     for (size_t i = 0; i < sizeof plots / sizeof *plots; i++)
         for (size_t k = 0; k < 3; k++) {
