@@ -70,6 +70,8 @@ static const struct td_option options[] = {
     {"repeats", TD_OPT_I64, "9", 1, BENCH_MAX_REPEATS, NULL, OFF(repeats),
      "timed runs of each way; medians and extremes are of these"},
     {"transfers", TD_OPT_I64, "512", 1, 1 << 20, NULL, OFF(transfers), "at most so many transfers in a run; large ones are fewer"},
+    {"batch", TD_OPT_I64, "64", 1, BENCH_MAX_BATCH, NULL, OFF(batch),
+     "at most so many of them without a pause: filling and emptying the pipe counts once in a batch"},
     {"footprint", TD_OPT_SIZE, "512MiB", 1 << 16, 1e15, NULL, OFF(footprint),
      "the part of each pool that transfers go round in; larger than the last cache"},
     {"memory", TD_OPT_SIZE, "0", 0, 0, NULL, OFF(memory), "both pools together; 0 = half of what is available"},
@@ -159,7 +161,7 @@ static td_status add_case(struct bench *b, struct bench_case c, struct td_err *e
         if (depth > fit) depth = fit;
         n = n < 1 ? 1 : n > (uint64_t)b->o.transfers ? (uint64_t)b->o.transfers : n;
         if (n < depth) n = depth;
-        uint64_t batch = n < BENCH_MAX_BATCH ? n : BENCH_MAX_BATCH;
+        uint64_t batch = n < (uint64_t)b->o.batch ? n : depth > (uint64_t)b->o.batch ? depth : (uint64_t)b->o.batch;
         if (batch > fit) batch = fit;
         bool seen = false; /* a size so large that its depths are all the same */
         for (int32_t i = 0; i < b->n_cases; i++)

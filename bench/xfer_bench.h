@@ -21,7 +21,7 @@
 #include "common/base/mem.h"
 #include "common/xfer/xfer.h"
 
-#define BENCH_MAX_BATCH 64 /* transfers whose grants exist before the clock starts */
+#define BENCH_MAX_BATCH 512 /* transfers whose grants exist before the clock starts */
 #define BENCH_MAX_STREAMS 8
 #define BENCH_MAX_REPEATS 1000
 #define BENCH_PINNED_BYTES ((size_t)8 << 20)
@@ -77,7 +77,7 @@ struct bench_sample { /* one run */
 struct bench_options {
     const char *path, *sizes, *shape, *tokens, *depth, *streams, *json, *csv, *machine, *device, *peer_device;
     uint64_t block_bytes, message, footprint, memory;
-    int64_t repeats, transfers, block_tokens, gid_index;
+    int64_t repeats, transfers, batch, block_tokens, gid_index;
     bool floors, iperf3;
 };
 

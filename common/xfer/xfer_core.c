@@ -52,6 +52,53 @@
 #define TURN_NONE UINT32_MAX
 #define RETIRE_GRACE 8 /* orphan graces: a peer that lives and does not retire for so long is cut off */
 
+/* --- sets ----------------------------------------------------------------------------------------------------------------------- */
+
+static void set_add(struct td_xfer_set *s, uint32_t id)
+{
+    s->bits[id / 64] |= 1ull << id % 64;
+}
+
+static void set_drop(struct td_xfer_set *s, uint32_t id)
+{
+    s->bits[id / 64] &= ~(1ull << id % 64);
+}
+
+/* The least member that is `from` or more; n: there is none. */
+static uint32_t set_at(const struct td_xfer_set *s, uint32_t from)
+{
+    for (uint32_t i = from / 64; from < s->n; from = ++i * 64) {
+        uint64_t bits = s->bits[i] >> from % 64;
+        if (bits) return from + (uint32_t)__builtin_ctzll(bits);
+    }
+    return s->n;
+}
+
+/* All members once, those from `from` on first. Start with {.at = from}. */
+struct round {
+    uint32_t at;
+    bool wrapped;
+};
+
+static bool round_next(const struct td_xfer_set *s, uint32_t from, struct round *r, uint32_t *ret_id)
+{
+    uint32_t id = set_at(s, r->at);
+    if (id == s->n && !r->wrapped) {
+        r->wrapped = true;
+        id = set_at(s, 0);
+    }
+    if (id >= (r->wrapped ? from : s->n)) return false;
+    r->at = id + 1;
+    *ret_id = id;
+    return true;
+}
+
+static bool set_create(struct td_xfer_set *s, uint32_t n)
+{
+    *s = (struct td_xfer_set){.bits = calloc(n / 64 + 1, sizeof *s->bits), .n = n};
+    return s->bits != NULL;
+}
+
 /* --- events --------------------------------------------------------------------------------------------------------------------- */
 
 static void emit(struct td_xfer_core *c, enum td_xfer_event_kind kind, uint32_t id)
@@ -401,6 +448,7 @@ static void slot_check_ready(struct td_xfer_core *c, uint64_t now_ns, uint32_t i
         if (s->bytes_got != total) return;
         if (s->writer == TD_WRITER_LIVE) slot_writer_retired(c, s); /* that was all it had */
         s->state = TD_SLOT_VERIFYING;
+        set_add(&c->verifying, id);
     }
     if (s->state != TD_SLOT_VERIFYING || s->writer != TD_WRITER_NONE || slot_is_dirty(c, s) || s->verify_at < s->n_digests) return; /* invariant 6 */
     s->state = TD_SLOT_READY;
@@ -478,6 +526,7 @@ td_status td_xfer_core_rx_ref(struct td_xfer_core *c, uint64_t conn, const struc
         s->src[first + (uint32_t)i] = ids[i];
         s->order[s->n_refs++] = (int32_t)first + i;
     }
+    set_add(&c->fetching, f->slot);
     return TD_OK;
 }
 
@@ -489,11 +538,12 @@ static bool slot_wants(const struct td_xfer_core *c, uint32_t id, enum td_xfer_p
 }
 
 /* Where to look first; see struct td_xfer_turns. */
-static uint32_t slot_turn(const struct td_xfer_core *c, const struct td_xfer_turns *t, enum td_xfer_path path, uint64_t conn)
+static uint32_t slot_turn(struct td_xfer_core *c, const struct td_xfer_turns *t, enum td_xfer_path path, uint64_t conn)
 {
-    uint32_t first = TURN_NONE, best = TURN_NONE;
-    for (uint32_t k = 0; t->by_key && c->n_slots_used > 1 && k < c->max_slots; k++) {
-        uint32_t id = (t->next + k) % c->max_slots;
+    uint32_t first = TURN_NONE, best = TURN_NONE, id;
+    for (struct round r = {.at = t->next}; t->by_key && c->n_slots_used > 1 && round_next(&c->fetching, t->next, &r, &id);) {
+        const struct td_xfer_slot *s = &c->slots[id];
+        if (s->state != TD_SLOT_FILLING || s->copy_at >= s->n_refs) set_drop(&c->fetching, id);
         if (!slot_wants(c, id, path, conn)) continue;
         if (first == TURN_NONE) first = best = id;
         else if (c->slots[id].priority < c->slots[best].priority) best = id;
@@ -510,9 +560,8 @@ static void turn_over(struct td_xfer_turns *t, uint32_t from, uint32_t id, uint3
 
 bool td_xfer_core_copy_next(struct td_xfer_core *c, struct td_xfer_turns *turns, size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy)
 {
-    uint32_t from = slot_turn(c, turns, TD_XFER_PATH_SHM, 0);
-    for (uint32_t k = 0; k < c->max_slots; k++) {
-        uint32_t id = (from + k) % c->max_slots;
+    uint32_t from = slot_turn(c, turns, TD_XFER_PATH_SHM, 0), id;
+    for (struct round r = {.at = from}; round_next(&c->fetching, from, &r, &id);) {
         struct td_xfer_slot *s = &c->slots[id];
         if (!slot_wants(c, id, TD_XFER_PATH_SHM, 0)) continue;
         TD_ASSERT(!s->io);
@@ -556,9 +605,8 @@ void td_xfer_core_copy_end(struct td_xfer_core *c, uint64_t now_ns, const struct
 
 bool td_xfer_core_pull_next(struct td_xfer_core *c, struct td_xfer_turns *turns, size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy)
 {
-    uint32_t from = slot_turn(c, turns, TD_XFER_PATH_CUDA_IPC, 0);
-    for (uint32_t k = 0; k < c->max_slots; k++) {
-        uint32_t id = (from + k) % c->max_slots;
+    uint32_t from = slot_turn(c, turns, TD_XFER_PATH_CUDA_IPC, 0), id;
+    for (struct round r = {.at = from}; round_next(&c->fetching, from, &r, &id);) {
         struct td_xfer_slot *s = &c->slots[id];
         if (!slot_wants(c, id, TD_XFER_PATH_CUDA_IPC, 0)) continue;
         struct td_xfer_copy copy = {.slot = id, .op = s->op, .conn = s->conn, .handle = s->handle, .grant_block = s->order[s->copy_at],
@@ -632,9 +680,8 @@ void td_xfer_core_rx_abort(struct td_xfer_core *c, uint64_t conn, const struct t
 
 bool td_xfer_core_rd_next(struct td_xfer_core *c, uint64_t conn, struct td_xfer_turns *turns, const struct td_xfer_wr_limits *l, struct td_xfer_rd *rd)
 {
-    uint32_t from = slot_turn(c, turns, TD_XFER_PATH_RDMA, conn);
-    for (uint32_t k = 0; k < c->max_slots; k++) {
-        uint32_t id = (from + k) % c->max_slots;
+    uint32_t from = slot_turn(c, turns, TD_XFER_PATH_RDMA, conn), id;
+    for (struct round r = {.at = from}; round_next(&c->fetching, from, &r, &id);) {
         struct td_xfer_slot *s = &c->slots[id];
         if (!slot_wants(c, id, TD_XFER_PATH_RDMA, conn)) continue;
         int32_t block = s->order[s->copy_at], n_pieces = 1;
@@ -828,9 +875,10 @@ void td_xfer_core_flush_end(struct td_xfer_core *c, uint64_t now_ns, const char 
 
 bool td_xfer_core_verify_next(struct td_xfer_core *c, uint32_t *cursor, uint64_t max_bytes, struct td_xfer_verify *v)
 {
-    for (uint32_t k = 0; k < c->max_slots; k++) {
-        uint32_t id = (*cursor + k) % c->max_slots;
+    uint32_t id;
+    for (struct round r = {.at = *cursor}; round_next(&c->verifying, *cursor, &r, &id);) {
         struct td_xfer_slot *s = &c->slots[id];
+        if (s->state != TD_SLOT_VERIFYING) set_drop(&c->verifying, id);
         if (s->state != TD_SLOT_VERIFYING || s->writer != TD_WRITER_NONE || s->dirty || s->io || s->verify_at == s->n_digests) continue;
         int32_t n = (int32_t)(max_bytes / c->block_bytes);
         if (n < 1) n = 1;
@@ -1065,6 +1113,7 @@ void td_xfer_core_op_attach(struct td_xfer_core *c, uint32_t id, uint64_t conn, 
     struct td_xfer_op *op = &c->ops[id];
     TD_ASSERT(op->state == TD_OP_WAIT_CONN && !op->io);
     op->state = TD_OP_STREAMING;
+    set_add(&c->streaming, id);
     op->conn = conn;
     op->path = path;
     op->attempt++;
@@ -1149,12 +1198,12 @@ static bool final_due(const struct td_xfer_core *c, const struct td_xfer_op *op)
 }
 
 /* Where to look first; see struct td_xfer_turns. Blocks count, wherever they would go; what is small and said once (FINAL) goes by the round. */
-static uint32_t op_turn(const struct td_xfer_core *c, const struct td_xfer_turns *t, uint64_t conn, uint32_t lane)
+static uint32_t op_turn(struct td_xfer_core *c, const struct td_xfer_turns *t, uint64_t conn, uint32_t lane)
 {
-    uint32_t first = TURN_NONE, best = TURN_NONE;
-    for (uint32_t k = 0; t->by_key && c->n_ops_used > 1 && k < c->max_ops; k++) {
-        uint32_t id = (t->next + k) % c->max_ops;
+    uint32_t first = TURN_NONE, best = TURN_NONE, id;
+    for (struct round r = {.at = t->next}; t->by_key && c->n_ops_used > 1 && round_next(&c->streaming, t->next, &r, &id);) {
         const struct td_xfer_op *op = &c->ops[id];
+        if (op->state != TD_OP_STREAMING) set_drop(&c->streaming, id);
         if (op->state != TD_OP_STREAMING || op->conn != conn) continue;
         bool wants = op->path == TD_XFER_PATH_RDMA ? op->at < op->n_queued && op->order[op->at] < op->n_targets
                                                    : op->at < op->n_queued || (op->path == TD_XFER_PATH_TCP && op->lane[lane].block >= 0);
@@ -1167,9 +1216,8 @@ static uint32_t op_turn(const struct td_xfer_core *c, const struct td_xfer_turns
 
 bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane, struct td_xfer_turns *turns, int32_t max_blocks, struct td_xfer_tx *tx)
 {
-    uint32_t from = op_turn(c, turns, conn, lane);
-    for (uint32_t k = 0; k < c->max_ops; k++) {
-        uint32_t id = (from + k) % c->max_ops;
+    uint32_t from = op_turn(c, turns, conn, lane), id;
+    for (struct round r = {.at = from}; round_next(&c->streaming, from, &r, &id);) {
         struct td_xfer_op *op = &c->ops[id];
         if (op->state != TD_OP_STREAMING || op->conn != conn) continue;
         tx->op = id;
@@ -1233,9 +1281,8 @@ td_status td_xfer_core_rx_targets(struct td_xfer_core *c, uint64_t conn, const s
 bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, uint32_t no_words, struct td_xfer_turns *turns, const struct td_xfer_wr_limits *l,
                           struct td_xfer_wr *wr)
 {
-    uint32_t from = op_turn(c, turns, conn, 0);
-    for (uint32_t k = 0; k < c->max_ops; k++) {
-        uint32_t id = (from + k) % c->max_ops;
+    uint32_t from = op_turn(c, turns, conn, 0), id;
+    for (struct round r = {.at = from}; round_next(&c->streaming, from, &r, &id);) {
         struct td_xfer_op *op = &c->ops[id];
         if (op->state != TD_OP_STREAMING || op->conn != conn || op->path != TD_XFER_PATH_RDMA) continue;
         if (op->can_pull && op->at < op->n_pull) op->at = op->n_pull; /* those go the other way */
@@ -1532,7 +1579,8 @@ td_status td_xfer_core_create(struct td_xfer_core *c, uint32_t max_slots, uint32
     c->events = calloc(c->max_events, sizeof *c->events);
     /* The kernel backs these pages when a list is first used to its length. */
     c->lists = calloc(((size_t)max_slots * 6 + (size_t)max_ops * 4) * TD_XFER_MAX_BLOCKS, sizeof *c->lists);
-    if (!c->slots || !c->ops || !c->events || !c->lists) {
+    bool sets = set_create(&c->fetching, max_slots) & set_create(&c->verifying, max_slots) & set_create(&c->streaming, max_ops);
+    if (!c->slots || !c->ops || !c->events || !c->lists || !sets) {
         td_xfer_core_destroy(c);
         return td_fail(err, TD_ERR_NOMEM, "xfer: out of memory for %u slots and %u ops", max_slots, max_ops);
     }
@@ -1565,6 +1613,9 @@ void td_xfer_core_destroy(struct td_xfer_core *c)
     free(c->ops);
     free(c->events);
     free(c->lists);
+    free(c->fetching.bits);
+    free(c->verifying.bits);
+    free(c->streaming.bits);
     memset(c, 0, sizeof *c);
 }
 

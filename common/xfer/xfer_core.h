@@ -129,6 +129,13 @@ struct td_xfer_turns {
     bool by_key;              /* the coming turn */
 };
 
+/* Numbers of slots or ops among which those in some state are: a superset, and whoever looks through it takes out what does not belong. So a look costs what
+ * there is to do and not what there could be. */
+struct td_xfer_set {
+    uint64_t *bits;
+    uint32_t n;               /* members are below it */
+};
+
 struct td_xfer_core_hooks {
     void *ctx;
     uint64_t (*random_u64)(void *ctx);
@@ -158,6 +165,8 @@ struct td_xfer_core {
     uint64_t n_emitted;           /* events ever queued */
     struct td_xfer_stats stats;   /* the core's part */
     uint32_t slot_hint, op_hint;
+    struct td_xfer_set fetching, verifying; /* slots: with blocks to fetch from the sender; VERIFYING */
+    struct td_xfer_set streaming;           /* ops: STREAMING */
 };
 
 td_status td_xfer_core_create(struct td_xfer_core *core, uint32_t max_slots, uint32_t max_ops, uint64_t orphan_grace_ns, uint32_t digest_every,

@@ -39,6 +39,8 @@
 #define FENCE(order) atomic_thread_fence(order)
 #endif
 
+#define SHM_ANSWER_BYTES (512u << 10) /* copied before an answer that is due goes out */
+
 static socklen_t abstract_address(const char *name, struct sockaddr_un *ret_address)
 {
     size_t n = strlen(name);
@@ -265,9 +267,12 @@ static size_t copy_piece(struct td_xfer *x)
     return copy.n_bytes;
 }
 
+/* The turn is over sooner when a transfer has ended in it: its sender makes the next one ready while this side copies those that are here. With whole turns
+ * of small transfers each side waited for the other's. */
 bool xfer_shm_copy(struct td_xfer *x)
 {
     size_t n_bytes = 0, n;
-    while (n_bytes < TD_XFER_FRAME_DATA_MAX && (n = copy_piece(x)) > 0) n_bytes += n;
+    uint64_t n_emitted = x->core.n_emitted;
+    while (n_bytes < (x->core.n_emitted == n_emitted ? TD_XFER_FRAME_DATA_MAX : SHM_ANSWER_BYTES) && (n = copy_piece(x)) > 0) n_bytes += n;
     return n_bytes > 0;
 }
