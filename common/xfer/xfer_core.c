@@ -1579,7 +1579,7 @@ td_status td_xfer_core_create(struct td_xfer_core *c, uint32_t max_slots, uint32
     c->events = calloc(c->max_events, sizeof *c->events);
     /* The kernel backs these pages when a list is first used to its length. */
     c->lists = calloc(((size_t)max_slots * 6 + (size_t)max_ops * 4) * TD_XFER_MAX_BLOCKS, sizeof *c->lists);
-    bool sets = set_create(&c->fetching, max_slots) & set_create(&c->verifying, max_slots) & set_create(&c->streaming, max_ops);
+    bool sets = set_create(&c->fetching, max_slots) && set_create(&c->verifying, max_slots) && set_create(&c->streaming, max_ops);
     if (!c->slots || !c->ops || !c->events || !c->lists || !sets) {
         td_xfer_core_destroy(c);
         return td_fail(err, TD_ERR_NOMEM, "xfer: out of memory for %u slots and %u ops", max_slots, max_ops);
