@@ -644,16 +644,16 @@ static void update_advice(struct td_core *c, uint64_t busy_permille)
     c->bound = td_advice_update(&c->advice, c->now_s, &f, c->latency);
 }
 
-/* late_ms: the router itself did not run for so long (stopped, starved of CPU, the machine asleep). Whatever workers said then still lies in its sockets: their
- * silence, and that of a request's legs, does not count. A client's wait does. */
+static uint64_t later(uint64_t at_ns, uint64_t by_ns, uint64_t now_ns) { return now_ns - at_ns < by_ns ? now_ns : at_ns + by_ns; }
+
+/* late_ms: the router itself did not run for so long (stopped, starved of CPU, the machine asleep). Whatever workers said then still lies in its
+ * sockets: their silence, and that of a request's legs, does not count. A client's wait does. */
 static void forgive(struct td_core *c, uint64_t late_ms)
 {
     uint64_t late_ns = late_ms < 86400000 ? late_ms * NS_PER_MS : c->now_ns;
-    for (uint32_t i = 0; i < c->n_workers; i++) c->workers[i].snapshot_ns += c->now_ns - c->workers[i].snapshot_ns < late_ns ? c->now_ns - c->workers[i].snapshot_ns : late_ns;
-    for (uint32_t i = 0; i < c->cfg.max_requests; i++) {
-        struct request *r = &c->requests[i];
-        if (r->phase != FREE) r->moved_ns += c->now_ns - r->moved_ns < late_ns ? c->now_ns - r->moved_ns : late_ns;
-    }
+    for (uint32_t i = 0; i < c->n_workers; i++) c->workers[i].snapshot_ns = later(c->workers[i].snapshot_ns, late_ns, c->now_ns);
+    for (uint32_t i = 0; i < c->cfg.max_requests; i++)
+        if (c->requests[i].phase != FREE) c->requests[i].moved_ns = later(c->requests[i].moved_ns, late_ns, c->now_ns);
 }
 
 static void on_tick(struct td_core *c, uint64_t busy_permille, uint64_t late_ms)
@@ -784,7 +784,6 @@ void td_core_advice(const struct td_core *c, struct td_core_advice *ret)
 }
 
 const struct td_latency *td_core_latency(const struct td_core *c) { return c->latency; }
-uint64_t td_core_decisions(const struct td_core *c) { return c->decisions; }
 
 struct td_core_memory td_core_memory(uint64_t max_prefix_entries)
 {

@@ -185,7 +185,6 @@ struct td_core_advice {
 };
 void td_core_advice(const struct td_core *core, struct td_core_advice *ret_advice);
 const struct td_latency *td_core_latency(const struct td_core *core);      /* for metrics */
-uint64_t td_core_decisions(const struct td_core *core);                     /* placements tried since create */
 
 /* What create allocates for each of max_requests, and besides; without the models and the prefix index's entries. */
 struct td_core_memory { size_t per_request, fixed; };

@@ -56,7 +56,6 @@ struct td_core {
     struct td_prefix_index *index;
     uint32_t n_live;
     struct td_core_stats stats;
-    uint64_t decisions;
     double rate_s;            /* of arrival_rate: the last update */
     double utilisation[2], utilisation_s, decode_pressure, refused_share;
     struct td_advice advice;

@@ -70,7 +70,6 @@ static enum outcome place(struct td_core *c, struct request *r, const struct td_
     struct td_choice choice = {.verdict = TD_HOLD, .prefill = TD_NO_WORKER, .decode = TD_NO_WORKER, .reason = ""};
     c->policy(&v, &a, &choice);
     *ret_no_room = choice.no_room;
-    c->decisions++;
     c->decode_pressure += PRESSURE_STEP * ((choice.decode_bound ? 1 : 0) - c->decode_pressure);
     c->refused_share += PRESSURE_STEP * ((choice.verdict == TD_REJECT ? 1 : 0) - c->refused_share);
     if (choice.verdict == TD_HOLD) return HELD;
