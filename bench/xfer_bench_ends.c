@@ -194,9 +194,17 @@ static td_status endpoint_open(struct bench_ends *e, enum bench_way way, const s
 {
     struct td_xfer_rdma_config rdma = {.devices = device, .gid_index = -1};
     struct td_xfer_config config = {
-        .instance = name, .incarnation = td_random_u64(), .layout_hash = LAYOUT, .listen_host = "127.0.0.1",
-        .path = (enum td_xfer_path)bench_ways[way].path, .max_slots = (uint32_t)c->batch, .max_ops = (uint32_t)c->batch,
-        .peer_timeout_ms = BENCH_WAIT_MS, .tcp_lanes = (uint32_t)c->streams, .digest_every = bench_ways[way].digest_every, .hooks = {.wake = ring, .ctx = &e->bell},
+        .instance = name,
+        .incarnation = td_random_u64(),
+        .layout_hash = LAYOUT,
+        .listen_host = "127.0.0.1",
+        .path = (enum td_xfer_path)bench_ways[way].path,
+        .max_slots = (uint32_t)c->batch,
+        .max_ops = (uint32_t)c->batch,
+        .peer_timeout_ms = BENCH_WAIT_MS,
+        .tcp_lanes = (uint32_t)c->streams,
+        .digest_every = bench_ways[way].digest_every,
+        .hooks = {.wake = ring, .ctx = &e->bell},
     };
     td_status s = TD_OK;
     if (e->on_gpu) config.memory = e->ops->device->memory;
@@ -340,7 +348,8 @@ static td_status receive_engine(struct bench_ends *e, const struct command *m, c
     if (!s) s = take_slots(e, m, TD_XFER_SLOT_FREE, err);
     td_xfer_stats(e->x[m->way], &after);
     if (!s && bench_ways[m->way].digest_every == 1 && after.n_digests - before.n_digests != (uint64_t)(m->c.batch * m->c.n_blocks))
-        s = td_fail(err, TD_ERR_INTERNAL, "%llu of %d blocks had a digest", (unsigned long long)(after.n_digests - before.n_digests), m->c.batch * m->c.n_blocks);
+        s = td_fail(err, TD_ERR_INTERNAL, "%llu of %d blocks had a digest", (unsigned long long)(after.n_digests - before.n_digests),
+                    m->c.batch * m->c.n_blocks);
     return s;
 }
 
@@ -360,8 +369,10 @@ static td_status receive_copy(struct bench_ends *e, const struct command *m, con
     return verify(e, c, src, dst, err);
 }
 
-/* The floors of pools in a GPU's memory: whole runs of blocks in batches as cuda-ipc makes them, or through page-locked memory that is full already. */
-static td_status receive_gpu(struct bench_ends *e, const struct command *m, const int32_t *src, const int32_t *dst, struct reply *r, struct td_err *err)
+/* The floors of pools in a GPU's memory: whole runs of blocks in batches as cuda-ipc makes them, or through page-locked memory that is full
+ * already. */
+static td_status receive_gpu(struct bench_ends *e, const struct command *m, const int32_t *src, const int32_t *dst, struct reply *r,
+                             struct td_err *err)
 {
     const struct bench_case *c = &m->c;
     const struct td_device_memory *mem = e->ops->device->memory;
@@ -673,7 +684,8 @@ td_status bench_memcpy_batch(struct bench_ends *e, const struct bench_case *c, u
     return TD_OK;
 }
 
-td_status bench_gpu_batch(struct bench_ends *e, enum bench_way way, const struct bench_case *c, uint64_t serial, struct bench_sample *s, struct td_err *err)
+td_status bench_gpu_batch(struct bench_ends *e, enum bench_way way, const struct bench_case *c, uint64_t serial, struct bench_sample *s,
+                          struct td_err *err)
 {
     struct reply r;
     td_status status = ask(e, BENCH_COPY, way, c, serial, &r, err);

@@ -932,7 +932,8 @@ static void deliver(struct cluster *c, struct slot *s, int32_t n_tokens)
 {
     struct td_sim_outcome *o = &c->out->outcomes[s->req];
     if (n_tokens <= s->n_tokens) return; /* it has it already */
-    if (n_tokens > o->n_prompt + 1 && n_tokens < o->n_prompt + o->n_output && mistake_now(c, TD_SIM_SKIPPED_TOKEN)) return; /* both sides send the first */
+    /* both sides send the first */
+    if (n_tokens > o->n_prompt + 1 && n_tokens < o->n_prompt + o->n_output && mistake_now(c, TD_SIM_SKIPPED_TOKEN)) return;
     if (n_tokens != s->n_tokens + 1) violate(c, "a token was skipped", s->id);
     s->n_tokens = n_tokens;
     if (!o->first_ns) o->first_ns = c->now;
@@ -1011,8 +1012,12 @@ static void on_arrival(struct cluster *c, uint32_t req)
     uint32_t slot = c->free_slots[--c->n_free_slots];
     uint32_t legs = c->slots[slot].legs; /* of earlier requests: their last words are still on the way */
     c->slots[slot] = (struct slot){.live = true, .id = ++c->next_id, .req = req, .legs = legs, .n_tokens = r->n_prompt};
-    struct td_port_request q = {
-        .slot = slot, .slo_class = r->slo_class, .tenant = r->tenant, .id = c->next_id, .n_prompt = (uint64_t)r->n_prompt, .max_output = (uint64_t)r->n_output};
+    struct td_port_request q = {.slot = slot,
+                                .slo_class = r->slo_class,
+                                .tenant = r->tenant,
+                                .id = c->next_id,
+                                .n_prompt = (uint64_t)r->n_prompt,
+                                .max_output = (uint64_t)r->n_output};
     int32_t n = c->wants_blocks ? n_hashed(c, req) : 0, every = (n + 511) / 512;
     for (int32_t i = every; i > 0 && i <= n; i += every) c->hashes[q.n_hashes++] = block_hash(c, req, i - 1);
     q.hashes = c->hashes;

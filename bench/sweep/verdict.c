@@ -237,7 +237,8 @@ void sweep_verdict(const struct sweep *s, FILE *out)
         fprintf(out, ".\n");
         uint32_t seeds = fewest_runs(s);
         if (seeds < 3)
-            fprintf(out, "Some rates were run %s: intervals hold what differs between requests, not between runs; --seeds 3 does.\n", seeds == 1 ? "once" : "twice");
+            fprintf(out, "Some rates were run %s: intervals hold what differs between requests, not between runs; --seeds 3 does.\n",
+                    seeds == 1 ? "once" : "twice");
         if (second >= 0) {
             const struct sweep_config *o = &s->configs[second];
             double ratio = per_worker(c) / per_worker(o), failed = o->failed_rate / workers(o);

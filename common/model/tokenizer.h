@@ -33,14 +33,14 @@ void td_token_list_free(struct td_token_list *list);
 td_status td_tokenizer_encode(const struct td_tokenizer *t, const char *text, size_t n_bytes, bool add_special, size_t max_tokens,
                               struct td_token_list *list, struct td_err *err);
 
-/* The whole decode, as Hugging Face's decode(ids, skip_special_tokens, clean_up_tokenization_spaces=False); *ret_text is malloc'd, NUL-terminated; caller
- * frees. Unknown ids: TD_ERR_INVALID. */
+/* The whole decode, as Hugging Face's decode(ids, skip_special_tokens, clean_up_tokenization_spaces=False); *ret_text is malloc'd, NUL-terminated;
+ * caller frees. Unknown ids: TD_ERR_INVALID. */
 td_status td_tokenizer_decode(const struct td_tokenizer *t, const int32_t *ids, size_t n, bool skip_special, char **ret_text, size_t *ret_bytes,
                               struct td_err *err);
 
 /* Streaming: push ids one at a time; text comes out as soon as it is certain; the pieces concatenated equal decode(prefix+ids) minus decode(prefix).
- * `prefix` are the last prompt tokens (context for leading-space rules; may be NULL). Ids that the tokenizer does not have are without text: a model's
- * vocabulary may be padded. */
+ * `prefix` are the last prompt tokens (context for leading-space rules; may be NULL). Ids that the tokenizer does not have are without text: a
+ * model's vocabulary may be padded. */
 struct td_detokenizer;
 td_status td_detokenizer_create(const struct td_tokenizer *t, const int32_t *prefix, size_t n_prefix, bool skip_special,
                                 struct td_detokenizer **ret_detokenizer);

@@ -21,7 +21,8 @@ struct td_engine_device_kv {
     size_t bytes; /* of blocks: with room behind them where a transfer tries its paths */
 };
 /* Once; freed by close. scratch_bytes 0: none. */
-td_status td_engine_device_kv_alloc(struct td_engine_device *d, uint64_t bytes, size_t scratch_bytes, struct td_engine_device_kv *ret_kv, struct td_err *err);
+td_status td_engine_device_kv_alloc(struct td_engine_device *d, uint64_t bytes, size_t scratch_bytes, struct td_engine_device_kv *ret_kv,
+                                    struct td_err *err);
 
 /* Buffers for max_rows rows of logits. Without it, or when the table has no sampler, fill answers UNSUPPORTED and the host samples: same tokens. */
 td_status td_engine_device_sampler_open(struct td_engine_device *d, int32_t max_rows, int32_t vocab, struct td_err *err);

@@ -1652,7 +1652,8 @@ static int fake_cq_create(struct td_vb_device *device, uint32_t depth, struct td
     if (!depth || depth > d->f->o.limits.max_cqe) return EINVAL;
     struct fake_cq *cq = aligned_alloc(64, (sizeof *cq + 63) / 64 * 64);
     struct cqe *ring = malloc(pow2_from(depth) * sizeof *ring);
-    if (ring) memset(ring, 0xa5, pow2_from(depth) * sizeof *ring); /* resident from the start, as a device's pinned queue is; an entry read before it is written shows */
+    /* resident from the start, as a device's pinned queue is; an entry read before it is written shows */
+    if (ring) memset(ring, 0xa5, pow2_from(depth) * sizeof *ring);
     int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (!cq || !ring || fd < 0) {
         int e = fd < 0 ? errno : ENOMEM;
@@ -2083,12 +2084,12 @@ static const struct option_row {
 } option_rows[] = {
 #define ROW(name, type, field) {name, type, offsetof(struct td_fake_options, field)}
     {"path", PATH, 0}, {"tiny", TINY, 0}, {"rd_atomic", RD_ATOMIC, 0},
-    ROW("seed", U64, seed), ROW("devices", U32, devices), ROW("ports", U32, ports), ROW("mtu", U32, mtu_bytes), ROW("infiniband", BOOL, infiniband),
-    ROW("unordered", BOOL, unordered), ROW("relaxed", BOOL, relaxed), ROW("device_late", BOOL, device_late), ROW("no_copy", BOOL, no_copy), ROW("spin_us", U32, spin_us),
-    ROW("retry_ms", U32, retry_ms), ROW("delay_us", U32, delay_us), ROW("fault_ppm", U32, fault_ppm), ROW("fail_nth", U64, fail_nth),
-    ROW("fail_status", U32, fail_status), ROW("fail_after", BOOL, fail_after), ROW("max_qp", U32, limits.max_qp),
-    ROW("max_qp_wr", U32, limits.max_qp_wr), ROW("max_sge", U32, limits.max_sge), ROW("max_cqe", U32, limits.max_cqe),
-    ROW("max_srq", U32, limits.max_srq),
+    ROW("seed", U64, seed), ROW("devices", U32, devices), ROW("ports", U32, ports), ROW("mtu", U32, mtu_bytes),
+    ROW("infiniband", BOOL, infiniband), ROW("unordered", BOOL, unordered), ROW("relaxed", BOOL, relaxed),
+    ROW("device_late", BOOL, device_late), ROW("no_copy", BOOL, no_copy), ROW("spin_us", U32, spin_us), ROW("retry_ms", U32, retry_ms),
+    ROW("delay_us", U32, delay_us), ROW("fault_ppm", U32, fault_ppm), ROW("fail_nth", U64, fail_nth), ROW("fail_status", U32, fail_status),
+    ROW("fail_after", BOOL, fail_after), ROW("max_qp", U32, limits.max_qp), ROW("max_qp_wr", U32, limits.max_qp_wr),
+    ROW("max_sge", U32, limits.max_sge), ROW("max_cqe", U32, limits.max_cqe), ROW("max_srq", U32, limits.max_srq),
     ROW("max_srq_wr", U32, limits.max_srq_wr), ROW("max_mw", U32, limits.max_mw), ROW("max_mr_bytes", U64, limits.max_mr_bytes),
     ROW("mw_type2", BOOL, limits.mw_type2),
 #undef ROW

@@ -64,8 +64,13 @@ static void rail_close(const struct xfer_rdma *r, struct rail *rail)
     vb->srq_destroy(rail->srq);
     vb->cq_destroy(rail->cq);
     if (rail->device) vb->close(rail->device);
-    struct rail left = {.index = rail->index, .refused = rail->refused, .avoid_ns = rail->avoid_ns, .last_error_ns = rail->last_error_ns, .avoid_until_ns = rail->avoid_until_ns,
-                        .reopen_ns = rail->reopen_ns, .reopen_wait_ns = rail->reopen_wait_ns};
+    struct rail left = {.index = rail->index,
+                        .refused = rail->refused,
+                        .avoid_ns = rail->avoid_ns,
+                        .last_error_ns = rail->last_error_ns,
+                        .avoid_until_ns = rail->avoid_until_ns,
+                        .reopen_ns = rail->reopen_ns,
+                        .reopen_wait_ns = rail->reopen_wait_ns};
     memcpy(left.name, rail->name, sizeof left.name);
     *rail = left;
 }
@@ -90,7 +95,8 @@ static td_status rail_open(const struct xfer_rdma *r, struct rail *rail, struct 
         goto err_close;
     }
     if (!rail->port.active) {
-        status = td_fail(err, TD_ERR_NOT_FOUND, "rdma: device %s port %u is not active: check the cable, the switch and `ip link`", name, r->config.port);
+        status =
+            td_fail(err, TD_ERR_NOT_FOUND, "rdma: device %s port %u is not active: check the cable, the switch and `ip link`", name, r->config.port);
         goto err_close;
     }
     if ((status = xfer_rail_pick_gid(r, rail, err))) {
@@ -173,8 +179,10 @@ td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_rdma_config *co
     if (!r->config.rnr_retry) r->config.rnr_retry = TD_RDMA_RNR_RETRY + 1;
     if (!r->config.srq_peers) r->config.srq_peers = 64;
     if (!r->config.bytes_in_flight) r->config.bytes_in_flight = 8u << 20;
-    if (r->config.qps_per_rail > TD_XFER_RAIL_QPS_MAX || r->config.timeout > 31 || r->config.retry > 7 || r->config.rnr_retry > 8 || r->config.service_level > 15)
-        return td_fail(err, TD_ERR_INVALID, "rdma: qps_per_rail %u (1..%d), timeout %u (1..31), retry %u (1..7) or service_level %u (0..15) is out of range",
+    if (r->config.qps_per_rail > TD_XFER_RAIL_QPS_MAX || r->config.timeout > 31 || r->config.retry > 7 || r->config.rnr_retry > 8 ||
+        r->config.service_level > 15)
+        return td_fail(err, TD_ERR_INVALID,
+                       "rdma: qps_per_rail %u (1..%d), timeout %u (1..31), retry %u (1..7) or service_level %u (0..15) is out of range",
                        r->config.qps_per_rail, TD_XFER_RAIL_QPS_MAX, r->config.timeout, r->config.retry, r->config.service_level);
     r->quarantine_ns = 4 * (UINT64_C(4096) << r->config.timeout);
     r->cells = aligned_alloc(4096, (size_t)2 * MAX_LINKS * TD_XFER_QPS_MAX * CELL);
@@ -189,7 +197,8 @@ td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_rdma_config *co
     for (const char *p = config->devices ? config->devices : ""; *p;) {
         size_t n = strcspn(p, ",");
         if (n == 0 || n >= TD_VB_NAME_MAX || n_wanted == TD_XFER_RAILS_MAX)
-            return td_fail(err, TD_ERR_INVALID, "rdma: devices \"%s\" must be at most %d names, separated by commas", config->devices, TD_XFER_RAILS_MAX);
+            return td_fail(err, TD_ERR_INVALID, "rdma: devices \"%s\" must be at most %d names, separated by commas", config->devices,
+                           TD_XFER_RAILS_MAX);
         snprintf(wanted[n_wanted++], TD_VB_NAME_MAX, "%.*s", (int)n, p);
         p += n + (p[n] == ',');
     }
@@ -205,12 +214,14 @@ td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_rdma_config *co
         if (!status) n_open++;
         else if (status == TD_ERR_NOT_FOUND && named) rail_lost(x, rail, status, why.msg);
         else if (status == TD_ERR_NOT_FOUND) rail_absent(x, rail, false); /* a cable, a switch: it may come yet */
-        else if (named || x->path == TD_XFER_PATH_RDMA || (config->windows && status == TD_ERR_UNSUPPORTED)) return td_fail(err, status, "%s", why.msg);
+        else if (named || x->path == TD_XFER_PATH_RDMA || (config->windows && status == TD_ERR_UNSUPPORTED))
+            return td_fail(err, status, "%s", why.msg);
         else rail_lost(x, rail, status, why.msg);
     }
     if (n_open || (n_wanted && x->path == TD_XFER_PATH_AUTO)) return TD_OK;
     if (x->path == TD_XFER_PATH_RDMA)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "path rdma was asked for, and there is no usable RDMA device: %s", n_names ? why.msg : "none is listed");
+        return td_fail(err, TD_ERR_UNSUPPORTED, "path rdma was asked for, and there is no usable RDMA device: %s",
+                       n_names ? why.msg : "none is listed");
     xfer_rdma_close(x); /* auto: none is fine */
     return TD_OK;
 }
@@ -221,8 +232,8 @@ static td_status rail_register(const struct td_xfer *x, struct rail *rail, struc
     const struct xfer_rdma *r = x->rdma;
     uint64_t total = (uint64_t)x->block_bytes * (uint64_t)x->n_blocks;
     if (rail->limits.max_mr_bytes && rail->limits.max_mr_bytes < r->region_bytes) /* it came later than the others, which had decided */
-        return td_fail(err, TD_ERR_UNSUPPORTED, "rdma: device %s registers at most %" PRIu64 " bytes at a time, and the pool is split by %" PRIu64, rail->name,
-                       rail->limits.max_mr_bytes, r->region_bytes);
+        return td_fail(err, TD_ERR_UNSUPPORTED, "rdma: device %s registers at most %" PRIu64 " bytes at a time, and the pool is split by %" PRIu64,
+                       rail->name, rail->limits.max_mr_bytes, r->region_bytes);
     /* A window needs no right of the registration below it but that it may be bound there. */
     unsigned access = TD_VB_LOCAL_WRITE | (r->config.windows ? TD_VB_MW_BIND : TD_VB_REMOTE_WRITE) | (r->config.pull ? TD_VB_REMOTE_READ : 0) |
                       (rail->limits.relaxed_ordering ? TD_VB_RELAXED_ORDERING : 0);
@@ -242,9 +253,10 @@ static td_status rail_register(const struct td_xfer *x, struct rail *rail, struc
         rail->mr[k] = NULL;
         getrlimit(RLIMIT_MEMLOCK, &lock);
         if (lock.rlim_cur != RLIM_INFINITY) snprintf(limit, sizeof limit, "%" PRIu64 " KiB", (uint64_t)lock.rlim_cur >> 10);
-        return td_fail(err, TD_ERR_DEVICE, "rdma: device %s: registering %" PRIu64 " MiB of the KV pool: %s (the locked-memory limit is %s%s)", rail->name,
-                       n >> 20, strerror(e), limit,
-                       lock.rlim_cur != RLIM_INFINITY ? "; raise it: ulimit -l unlimited, LimitMEMLOCK=infinity, or the capability IPC_LOCK in a pod" : "");
+        return td_fail(err, TD_ERR_DEVICE, "rdma: device %s: registering %" PRIu64 " MiB of the KV pool: %s (the locked-memory limit is %s%s)",
+                       rail->name, n >> 20, strerror(e), limit,
+                       lock.rlim_cur != RLIM_INFINITY ? "; raise it: ulimit -l unlimited, LimitMEMLOCK=infinity, or the capability IPC_LOCK in a pod"
+                                                      : "");
     }
     return x->device ? xfer_flush_rail_open(x, rail, err) : TD_OK;
 }
@@ -257,12 +269,14 @@ static td_status choose_regions(struct td_xfer *x, struct td_err *err)
     for (uint32_t i = 0; i < r->n_rails; i++)
         if (r->rail[i].device && r->rail[i].limits.max_mr_bytes && r->rail[i].limits.max_mr_bytes < max) max = r->rail[i].limits.max_mr_bytes;
     if (max < x->block_bytes)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "rdma: a block has %zu bytes and the device registers at most %" PRIu64 " at a time", x->block_bytes, max);
+        return td_fail(err, TD_ERR_UNSUPPORTED, "rdma: a block has %zu bytes and the device registers at most %" PRIu64 " at a time", x->block_bytes,
+                       max);
     r->region_bytes = max < total ? max / x->block_bytes * x->block_bytes : total;
     uint64_t n_regions = (total + r->region_bytes - 1) / r->region_bytes;
     if (n_regions * r->n_rails > TD_XFER_RKEYS_MAX)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "rdma: a pool of %" PRIu64 " MiB needs %" PRIu64 " registrations on each of %u devices, more than %d in all",
-                       total >> 20, n_regions, r->n_rails, TD_XFER_RKEYS_MAX);
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "rdma: a pool of %" PRIu64 " MiB needs %" PRIu64 " registrations on each of %u devices, more than %d in all", total >> 20,
+                       n_regions, r->n_rails, TD_XFER_RKEYS_MAX);
     r->n_regions = (uint32_t)n_regions;
     return TD_OK;
 }
@@ -370,7 +384,8 @@ void xfer_rail_erred(struct td_xfer *x, uint32_t i)
 {
     struct rail *rail = &x->rdma->rail[i];
     uint64_t now = xfer_now(x);
-    if (rail->avoid_ns && now - rail->last_error_ns < 2 * rail->avoid_ns) rail->avoid_ns = 2 * rail->avoid_ns < AVOID_MAX_NS ? 2 * rail->avoid_ns : AVOID_MAX_NS;
+    if (rail->avoid_ns && now - rail->last_error_ns < 2 * rail->avoid_ns)
+        rail->avoid_ns = 2 * rail->avoid_ns < AVOID_MAX_NS ? 2 * rail->avoid_ns : AVOID_MAX_NS;
     else rail->avoid_ns = AVOID_NS;
     rail->last_error_ns = now;
     rail->avoid_until_ns = now + rail->avoid_ns;

@@ -267,8 +267,8 @@ static size_t copy_piece(struct td_xfer *x)
     return copy.n_bytes;
 }
 
-/* The turn is over sooner when a transfer has ended in it: its sender makes the next one ready while this side copies those that are here. With whole turns
- * of small transfers each side waited for the other's. */
+/* The turn is over sooner when a transfer has ended in it: its sender makes the next one ready while this side copies those that are here. With whole
+ * turns of small transfers each side waited for the other's. */
 bool xfer_shm_copy(struct td_xfer *x)
 {
     size_t n_bytes = 0, n;

@@ -1,11 +1,13 @@
 /* comm.cu - ranks: one process per device, NCCL between them (tensor parallelism). NCCL is opened when it is needed.
  *
- * NCCL's own sum adds in an order that follows from an element's place in the message and from the message's size, so with three ranks or more a row's bits would depend
- * on the batch (I1). Two terms have one sum. So all_reduce_sum is NCCL's for two ranks, or where the device need not be deterministic; else
+ * NCCL's own sum adds in an order that follows from an element's place in the message and from the message's size, so with three ranks or more a
+ * row's bits would depend on the batch (I1). Two terms have one sum. So all_reduce_sum is NCCL's for two ranks, or where the device need not be
+ * deterministic; else
  *
  *     send slice r of x to rank r, receive own slice of all | add them in order of ranks | send the sum to all, receive theirs
  *
- * which moves the same 2 (n - 1) / n of the bytes. Everything is issued to the compute stream, in order with the entries, and may be recorded in a graph.
+ * which moves the same 2 (n - 1) / n of the bytes. Everything is issued to the compute stream, in order with the entries, and may be recorded in a
+ * graph.
  *
  * A rank that is dead leaves the others' entries waiting on the device. Who learns of it by other ways calls abort from another thread, after
  * which the entries end, `wait` returns, and the device counts as lost. */
@@ -20,8 +22,8 @@
 
 #define NCCL_LIBRARY "libnccl.so.2"
 #define NCCL_FUNCTIONS(X) \
-    X(ncclGetUniqueId) X(ncclCommInitRank) X(ncclCommAbort) X(ncclCommDestroy) X(ncclAllReduce) X(ncclSend) X(ncclRecv) X(ncclGroupStart) X(ncclGroupEnd) \
-        X(ncclGetErrorString) X(ncclGetLastError)
+    X(ncclGetUniqueId) X(ncclCommInitRank) X(ncclCommAbort) X(ncclCommDestroy) X(ncclAllReduce) X(ncclSend) X(ncclRecv) X(ncclGroupStart) \
+    X(ncclGroupEnd) X(ncclGetErrorString) X(ncclGetLastError)
 
 static struct {
     void *library;
@@ -49,7 +51,9 @@ static td_status load(struct td_err *err)
     if (!(nccl.name = (decltype(nccl.name))dlsym(nccl.library, #name))) missing = #name;
     NCCL_FUNCTIONS(NCCL_FIND)
 #undef NCCL_FIND
-    return missing ? td_fail(err, TD_ERR_UNSUPPORTED, "tp: " NCCL_LIBRARY " has no %s: it is of another version than this library was built with", missing) : TD_OK;
+    return missing ? td_fail(err, TD_ERR_UNSUPPORTED, "tp: " NCCL_LIBRARY " has no %s: it is of another version than this library was built with",
+                             missing)
+                   : TD_OK;
 }
 
 /* A failed call loses the device, as a failed launch does: nothing of this process' steps can be relied on. */
@@ -84,7 +88,8 @@ static td_status join(const uint8_t *id_bytes, const struct td_device_group *g, 
     if (r != ncclSuccess) {
         (void)cudaFree(self.scratch);
         self.scratch = NULL, self.comm = NULL;
-        return td_fail(err, TD_ERR_DEVICE, "tp: rank %d of %d does not join over NCCL: %s (%s)", (int)rank, (int)n_ranks, nccl.ncclGetErrorString(r), nccl.ncclGetLastError(NULL));
+        return td_fail(err, TD_ERR_DEVICE, "tp: rank %d of %d does not join over NCCL: %s (%s)", (int)rank, (int)n_ranks, nccl.ncclGetErrorString(r),
+                       nccl.ncclGetLastError(NULL));
     }
     self.rank = rank, self.n_ranks = n_ranks, self.max_floats = max_floats;
     return TD_OK;
@@ -113,12 +118,13 @@ static void sum_in_order(ncclComm_t comm, float *x, size_t n)
         size_t at = slice_at(n, each, r), len = slice_at(n, each, r + 1) - at;
         if (r == self.rank) continue;
         if (len) good = ok(nccl.ncclSend(x + at, len, ncclFloat, r, comm, td_cuda.compute), "tp: send parts");
-        if (good && n_mine) good = ok(nccl.ncclRecv(self.scratch + (size_t)r * each, n_mine, ncclFloat, r, comm, td_cuda.compute), "tp: receive parts");
+        if (good && n_mine)
+            good = ok(nccl.ncclRecv(self.scratch + (size_t)r * each, n_mine, ncclFloat, r, comm, td_cuda.compute), "tp: receive parts");
     }
     good = ok(nccl.ncclGroupEnd(), "tp: exchange of parts") && good;
     if (good && n_mine) {
-        TD_LAUNCH(sum_ranks_kernel, dim3((unsigned)((n_mine + 255) / 256)), dim3(256), 0, td_cuda.compute, x + mine, self.scratch, (int64_t)n_mine, (int64_t)each, self.rank,
-                  self.n_ranks);
+        TD_LAUNCH(sum_ranks_kernel, dim3((unsigned)((n_mine + 255) / 256)), dim3(256), 0, td_cuda.compute, x + mine, self.scratch, (int64_t)n_mine,
+                  (int64_t)each, self.rank, self.n_ranks);
         TD_LAUNCHED("tp: sum over ranks");
     }
     good = good && ok(nccl.ncclGroupStart(), "tp: group");
@@ -137,7 +143,8 @@ static void all_reduce_sum(float *x, size_t n)
     ncclComm_t comm = __atomic_load_n(&self.comm, __ATOMIC_ACQUIRE);
     if (!comm || n == 0) return;
     TD_ASSERT(n <= self.max_floats);
-    if (self.n_ranks == 2 || !td_cuda.is_deterministic) (void)ok(nccl.ncclAllReduce(x, x, n, ncclFloat, ncclSum, comm, td_cuda.compute), "tp: sum over ranks");
+    if (self.n_ranks == 2 || !td_cuda.is_deterministic)
+        (void)ok(nccl.ncclAllReduce(x, x, n, ncclFloat, ncclSum, comm, td_cuda.compute), "tp: sum over ranks");
     else sum_in_order(comm, x, n);
 }
 
@@ -161,8 +168,9 @@ static void gather_columns(const float *mine, int32_t n_rows, const int32_t *fir
     for (int32_t r = 1; r < self.n_ranks && good; r++) {
         size_t w = (size_t)(first[r + 1] - first[r]), at = rows * (size_t)(first[r] - first[1]);
         if (w)
-            good = td_cuda_ok(cudaMemcpy2DAsync(out + first[r], stride * 4, self.scratch + at, w * 4, w * 4, rows, cudaMemcpyDeviceToDevice, td_cuda.compute),
-                              "tp: logits to their columns");
+            good = td_cuda_ok(
+                cudaMemcpy2DAsync(out + first[r], stride * 4, self.scratch + at, w * 4, w * 4, rows, cudaMemcpyDeviceToDevice, td_cuda.compute),
+                "tp: logits to their columns");
     }
 }
 

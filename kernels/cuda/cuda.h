@@ -28,14 +28,16 @@ void td_cuda_rope(const struct td_rope_args *a, int part, int n_parts);
 void td_cuda_kv_store(const struct td_kv_store_args *a, int part, int n_parts);
 void td_cuda_rope_store(const struct td_rmsnorm_args *q_norm, const struct td_rmsnorm_args *k_norm, const struct td_rope_args *rope,
                         const struct td_kv_store_args *store, int part, int n_parts);
-void td_cuda_silu_mul(float *out, const float *gate, const float *up, int32_t n_rows, int32_t dim, int64_t out_stride, int64_t gate_stride, int64_t up_stride,
-                      int part, int n_parts);
-void td_cuda_silu_mul_prepare(const float *gate, const float *up, int64_t gate_stride, int64_t up_stride, const struct td_gemm_args *next, int part, int n_parts);
+void td_cuda_silu_mul(float *out, const float *gate, const float *up, int32_t n_rows, int32_t dim, int64_t out_stride, int64_t gate_stride,
+                      int64_t up_stride, int part, int n_parts);
+void td_cuda_silu_mul_prepare(const float *gate, const float *up, int64_t gate_stride, int64_t up_stride, const struct td_gemm_args *next, int part,
+                              int n_parts);
 void td_cuda_embed(float *out, const void *table, enum td_dtype dtype, const int32_t *ids, int32_t n_rows, int32_t dim, int part, int n_parts);
 
 /* gemm.cu: cuBLASLt */
 size_t td_cuda_packed_bytes(int32_t n_out, int32_t n_in, enum td_dtype dtype);
-void td_cuda_pack(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype, const void *src, enum td_dtype src_dtype, int32_t row0, int32_t n_rows);
+void td_cuda_pack(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype, const void *src, enum td_dtype src_dtype, int32_t row0,
+                  int32_t n_rows);
 size_t td_cuda_gemm_scratch_bytes(int32_t n_rows, int32_t n_in);
 void td_cuda_gemm_prepare(const struct td_gemm_args *a, int part, int n_parts);
 void td_cuda_gemm(const struct td_gemm_args *a, int part, int n_parts);

@@ -50,7 +50,10 @@ __device__ __forceinline__ void td_ldmatrix_x2(uint32_t r[2], const void *row)
 
 __device__ __forceinline__ void td_ldmatrix_x2_trans(uint32_t r[2], const void *row)
 {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];\n" : "=r"(r[0]), "=r"(r[1]) : "r"(td_shared_address(row)) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];\n"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(td_shared_address(row))
+                 : "memory");
 }
 
 /* d = a b + c; d may be c. The order in which a tensor core adds is its own: equal inputs give equal bits, a sum in another order does not. */
@@ -81,7 +84,8 @@ __device__ __forceinline__ float td_exp2(float x)
 
 __device__ __forceinline__ void td_cp_async_16(void *smem, const void *gmem, bool is_valid)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(td_shared_address(smem)), "l"(__cvta_generic_to_global(gmem)), "r"(is_valid ? 16 : 0)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(td_shared_address(smem)), "l"(__cvta_generic_to_global(gmem)),
+                 "r"(is_valid ? 16 : 0)
                  : "memory");
 }
 

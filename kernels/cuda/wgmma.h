@@ -1,16 +1,19 @@
-/* wgmma.h - Hopper's matrix instruction (sm_90a): four warps, a "warpgroup", multiply 64 rows at once, asynchronously, B and perhaps A straight from shared memory.
+/* wgmma.h - Hopper's matrix instruction (sm_90a): four warps, a "warpgroup", multiply 64 rows at once, asynchronously, B and perhaps A straight from
+ * shared memory.
  *
- * Operands in shared memory lie in panels of 64 bf16 columns, rows of 128 bytes, whose 16-byte chunks are swizzled as the hardware's 128-byte mode has it: chunk c of
- * row r is at place c ^ r % 8, and a panel starts at a multiple of 1024. td_wgmma_place says where. A panel serves as A[m][k] or as B^T[n][k] (`_ss`: 16 columns
- * from `column` on are the k of one instruction), and as B[k][n] (`_rs`: 16 rows are the k, the panel's 64 columns the n).
+ * Operands in shared memory lie in panels of 64 bf16 columns, rows of 128 bytes, whose 16-byte chunks are swizzled as the hardware's 128-byte mode
+ * has it: chunk c of row r is at place c ^ r % 8, and a panel starts at a multiple of 1024. td_wgmma_place says where. A panel serves as A[m][k] or
+ * as B^T[n][k] (`_ss`: 16 columns from `column` on are the k of one instruction), and as B[k][n] (`_rs`: 16 rows are the k, the panel's 64 columns
+ * the n).
  *
- * Fragments of 64 x 64 f32, d[32]: warp w of the group has rows 16 w .. 16 w + 15; in them a lane has what it has of eight C tiles of mma.sync side by side (ptx.h):
- * d[4 j + e] is element e of tile j. A in registers: as mma.sync's A, of the warp's 16 rows.
+ * Fragments of 64 x 64 f32, d[32]: warp w of the group has rows 16 w .. 16 w + 15; in them a lane has what it has of eight C tiles of mma.sync side
+ * by side (ptx.h): d[4 j + e] is element e of tile j. A in registers: as mma.sync's A, of the warp's 16 rows.
  *   td_wgmma_m64n64k16_ss(group, float *d, a, b, column, is_adding)    d = A B (+ d): a, b panels, of which columns column .. + 15 are the k
  *   td_wgmma_m64n64k16_rs(group, float *d, const uint32_t *r, b)       d += A B: A in r, b a panel from the row on that is k 0 (a multiple of 16)
  *
- * Order: TD_WGMMA_GROUP(group) declares a group; td_wgmma_hold(d) and td_wgmma_fence before its first instruction; td_wgmma_commit closes it; only after
- * td_wgmma_wait(group) and td_wgmma_hold(d) may d be read, and only then may a shared operand be overwritten. Shared memory that threads (or cp.async) wrote: td_fence_proxy_async by each writer, then a barrier. The whole warpgroup calls.
+ * Order: TD_WGMMA_GROUP(group) declares a group; td_wgmma_hold(d) and td_wgmma_fence before its first instruction; td_wgmma_commit closes it; only
+ * after td_wgmma_wait(group) and td_wgmma_hold(d) may d be read, and only then may a shared operand be overwritten. Shared memory that threads (or
+ * cp.async) wrote: td_fence_proxy_async by each writer, then a barrier. The whole warpgroup calls.
  *
  * The emulation computes a group when it is waited for, from what shared memory holds then, and until then d holds NaN.
  *
@@ -98,7 +101,8 @@ static inline void td_emu_wgmma_run(struct td_emu_wgmmas *w)
 }
 
 #define TD_WGMMA_GROUP(group) struct td_emu_wgmmas group = {}
-#define td_wgmma_m64n64k16_ss(group, d, a, b, column, is_adding) td_emu_wgmma_issue(&(group), td_emu_wgmma{(d), {0, 0, 0, 0}, (a), (b), (column), (is_adding)})
+#define td_wgmma_m64n64k16_ss(group, d, a, b, column, is_adding)                                                                                     \
+    td_emu_wgmma_issue(&(group), td_emu_wgmma{(d), {0, 0, 0, 0}, (a), (b), (column), (is_adding)})
 #define td_wgmma_m64n64k16_rs(group, d, r, b) td_emu_wgmma_issue(&(group), td_emu_wgmma{(d), {(r)[0], (r)[1], (r)[2], (r)[3]}, NULL, (b), 0, true})
 #define td_wgmma_wait(group) td_emu_wgmma_run(&(group))
 static inline void td_wgmma_fence(void) {}
@@ -110,7 +114,8 @@ static inline void td_wgmma_hold(float *) {}
 /* Descriptor of a panel from byte `at` on: 128-byte swizzle, groups of 8 rows 1024 bytes apart. */
 __device__ __forceinline__ uint64_t td_wgmma_descriptor(const void *panel, int32_t at)
 {
-    return (uint64_t)(((td_shared_address(panel) + (uint32_t)at) & 0x3ffffu) >> 4) | 1ull << 16 | (uint64_t)(8 * WGMMA_ROW_BYTES >> 4) << 32 | 1ull << 62;
+    return (uint64_t)(((td_shared_address(panel) + (uint32_t)at) & 0x3ffffu) >> 4) | 1ull << 16 | (uint64_t)(8 * WGMMA_ROW_BYTES >> 4) << 32 |
+           1ull << 62;
 }
 
 __device__ __forceinline__ void td_wgmma_ss_(float *d, const void *a, const void *b, int32_t column, bool is_adding)

@@ -447,7 +447,8 @@ static void on_request(struct td_core *c, const struct td_core_event *e)
         }
     }
     core_dispatch(c); /* max_queued bounds those who wait, not those who can be placed at once */
-    if (r->phase == QUEUED && r->id == e->id && td_order_n(c->order) > c->cfg.max_queued) core_fail(c, r, G_EXHAUSTED, "the router's queue is full", 1);
+    if (r->phase == QUEUED && r->id == e->id && td_order_n(c->order) > c->cfg.max_queued)
+        core_fail(c, r, G_EXHAUSTED, "the router's queue is full", 1);
 }
 
 /* The live request an event speaks of; NULL when it speaks of the past. */

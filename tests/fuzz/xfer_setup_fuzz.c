@@ -1,9 +1,10 @@
-/* xfer_setup_fuzz.c - a peer that says anything while a connection is being set up: HELLO, MEM, the offers and answers of RDMA and of device memory, with
- * descriptors that do or do not ride along, on both roles, over tcp and the unix socket. xfer_frame_fuzz has the frames that come after it.
+/* xfer_setup_fuzz.c - a peer that says anything while a connection is being set up: HELLO, MEM, the offers and answers of RDMA and of device memory,
+ * with descriptors that do or do not ride along, on both roles, over tcp and the unix socket. xfer_frame_fuzz has the frames that come after it.
  *
- * The engines are whole: one with the host's memory and devices of the provider in memory, one with a device's memory; each input is one connection. First byte:
- * which engine, which role, which socket, which path. Then frames: a byte of repairs, a header, its payload. Repairs put right what a real attacker would
- * (magic, version, crc; on demand the connection's tag, the type's length, sizes that both sides know), so that the fuzzer gets behind them.
+ * The engines are whole: one with the host's memory and devices of the provider in memory, one with a device's memory; each input is one connection.
+ * First byte: which engine, which role, which socket, which path. Then frames: a byte of repairs, a header, its payload. Repairs put right what a
+ * real attacker would (magic, version, crc; on demand the connection's tag, the type's length, sizes that both sides know), so that the fuzzer gets
+ * behind them.
  *
  * Oracle: the engine's assertions, and: a peer that has gone leaves no connection, no op and no descriptor behind. */
 #include <arpa/inet.h>
@@ -56,8 +57,14 @@ static void open_ends(void)
         struct td_fake_options options;
         struct td_fake_fabric *fabric;
         struct td_xfer_rdma_config rdma = {.gid_index = -1, .pull = true};
-        struct td_xfer_config config = {.instance = "end", .incarnation = 5, .layout_hash = LAYOUT, .listen_host = "127.0.0.1", .max_slots = 4, .max_ops = 4,
-                                        .peer_timeout_ms = 60000, .tcp_lanes = 1};
+        struct td_xfer_config config = {.instance = "end",
+                                        .incarnation = 5,
+                                        .layout_hash = LAYOUT,
+                                        .listen_host = "127.0.0.1",
+                                        .max_slots = 4,
+                                        .max_ops = 4,
+                                        .peer_timeout_ms = 60000,
+                                        .tcp_lanes = 1};
         uint8_t blob[TD_XFER_BLOB_MAX];
         size_t n;
         int32_t ids[2] = {0, 1};
@@ -389,7 +396,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     all_gone(&ends[0]);
     all_gone(&ends[1]);
     if (first) n_fds = count_fds();
-    for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS); count_fds() > n_fds; poll(NULL, 0, 1)) /* what it has yet to accept comes and goes */
+    /* what it has yet to accept comes and goes */
+    for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS); count_fds() > n_fds; poll(NULL, 0, 1))
         need(td_now_ns() < until, "descriptors were left open");
     return 0;
 }

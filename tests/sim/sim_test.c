@@ -413,7 +413,8 @@ static void test_arrivals(void **state)
 static void test_trace_files(void **state)
 {
     (void)state;
-    static const struct { const char *suffix, *text, *want;
+    static const struct {
+        const char *suffix, *text, *want;
     } cases[] = {
         {".csv", "", "empty"},
         {".csv", "a,b\n1,2\n", "no column \"ContextTokens\""},
@@ -485,7 +486,8 @@ static void test_latency_files(void **state)
     }
     /* The router's own table: the same coefficients give the same steps, and a class is found by name. */
     char text[800];
-    snprintf(text, sizeof text, "node_class=other a0=1\nnode_class=mine a0=%.17g a1=%.17g a2=%.17g b0=%.17g b1=%.17g b2=%.17g gpus=2 kv_tokens=163008 kv_bytes=819200\n",
+    snprintf(text, sizeof text,
+             "node_class=other a0=1\nnode_class=mine a0=%.17g a1=%.17g a2=%.17g b0=%.17g b1=%.17g b2=%.17g gpus=2 kv_tokens=163008 kv_bytes=819200\n",
              p.a[0], p.a[1], p.a[2], p.b[0], p.b[1], p.b[2]);
     temp_file(text, path, sizeof path, ".table");
     snprintf(spec, sizeof spec, "%s:mine", path);
@@ -504,7 +506,8 @@ static void test_latency_files(void **state)
     temp_file("node_class=m a0=0.5 a1=0.25 b0=1 b1=2 b2=4 b3=8 b4=16\n", path, sizeof path, ".table");
     q = perf_of(path);
     unlink(path);
-    struct td_perf_batch mixed = {.prefill_rows = 2, .attention_work = 3, .decode_rows = 1, .context_tokens = 5}, alone = {.prefill_rows = 2, .attention_work = 3};
+    struct td_perf_batch mixed = {.prefill_rows = 2, .attention_work = 3, .decode_rows = 1, .context_tokens = 5},
+                         alone = {.prefill_rows = 2, .attention_work = 3};
     assert_true(td_perf_step_s(&q, &mixed) == 1 + 2 + 20 + 16 + 48 && td_perf_step_s(&q, &alone) == 1);
     assert_int_not_equal(td_perf_load("gpt-9", &q, &err), TD_OK);
     assert_non_null(strstr(err.msg, "opt-13b"));
@@ -528,8 +531,8 @@ static void test_sweep_trace(void **state)
         unlink(path);
         if (!strstr(err.msg, bad[i].want)) fail_msg("%s", err.msg);
     }
-    temp_file("arrived_s,num_prefill_tokens,num_decode_tokens,outcome,ttft_ms,tpot_ms\n0.250000001,10,2,completed,1.5,0.2\n1.5,20,1,rejected,-1,-1\n", path, sizeof path,
-              ".csv");
+    temp_file("arrived_s,num_prefill_tokens,num_decode_tokens,outcome,ttft_ms,tpot_ms\n0.250000001,10,2,completed,1.5,0.2\n1.5,20,1,rejected,-1,-1\n",
+              path, sizeof path, ".csv");
     assert_int_equal(td_sim_trace_read(path, false, &file, &err), TD_OK);
     unlink(path);
     struct td_sim_load l = {.arrival = TD_ARRIVAL_TRACE, .seed = 9};
@@ -597,13 +600,15 @@ static void test_mix(void **state)
     struct td_sim_trace plain, t;
     l.n_classes = l.n_tenants = 0;
     assert_int_equal(td_sim_trace_make(&l, NULL, &plain, &err), TD_OK);
-    if (td_sim_mix_parse("gold:ttft=400,tpot=40,weight=4 bulk:ttft=4000 none", "gold=1, bulk=3", "acme=3 flood:bulk=6 small:gold=1", 0, 0, &m, &l, &err))
+    if (td_sim_mix_parse("gold:ttft=400,tpot=40,weight=4 bulk:ttft=4000 none", "gold=1, bulk=3", "acme=3 flood:bulk=6 small:gold=1", 0, 0, &m, &l,
+                         &err))
         fail_msg("%s", err.msg);
     assert_int_equal(td_sim_trace_make(&l, NULL, &t, &err), TD_OK);
     assert_int_equal(t.n, plain.n);
     uint32_t by_class[3] = {0}, by_tenant[4] = {0};
     for (uint32_t i = 0; i < t.n; i++) {
-        assert_true(t.requests[i].at_ns == plain.requests[i].at_ns && t.requests[i].n_prompt == plain.requests[i].n_prompt && plain.requests[i].tenant == 0);
+        assert_true(t.requests[i].at_ns == plain.requests[i].at_ns && t.requests[i].n_prompt == plain.requests[i].n_prompt &&
+                    plain.requests[i].tenant == 0);
         by_class[t.requests[i].slo_class]++;
         by_tenant[t.requests[i].tenant]++;
         if (t.requests[i].tenant > 1) assert_int_equal(t.requests[i].slo_class, t.requests[i].tenant == 2);
@@ -635,7 +640,8 @@ static void test_mix(void **state)
     for (uint32_t i = 0; i < r.n; i++) {
         const struct td_sim_outcome *o = &r.outcomes[i];
         if (o->status != TD_SIM_OK) continue;
-        double ttft = (double)(o->first_ns - o->at_ns) / 1e6, tpot = o->n_output > 1 ? (double)(o->end_ns - o->first_ns) / 1e6 / (o->n_output - 1) : 0;
+        double ttft = (double)(o->first_ns - o->at_ns) / 1e6,
+               tpot = o->n_output > 1 ? (double)(o->end_ns - o->first_ns) / 1e6 / (o->n_output - 1) : 0;
         met[o->slo_class] += o->slo_class ? ttft <= 4000 : ttft <= 400 && tpot <= 40;
     }
     for (int32_t k = 0; k < 2; k++) {
@@ -754,8 +760,8 @@ static double correlation(const double *x, const double *y, int n)
     return xy / sqrt(xx * yy);
 }
 
-/* Prefills (arrival to first token) and decodes (first token to end) under way at each second, of the requests that were served. The load steps from a quarter
- * of what the fleet carries to twice as much. */
+/* Prefills (arrival to first token) and decodes (first token to end) under way at each second, of the requests that were served. The load steps from
+ * a quarter of what the fleet carries to twice as much. */
 enum { CALM_S = 40, SETTLE_S = 10, STEP_END_S = 140 };
 static void step_load(const char *policy, uint64_t seed, double *p, double *d)
 {
@@ -791,9 +797,9 @@ static void step_load(const char *policy, uint64_t seed, double *p, double *d)
     td_sim_trace_free(&t);
 }
 
-/* Overload makes prefill and decode swing against each other where requests are refused by what is running now (Mooncake, FAST'25, section 7). Over the step
- * their loads must go together; after it nothing but chance may part them: a request stays some 10 s, so 90 s are some nine samples and the mean of five
- * runs has a deviation of 0.15. */
+/* Overload makes prefill and decode swing against each other where requests are refused by what is running now (Mooncake, FAST'25, section 7). Over
+ * the step their loads must go together; after it nothing but chance may part them: a request stays some 10 s, so 90 s are some nine samples and the
+ * mean of five runs has a deviation of 0.15. */
 static void test_no_oscillation(void **state)
 {
     (void)state;

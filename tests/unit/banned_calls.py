@@ -42,20 +42,16 @@ BANNED = {
 MAX_COLUMNS = 150
 # Older than this check, and wrapped by whoever works there next; no name is added.
 WIDE = (
-    "bench/cuda_attn_bench.c", "bench/sim/cluster.c", "bench/xfer_bench.c", "bench/xfer_bench.h", "bench/xfer_bench_ends.c",
-    "bench/xfer_core_bench.c", "bench/xfer_times.c", "common/base/device_memory.h", "common/model/forward.c", "common/model/forward_device.c",
-    "common/model/model.h", "common/model/tokenizer.h", "common/worker/engine.c", "common/worker/engine.h", "common/worker/engine_device.c",
-    "common/worker/engine_device.h", "common/worker/engine_ranks.c", "common/worker/engine_ranks.h", "common/worker/split_memory.c",
-    "common/worker/split_memory.h", "common/worker/worker.c", "common/worker/worker.h", "common/xfer/verbs_fake.c", "common/xfer/xfer.c",
-    "common/xfer/xfer.h", "common/xfer/xfer_core.c", "common/xfer/xfer_core.h", "common/xfer/xfer_device.h", "common/xfer/xfer_internal.h",
-    "common/xfer/xfer_ipc.c", "common/xfer/xfer_path.c", "common/xfer/xfer_rails.c", "common/xfer/xfer_rdma.c", "common/xfer/xfer_rdma.h",
-    "common/xfer/xfer_tcp.c", "common/xfer/xfer_wire.c", "common/xfer/xfer_wire.h", "kernels/cuda/attn.cu", "kernels/cuda/attn_f32.cu",
-    "kernels/cuda/attn_mma.cu", "kernels/cuda/attn_rows.h", "kernels/cuda/attn_tile.h", "kernels/cuda/attn_wgmma.cu", "kernels/cuda/comm.cu",
-    "kernels/cuda/cuda.h", "kernels/cuda/emu/emu.h", "kernels/cuda/emu/runtime.h", "kernels/cuda/ptx.h", "kernels/cuda/wgmma.h",
-    "kernels/device.h", "prefill/main.c", "router/core/advice.h", "router/core/core.c", "router/core/core.h", "router/core/dispatch.c",
-    "tests/sim/sim_test.c", "tests/unit/cuda_attn_test.c", "tests/unit/deferred_device.c", "tests/unit/engine_test.c",
-    "tests/unit/forward_device_test.c", "tests/unit/kernels_attn.h", "tests/unit/rank_kv_test.c", "tests/unit/router_core_test.c",
-    "tests/unit/tokenizer_test.c", "tests/unit/xfer_core_test.c", "tests/unit/xfer_rdma_test.c", "tests/unit/xfer_test.c",
+    "bench/xfer_bench.c", "bench/xfer_bench.h", "bench/xfer_core_bench.c", "bench/xfer_times.c", "common/base/device_memory.h",
+    "common/model/forward.c", "common/model/forward_device.c", "common/model/model.h", "common/worker/engine.c", "common/worker/engine.h",
+    "common/worker/engine_device.c", "common/worker/engine_ranks.c", "common/worker/engine_ranks.h", "common/worker/split_memory.c",
+    "common/worker/split_memory.h", "common/worker/worker.c", "common/worker/worker.h", "common/xfer/xfer.c", "common/xfer/xfer.h",
+    "common/xfer/xfer_core.c", "common/xfer/xfer_core.h", "common/xfer/xfer_device.h", "common/xfer/xfer_internal.h", "common/xfer/xfer_ipc.c",
+    "common/xfer/xfer_path.c", "common/xfer/xfer_rdma.c", "common/xfer/xfer_rdma.h", "common/xfer/xfer_tcp.c", "common/xfer/xfer_wire.c",
+    "common/xfer/xfer_wire.h", "kernels/cuda/attn.cu", "kernels/cuda/attn_f32.cu", "kernels/cuda/attn_mma.cu", "kernels/cuda/attn_rows.h",
+    "kernels/cuda/attn_tile.h", "kernels/cuda/attn_wgmma.cu", "kernels/device.h", "prefill/main.c", "router/core/core.h",
+    "tests/unit/deferred_device.c", "tests/unit/forward_device_test.c", "tests/unit/rank_kv_test.c", "tests/unit/xfer_core_test.c",
+    "tests/unit/xfer_rdma_test.c", "tests/unit/xfer_test.c",
 )
 
 # Not a member (x.rand, x->rand), not the tail of a longer name, and followed by "(".

@@ -1,6 +1,6 @@
-/* cuda_attn_test.c - attention of the device table: against ref over head ratios, head sizes, lengths at every boundary, windows and block tables, with NaN in every
- * slot that no row may read; and the bits of a row alone, in chunks of any size, in decode, cut into pieces or not, in company, beside padding and in any packing
- * of heads. On the emulated device unless TANDEM_CUDA_LIBRARY names a real one's library. */
+/* cuda_attn_test.c - attention of the device table: against ref over head ratios, head sizes, lengths at every boundary, windows and block tables,
+ * with NaN in every slot that no row may read; and the bits of a row alone, in chunks of any size, in decode, cut into pieces or not, in company,
+ * beside padding and in any packing of heads. On the emulated device unless TANDEM_CUDA_LIBRARY names a real one's library. */
 #include "kernels/device.h"
 #include "tests/unit/kernels_attn.h"
 
@@ -11,7 +11,8 @@ static bool is_short; /* TANDEM_TEST_SHORT: as the sanitizer stages run it */
 static bool is_wgmma; /* the second run of all tests, with Hopper's kernels: of head sizes 64 and 128 only */
 enum { PADDING = -1 }; /* rows->seq of a padding row is 0 */
 
-/* The plan is made as for a model of plan_times as many heads, for which the same rows fill more of the card and are cut less: any plan serves any model. */
+/* The plan is made as for a model of plan_times as many heads, for which the same rows fill more of the card and are cut less: any plan serves any
+ * model. */
 static int32_t plan_times = 1, n_layers = 2;
 static uint64_t plan_shape; /* of the last plan */
 
@@ -50,7 +51,8 @@ static void on_device_free(struct on_device *d)
     for (int s = 0; s < N_SEQS; s++) device->release(d->tables[s]);
 }
 
-/* The rows through the device, out [n][heads * head_dim]. Only query heads [head0, head0 + n_heads) with kv head head0 / (ratio) if n_heads is not all of them. */
+/* The rows through the device, out [n][heads * head_dim]. Only query heads [head0, head0 + n_heads) with kv head head0 / (ratio) if n_heads is not
+ * all of them. */
 static void attend_heads(const struct world *w, const struct on_device *d, const struct rows *rows, int32_t head0, int32_t n_heads, float *out)
 {
     struct td_err err;
@@ -62,13 +64,14 @@ static void attend_heads(const struct world *w, const struct on_device *d, const
         if (rows->pos[r] >= 0) memcpy(q + r * stride, w->q[rows->seq[r]] + rows->pos[r] * all + (int64_t)head0 * w->kv.head_dim, (size_t)row * 4);
     size_t plan_bytes = ops->attn_plan_bytes(n, n_kv_heads * plan_times);
     void *plan = alloc_poisoned(plan_bytes);
-    struct td_attn_plan_args plan_args = {.positions = rows->pos, .row_seq = rows->seq, .n_rows = n, .n_heads = n_heads * plan_times, .n_kv_heads = n_kv_heads * plan_times};
+    struct td_attn_plan_args plan_args = {
+        .positions = rows->pos, .row_seq = rows->seq, .n_rows = n, .n_heads = n_heads * plan_times, .n_kv_heads = n_kv_heads * plan_times};
     plan_shape = UINT64_MAX;
     ops->attn_plan(&plan_args, plan, &plan_shape);
     assert_true(plan_shape < (uint64_t)1 << 40);
     must(device->upload(d->cache, w->cache, w->cache_bytes, &err), &err);
-    void *q_d = device_copy(q, (size_t)(n * stride) * 4), *o_d = device_copy(o, (size_t)(n * stride) * 4), *pos_d = device_copy(rows->pos, (size_t)n * 4),
-         *seq_d = device_copy(rows->seq, (size_t)n * 4), *plan_d = device_copy(plan, plan_bytes);
+    void *q_d = device_copy(q, (size_t)(n * stride) * 4), *o_d = device_copy(o, (size_t)(n * stride) * 4),
+         *pos_d = device_copy(rows->pos, (size_t)n * 4), *seq_d = device_copy(rows->seq, (size_t)n * 4), *plan_d = device_copy(plan, plan_bytes);
     struct td_attn_args a = {.kv = w->kv,
                              .q = q_d,
                              .out = o_d,
@@ -126,11 +129,13 @@ static void attend_ref(const struct world *w, const struct rows *rows, float *ou
     }
 }
 
-/* Beside attn_tolerance: exp2 of a GPU is off by 2^-22. With a bf16 cache each probability p is rounded to p (1 + e), |e| <= 2^-8, and divided by the sum of the
+/* Beside attn_tolerance: exp2 of a GPU is off by 2^-22. With a bf16 cache each probability p is rounded to p (1 + e), |e| <= 2^-8, and divided by the
+ * sum of the
  * rounded ones: out is off by sum p e (v - out), at most 2^-8 times the mean distance of V from out, and a little of second order. ret [head_dim]. */
 static void device_tolerance(const struct world *w, int32_t seq, int32_t pos, int32_t head, double *ret)
 {
-    int32_t d = w->kv.head_dim, first = w->window > 0 && pos - w->window + 1 > 0 ? pos - w->window + 1 : 0, kv_head = head / (w->n_heads / w->kv.n_kv_heads);
+    int32_t d = w->kv.head_dim, first = w->window > 0 && pos - w->window + 1 > 0 ? pos - w->window + 1 : 0,
+            kv_head = head / (w->n_heads / w->kv.n_kv_heads);
     const float *q = w->q[seq] + ((int64_t)pos * w->n_heads + head) * d;
     double *p = malloc((size_t)(pos - first + 1) * sizeof *p), max = -INFINITY, sum = 0, v_max = 0;
     assert_non_null(p);
@@ -144,7 +149,8 @@ static void device_tolerance(const struct world *w, int32_t seq, int32_t pos, in
     for (int32_t j = 0; j <= pos - first; j++) p[j] = exp(p[j] - max), sum += p[j];
     for (int32_t i = 0; i < d; i++) {
         double mean = 0, distance = 0;
-        for (int32_t j = 0; j <= pos - first; j++) mean += p[j] / sum * (double)w->v[seq][((int64_t)(j + first) * w->kv.n_kv_heads + kv_head) * d + i];
+        for (int32_t j = 0; j <= pos - first; j++)
+            mean += p[j] / sum * (double)w->v[seq][((int64_t)(j + first) * w->kv.n_kv_heads + kv_head) * d + i];
         for (int32_t j = 0; j <= pos - first; j++)
             distance += p[j] / sum * fabs((double)w->v[seq][((int64_t)(j + first) * w->kv.n_kv_heads + kv_head) * d + i] - mean);
         ret[i] = attn_tolerance(w, seq, pos, head) + 0x1p-22 * v_max;
@@ -190,8 +196,10 @@ static void check_against_ref(struct world *w, const struct rows *rows)
 static void test_against_ref(void **state)
 {
     (void)state;
-    static const int32_t ratios[] = {1, 4, 8, 2, 7}, head_dims[] = {64, 128, 32, 96, 34}, block_sizes[] = {16, 64, 8, 256, 7}, windows[] = {0, 0, 1, 5, 64, 100};
-    const uint32_t some = 1u << 1 | 1u << 2 | 1u << 3 | 1u << 4 | 1u << 6 | 1u << 8 | 1u << 11 | 1u << 13 | 1u << 19; /* of every size and kind of length one */
+    static const int32_t ratios[] = {1, 4, 8, 2, 7}, head_dims[] = {64, 128, 32, 96, 34}, block_sizes[] = {16, 64, 8, 256, 7},
+                         windows[] = {0, 0, 1, 5, 64, 100};
+    /* of every size and kind of length one */
+    const uint32_t some = 1u << 1 | 1u << 2 | 1u << 3 | 1u << 4 | 1u << 6 | 1u << 8 | 1u << 11 | 1u << 13 | 1u << 19;
     for (int c = 0; c < 20; c++) {
         if (is_short && !(some >> c & 1)) continue;
         if (is_wgmma && head_dims[c / 2 % 5] % 64 != 0) continue;
@@ -228,7 +236,14 @@ static void test_decode_over_splits(void **state)
         struct world *w = malloc(sizeof *w);
         struct rows *rows = calloc(1, sizeof *rows);
         assert_true(w && rows);
-        world_make(w, 1, c == 5 ? 2 : c % 2 ? 4 : 7, is_wgmma || (c % 2 && c < 5) ? 64 : 32, c == 5 ? 64 : 16, c == 3 ? TD_F32 : TD_BF16, len, c == 2 ? 300 : c == 4 ? 150 : 0);
+        world_make(w, 1,
+                   c == 5  ? 2
+                   : c % 2 ? 4
+                   : 7,
+                   is_wgmma || (c % 2 && c < 5) ? 64 : 32, c == 5 ? 64 : 16, c == 3 ? TD_F32 : TD_BF16, len,
+                   c == 2   ? 300
+                   : c == 4 ? 150
+                   : 0);
         for (int s = 0; s < N_SEQS; s++) rows_add(rows, s, len[s] - 1, 1);
         check_against_ref(w, rows);
         world_free(w), free(w), free(rows);
@@ -282,7 +297,8 @@ static void test_chunks_and_company_leave_the_bits(void **state)
             rows_add(rows, 1, 0, rng_int(1, 77));
             world_expose(w, rows);
             attend(w, &d, rows, some);
-            if (memcmp(some + before * row, whole + p * row, (size_t)(n * row) * 4) != 0) fail_msg("case %d: rows %d..%d in company differ", c, p, p + n - 1);
+            if (memcmp(some + before * row, whole + p * row, (size_t)(n * row) * 4) != 0)
+                fail_msg("case %d: rows %d..%d in company differ", c, p, p + n - 1);
         }
         if (w->kv.n_kv_heads == 1)
             for (int32_t h = 0; h < w->n_heads; h++) { /* a head alone: as many rows of the tile are another token's */
@@ -291,15 +307,16 @@ static void test_chunks_and_company_leave_the_bits(void **state)
                 world_expose(w, rows);
                 attend_heads(w, &d, rows, h, 1, some);
                 for (int i = 0; i < 5; i++)
-                    assert_memory_equal(some + i * w->kv.head_dim, whole + (len[0] - 5 + i) * row + (int64_t)h * w->kv.head_dim, (size_t)w->kv.head_dim * 4);
+                    assert_memory_equal(some + i * w->kv.head_dim, whole + (len[0] - 5 + i) * row + (int64_t)h * w->kv.head_dim,
+                                        (size_t)w->kv.head_dim * 4);
             }
         free(whole), free(some), free(rows);
         on_device_free(&d), world_free(w), free(w);
     }
 }
 
-/* Rows behind thousands of keys, in every cut of the same keys: uncut, at spans, at splits. Scores are large, and the largest of a row stand now in its first split,
- * now in its last, so that a state which is scaled by another maximum than its own shows. */
+/* Rows behind thousands of keys, in every cut of the same keys: uncut, at spans, at splits. Scores are large, and the largest of a row stand now in
+ * its first split, now in its last, so that a state which is scaled by another maximum than its own shows. */
 static void test_cuts_leave_the_bits(void **state)
 {
     (void)state;
@@ -374,7 +391,8 @@ static void test_a_batch_of_decode_rows(void **state)
         one->n = 0;
         rows_add(one, rows->seq[i], rows->pos[i], 1);
         attend(w, &d, one, alone);
-        if (memcmp(batch + i * row, alone, (size_t)row * 4) != 0) fail_msg("row %d (seq %d pos %d) of a batch differs from itself alone", i, rows->seq[i], rows->pos[i]);
+        if (memcmp(batch + i * row, alone, (size_t)row * 4) != 0)
+            fail_msg("row %d (seq %d pos %d) of a batch differs from itself alone", i, rows->seq[i], rows->pos[i]);
     }
     free(batch), free(alone), free(rows), free(one);
     on_device_free(&d), world_free(w), free(w);

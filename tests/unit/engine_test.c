@@ -1,5 +1,5 @@
-/* common/worker/engine: whatever happens to a sequence - batch, chunks, prefix hits, preemption, import, a neighbour's cancel, a failover - its tokens
- * and logprobs are those of a run alone (I1), and every block and sequence comes back. A small random model: two layers, block size 16.
+/* common/worker/engine: whatever happens to a sequence - batch, chunks, prefix hits, preemption, import, a neighbour's cancel, a failover - its
+ * tokens and logprobs are those of a run alone (I1), and every block and sequence comes back. A small random model: two layers, block size 16.
  * So with an engine of several ranks (processes here), whose KV other engines take over whatever their number of ranks.
  * With TANDEM_ENGINE_TEST_DEVICE=cuda the engine runs on the device of TANDEM_CUDA_LIBRARY: one engine at a time. */
 #include <setjmp.h>
@@ -28,10 +28,12 @@ static char config_path[64], config4_path[64]; /* 2 and 4 KV heads */
 static int write_one(char *path, size_t path_bytes, int n_kv_heads)
 {
     char text[1024];
-    int n = snprintf(text, sizeof text, "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":128,"
-                               "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":%d,\"head_dim\":16,\"vocab_size\":128,"
-                               "\"max_position_embeddings\":256,\"rms_norm_eps\":1e-05,\"rope_theta\":10000.0,\"tie_word_embeddings\":false,"
-                               "\"hidden_act\":\"silu\",\"torch_dtype\":\"float32\"}", n_kv_heads);
+    int n = snprintf(text, sizeof text,
+                     "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":128,"
+                     "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":%d,\"head_dim\":16,\"vocab_size\":128,"
+                     "\"max_position_embeddings\":256,\"rms_norm_eps\":1e-05,\"rope_theta\":10000.0,\"tie_word_embeddings\":false,"
+                     "\"hidden_act\":\"silu\",\"torch_dtype\":\"float32\"}",
+                     n_kv_heads);
     snprintf(path, path_bytes, "/tmp/engine_test_XXXXXX");
     int fd = mkstemp(path);
     if (fd < 0) return -1;
@@ -152,11 +154,22 @@ static struct td_engine *open_engine(struct shape s)
 {
     char kv[32];
     int32_t n_kv = s.n_kv_heads ? s.n_kv_heads : 2, copies = s.n_ranks > n_kv ? s.n_ranks / n_kv : 1;
-    int32_t heads = device() && s.n_ranks > 1 ? n_kv / (s.n_ranks < n_kv ? s.n_ranks : n_kv) : n_kv * copies; /* each device's own; or all ranks' together */
+    /* each device's own; or all ranks' together */
+    int32_t heads = device() && s.n_ranks > 1 ? n_kv / (s.n_ranks < n_kv ? s.n_ranks : n_kv) : n_kv * copies;
     snprintf(kv, sizeof kv, "%d", s.n_blocks * BS * 2 * 2 * heads * 16 * 4); /* tokens x layers x K,V x kv heads x head_dim x f32 */
-    struct td_engine_config c = {.random_config = n_kv == 4 ? config4_path : config_path, .dtype = "f32", .n_threads = s.n_threads ? s.n_threads : 1, .kv_memory = kv,
-                                 .block_size = BS, .max_seqs = s.max_seqs, .max_batch = s.max_batch, .max_step_tokens = s.chunk,
-                                 .prefix_cache = s.prefix, .quiet = true, .device = device(), .deterministic = true, .no_graphs = s.no_graphs,
+    struct td_engine_config c = {.random_config = n_kv == 4 ? config4_path : config_path,
+                                 .dtype = "f32",
+                                 .n_threads = s.n_threads ? s.n_threads : 1,
+                                 .kv_memory = kv,
+                                 .block_size = BS,
+                                 .max_seqs = s.max_seqs,
+                                 .max_batch = s.max_batch,
+                                 .max_step_tokens = s.chunk,
+                                 .prefix_cache = s.prefix,
+                                 .quiet = true,
+                                 .device = device(),
+                                 .deterministic = true,
+                                 .no_graphs = s.no_graphs,
                                  .host_sampling = s.host_sampling};
     struct td_engine *e = NULL;
     struct td_err err = {0};
@@ -353,7 +366,8 @@ static void assert_as_alone(void)
 static void make_oracle_of(int32_t n_ranks, int32_t n_kv_heads)
 {
     make_requests();
-    struct driver d = {.e = open_engine((struct shape){.n_blocks = 64, .max_seqs = 1, .max_batch = 1, .chunk = 256, .n_ranks = n_ranks, .n_kv_heads = n_kv_heads})};
+    struct driver d = {
+        .e = open_engine((struct shape){.n_blocks = 64, .max_seqs = 1, .max_batch = 1, .chunk = 256, .n_ranks = n_ranks, .n_kv_heads = n_kv_heads})};
     run_all(&d, 1);
     assert_int_equal(d.n_preemptions, 0);
     assert_empty(d.e);
@@ -389,7 +403,8 @@ static void test_batch_choose(void **state)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int32_t got[5] = {-1, -1, -1, -1, -1};
-        assert_int_equal(td_batch_choose(cases[i].remaining, cases[i].decode, cases[i].n, cases[i].max_items, cases[i].max_tokens, got), cases[i].want_items);
+        assert_int_equal(td_batch_choose(cases[i].remaining, cases[i].decode, cases[i].n, cases[i].max_items, cases[i].max_tokens, got),
+                         cases[i].want_items);
         for (int32_t k = 0; k < cases[i].n; k++) assert_int_equal(got[k], cases[i].want[k]);
     }
 }
@@ -546,11 +561,13 @@ static void test_prefix_hits(void **state)
 static const uint8_t *kv_row(const uint8_t *block, int32_t parts, int32_t n_kv_heads, int32_t layer, int32_t kv, int32_t head, int32_t token)
 {
     int32_t heads = n_kv_heads / parts, row = 16 * 4;
-    return block + ((((size_t)(head / heads) * 2 + (size_t)layer) * 2 + (size_t)kv) * (size_t)heads + (size_t)(head % heads)) * (size_t)(BS * row) + (size_t)(token * row);
+    return block + ((((size_t)(head / heads) * 2 + (size_t)layer) * 2 + (size_t)kv) * (size_t)heads + (size_t)(head % heads)) * (size_t)(BS * row) +
+           (size_t)(token * row);
 }
 
 /* The blocks of src, at p, are those of dst, at d: every byte of every head, in each copy. */
-static void assert_same_kv(struct td_engine *p, const struct td_seq *src, struct td_engine *d, const struct td_seq *dst, int32_t first, int32_t n_kv_heads)
+static void assert_same_kv(struct td_engine *p, const struct td_seq *src, struct td_engine *d, const struct td_seq *dst, int32_t first,
+                           int32_t n_kv_heads)
 {
     size_t bytes = td_kv_pool_layout(td_engine_kv(p))->block_bytes;
     struct td_kv_pool_stats st;
@@ -562,9 +579,10 @@ static void assert_same_kv(struct td_engine *p, const struct td_seq *src, struct
             const uint8_t *to = td_kv_pool_block(td_engine_kv(d), dst->blocks[b]) + (size_t)copy * (size_t)st.n_blocks * bytes;
             for (int32_t i = 0; i < 2 * 2 * n_kv_heads * BS; i++) {
                 int32_t layer = i & 1, kv = i >> 1 & 1, head = (i >> 2) % n_kv_heads, token = (i >> 2) / n_kv_heads;
-                if (memcmp(kv_row(from, td_engine_kv_parts(p), n_kv_heads, layer, kv, head, token), kv_row(to, td_engine_kv_parts(d), n_kv_heads, layer, kv, head, token), 64))
-                    fail_msg("%d to %d ranks: block %d copy %d layer %d %c head %d token %d differs", td_engine_n_ranks(p), td_engine_n_ranks(d), b, copy, layer, "KV"[kv],
-                             head, token);
+                if (memcmp(kv_row(from, td_engine_kv_parts(p), n_kv_heads, layer, kv, head, token),
+                           kv_row(to, td_engine_kv_parts(d), n_kv_heads, layer, kv, head, token), 64))
+                    fail_msg("%d to %d ranks: block %d copy %d layer %d %c head %d token %d differs", td_engine_n_ranks(p), td_engine_n_ranks(d), b,
+                             copy, layer, "KV"[kv], head, token);
             }
         }
 }
@@ -657,7 +675,8 @@ static void test_ranks_as_alone(void **state)
     }
 }
 
-/* Every pair of degrees: the KV is the sender's to the byte. Equal ones: the tokens are those of one engine of that degree, whatever happens to a request. Unequal
+/* Every pair of degrees: the KV is the sender's to the byte. Equal ones: the tokens are those of one engine of that degree, whatever happens to a
+ * request. Unequal
  * ones: they are the same from run to run, in any batch (a preemption computes the prompt anew, at the receiver's degree, and may change them). */
 static void test_every_pair_of_degrees(void **state)
 {
@@ -795,8 +814,15 @@ static void test_rank_cannot_open(void **state)
 {
     (void)state;
     if (device()) skip();
-    struct td_engine_config c = {.random_config = config_path, .dtype = "f32", .n_threads = 1, .kv_memory = "1MiB", .block_size = BS, .max_seqs = 2, .max_batch = 2,
-                                 .max_step_tokens = 16, .quiet = true};
+    struct td_engine_config c = {.random_config = config_path,
+                                 .dtype = "f32",
+                                 .n_threads = 1,
+                                 .kv_memory = "1MiB",
+                                 .block_size = BS,
+                                 .max_seqs = 2,
+                                 .max_batch = 2,
+                                 .max_step_tokens = 16,
+                                 .quiet = true};
     struct group *g = group_of(NULL);
     struct td_engine *e = NULL;
     struct td_err err = {0};
@@ -896,8 +922,16 @@ static void test_device_lost(void **state)
 static void test_device_refusals(void **state)
 {
     (void)state;
-    struct td_engine_config c = {.random_config = config_path, .dtype = "f32", .n_threads = 1, .kv_memory = "1MiB", .block_size = BS, .max_seqs = 1, .max_batch = 1,
-                                 .max_step_tokens = 16, .quiet = true, .device = "rocm"};
+    struct td_engine_config c = {.random_config = config_path,
+                                 .dtype = "f32",
+                                 .n_threads = 1,
+                                 .kv_memory = "1MiB",
+                                 .block_size = BS,
+                                 .max_seqs = 1,
+                                 .max_batch = 1,
+                                 .max_step_tokens = 16,
+                                 .quiet = true,
+                                 .device = "rocm"};
     struct td_engine *e = NULL;
     struct td_err err = {0};
     assert_int_equal(td_engine_open(&c, &e, &err), TD_ERR_INVALID);
@@ -940,8 +974,15 @@ static int be_a_rank(const struct td_ranks_place *place)
     char path[64], kv[32];
     static struct td_ranks ranks;
     struct td_err err = {0};
-    struct td_engine_config c = {.random_config = path, .dtype = "f32", .n_threads = 1, .kv_memory = kv, .block_size = BS, .quiet = true, .device = device(),
-                                 .device_index = place->rank, .deterministic = true};
+    struct td_engine_config c = {.random_config = path,
+                                 .dtype = "f32",
+                                 .n_threads = 1,
+                                 .kv_memory = kv,
+                                 .block_size = BS,
+                                 .quiet = true,
+                                 .device = device(),
+                                 .device_index = place->rank,
+                                 .deterministic = true};
     const char *text = getenv("TD_ENGINE_TEST_RANK");
     if (!text || sscanf(text, "%63s %d %d %d %31s", path, &c.max_seqs, &c.max_batch, &c.max_step_tokens, kv) != 5) return 1;
     td_status s = td_ranks_join(place, &ranks, &err);
@@ -964,8 +1005,12 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_admission),
         cmocka_unit_test(test_prefix_hits),
         cmocka_unit_test(test_import),
-        cmocka_unit_test(test_ranks_as_alone), cmocka_unit_test(test_every_pair_of_degrees),
-        cmocka_unit_test(test_kv_is_there_after_a_step), cmocka_unit_test(test_rank_dies), cmocka_unit_test(test_rank_cannot_open), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_ranks_as_alone),
+        cmocka_unit_test(test_every_pair_of_degrees),
+        cmocka_unit_test(test_kv_is_there_after_a_step),
+        cmocka_unit_test(test_rank_dies),
+        cmocka_unit_test(test_rank_cannot_open),
+        cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_device_lost),
         cmocka_unit_test(test_device_refusals),
     };

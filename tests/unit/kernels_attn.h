@@ -1,5 +1,5 @@
-/* kernels_attn.h - what the tests of attention share: a paged cache of four sequences whose slots hold NaN unless a row of the call may read them, and how far
- * an attention in f32 may be from ref. */
+/* kernels_attn.h - what the tests of attention share: a paged cache of four sequences whose slots hold NaN unless a row of the call may read them,
+ * and how far an attention in f32 may be from ref. */
 #ifndef TD_TESTS_KERNELS_ATTN_H
 #define TD_TESTS_KERNELS_ATTN_H
 

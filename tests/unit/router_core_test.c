@@ -16,8 +16,15 @@ static struct td_core_action actions[TD_CORE_MAX_ACTIONS_PER_EVENT];
 
 static struct td_core *core_of(enum td_core_mode mode, const char *policy)
 {
-    struct td_core_config c = {.mode = mode, .policy = policy, .max_requests = 64, .max_queued = 32, .hybrid_local_tokens = 10, .worker_timeout_ms = 1000,
-                               .queue_timeout_ms = 5000, .stall_ms = 20000, .max_failovers = 3};
+    struct td_core_config c = {.mode = mode,
+                               .policy = policy,
+                               .max_requests = 64,
+                               .max_queued = 32,
+                               .hybrid_local_tokens = 10,
+                               .worker_timeout_ms = 1000,
+                               .queue_timeout_ms = 5000,
+                               .stall_ms = 20000,
+                               .max_failovers = 3};
     struct td_core *core = NULL;
     struct td_err err;
     assert_int_equal(td_core_create(&c, &core, &err), TD_OK);
@@ -132,7 +139,8 @@ static void test_statuses(void **state)
     /* failovers are bounded */
     for (uint32_t i = 0; i < 3; i++) {
         assert_int_equal(leg(c, TD_EV_DECODE_END, 7 + i, 0, 2, 1 + i, 14), 0); /* the failed worker is shunned ... */
-        assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 7 + i, .worker = 1, .a = 3 + i}), 1); /* ... until it speaks */
+        /* ... until it speaks */
+        assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 7 + i, .worker = 1, .a = 3 + i}), 1);
         assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
     }
     assert_int_equal(leg(c, TD_EV_DECODE_END, 20, 0, 2, 4, 14), 1);
@@ -197,7 +205,8 @@ static void test_a_pause_of_the_router_blames_nobody(void **state)
             td_core_worker_view(c, w, &v);
             assert_int_equal(v.state, paused ? TD_WORKER_READY : TD_WORKER_SUSPECT);
         }
-        step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = back + 999 * MS, .b = UINT64_MAX}); /* more than there is time: as much as there is */
+        /* more than there is time: as much as there is */
+        step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = back + 999 * MS, .b = UINT64_MAX});
         td_core_worker_view(c, 0, &v);
         assert_int_equal(v.state, paused ? TD_WORKER_READY : TD_WORKER_SUSPECT);
         step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = back + 2000 * MS});
@@ -230,7 +239,9 @@ static void test_modes(void **state)
     struct td_core_config bad = {.policy = "best", .max_requests = 1};
     struct td_err err;
     assert_int_equal(td_core_create(&bad, &c, &err), TD_ERR_INVALID);
-    assert_string_equal(err.msg, "policy is \"best\", must be one of goodput|round_robin|least_request|least_token|power_of_two|cache_aware|lmetric|kv_cost|conductor");
+    assert_string_equal(
+        err.msg,
+        "policy is \"best\", must be one of goodput|round_robin|least_request|least_token|power_of_two|cache_aware|lmetric|kv_cost|conductor");
 }
 
 /* The client has its last token; the worker dies before it could say OK. A new attempt would have nothing to compute: the request is complete. */
@@ -253,7 +264,8 @@ static void test_loss_after_the_last_token(void **state)
         if (how == CODE) n = leg(c, TD_EV_DECODE_END, 6, 0, 1, 0, 14);
         if (how == SILENT) n = step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 1500 * MS});
         if (how == STALL) {
-            for (uint32_t w = 0; w < 3; w++) step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 20500 * MS, .worker = w, .a = 1});
+            for (uint32_t w = 0; w < 3; w++)
+                step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 20500 * MS, .worker = w, .a = 1});
             n = step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 20500 * MS});
         }
         assert_true(n >= 1);
@@ -407,7 +419,8 @@ static size_t write_line(char *log, size_t at, int n)
     return at + (size_t)n;
 }
 
-static const char *const policies[] = {"goodput", "round_robin", "least_request", "least_token", "power_of_two", "cache_aware", "lmetric", "kv_cost", "conductor"};
+static const char *const policies[] = {"goodput",     "round_robin", "least_request", "least_token", "power_of_two",
+                                       "cache_aware", "lmetric",     "kv_cost",       "conductor"};
 enum { N_POLICIES = sizeof policies / sizeof *policies };
 
 /* With no request live every number of every account is back where it began, whatever came before. */
@@ -416,13 +429,15 @@ static void expect_empty_accounts(const struct td_core *c)
     for (uint32_t w = 0; w < WORKERS; w++) {
         struct td_core_account a;
         td_core_account(c, w, &a);
-        if (a.assigned || a.n_pending || a.n_active || a.n_min_tpot || a.assigned_tokens || a.promised_tokens || a.pending_tokens || a.active_tokens ||
-            a.reserved_tokens || a.local_tokens || a.kept || a.pending_s > 0 || a.pending_s < 0 || (a.min_tpot_s > 0 && a.min_tpot_s < 1e300))
-            fail_msg("worker %u: %u assigned, %u pending, %u active, %u with the tightest objective; tokens %llu assigned, %llu promised, %llu pending, %llu active, "
+        if (a.assigned || a.n_pending || a.n_active || a.n_min_tpot || a.assigned_tokens || a.promised_tokens || a.pending_tokens ||
+            a.active_tokens || a.reserved_tokens || a.local_tokens || a.kept || a.pending_s > 0 || a.pending_s < 0 ||
+            (a.min_tpot_s > 0 && a.min_tpot_s < 1e300))
+            fail_msg("worker %u: %u assigned, %u pending, %u active, %u with the tightest objective; tokens %llu assigned, %llu promised, %llu "
+                     "pending, %llu active, "
                      "%llu reserved, %llu local; %g s pending",
-                     w, a.assigned, a.n_pending, a.n_active, a.n_min_tpot, (unsigned long long)a.assigned_tokens, (unsigned long long)a.promised_tokens,
-                     (unsigned long long)a.pending_tokens, (unsigned long long)a.active_tokens, (unsigned long long)a.reserved_tokens,
-                     (unsigned long long)a.local_tokens, a.pending_s);
+                     w, a.assigned, a.n_pending, a.n_active, a.n_min_tpot, (unsigned long long)a.assigned_tokens,
+                     (unsigned long long)a.promised_tokens, (unsigned long long)a.pending_tokens, (unsigned long long)a.active_tokens,
+                     (unsigned long long)a.reserved_tokens, (unsigned long long)a.local_tokens, a.pending_s);
     }
 }
 
@@ -432,18 +447,31 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
 {
     rng_state = seed;
     print_message("seed %llu mode %d policy %s\n", (unsigned long long)seed, (int)mode, policy);
-    struct td_core_config cfg = {.mode = mode, .policy = policy, .max_requests = SLOTS, .max_queued = 40, .hybrid_local_tokens = 50, .worker_timeout_ms = 300,
-                                 .queue_timeout_ms = 2000, .stall_ms = 1500, .max_failovers = 4, .max_prefix_entries = 256, .attainment = 0.9, .seed = seed,
-                                 .classes = {{"default", 0, 0, 1, false}, {"gold", 40, 5, 4, false}, {"bulk", 400, 50, 0.5, true}}, .n_classes = 3,
-                                 .thetas = {{.prefill = {1e-3, 1e-4, 1e-9}, .decode = {1e-3, 1e-4, 1e-7, 1e-4, 0}, .link_tau = 1e-4, .link_bytes_per_s = 1e9, .known = true}},
-                                 .n_thetas = (uint32_t)(seed % 2)};
+    struct td_core_config cfg = {
+        .mode = mode,
+        .policy = policy,
+        .max_requests = SLOTS,
+        .max_queued = 40,
+        .hybrid_local_tokens = 50,
+        .worker_timeout_ms = 300,
+        .queue_timeout_ms = 2000,
+        .stall_ms = 1500,
+        .max_failovers = 4,
+        .max_prefix_entries = 256,
+        .attainment = 0.9,
+        .seed = seed,
+        .classes = {{"default", 0, 0, 1, false}, {"gold", 40, 5, 4, false}, {"bulk", 400, 50, 0.5, true}},
+        .n_classes = 3,
+        .thetas = {{.prefill = {1e-3, 1e-4, 1e-9}, .decode = {1e-3, 1e-4, 1e-7, 1e-4, 0}, .link_tau = 1e-4, .link_bytes_per_s = 1e9, .known = true}},
+        .n_thetas = (uint32_t)(seed % 2)};
     struct td_core *c = NULL, *replay = NULL;
     struct td_err err;
     assert_int_equal(td_core_create(&cfg, &c, &err), TD_OK);
     size_t capacity = (size_t)EVENTS * 8 * TD_CORE_LINE_MAX / 4, at = 0;
     char *log = malloc(capacity);
     assert_non_null(log);
-    for (uint32_t i = 0; i < 1 + cfg.n_classes + cfg.n_thetas; i++) at = write_line(log, at, td_core_config_format(&cfg, i, log + at, TD_CORE_LINE_MAX));
+    for (uint32_t i = 0; i < 1 + cfg.n_classes + cfg.n_thetas; i++)
+        at = write_line(log, at, td_core_config_format(&cfg, i, log + at, TD_CORE_LINE_MAX));
     static uint64_t hashes[TD_CORE_MAX_HASHES];
     static struct model_request q[SLOTS];
     memset(q, 0, sizeof q);
@@ -470,11 +498,19 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
             break;
         case 0: e.kind = TD_EV_TICK; break;
         case 16: /* what workers report: true or absurd */
-            e = (struct td_core_event){.kind = TD_EV_WORKER_STEP, .now_ns = now, .worker = rnd(WORKERS + 1), .a = rnd(500), .b = rnd(5000), .c = rnd(20), .d = rnd(5000),
+            e = (struct td_core_event){.kind = TD_EV_WORKER_STEP,
+                                       .now_ns = now,
+                                       .worker = rnd(WORKERS + 1),
+                                       .a = rnd(500),
+                                       .b = rnd(5000),
+                                       .c = rnd(20),
+                                       .d = rnd(5000),
                                        .e = rnd(20) ? rnd(20000) : UINT64_MAX};
             break;
         case 17:
-            e = (struct td_core_event){.kind = rnd(30) ? (rnd(3) ? TD_EV_BLOCK_ADD : TD_EV_BLOCK_EVICT) : TD_EV_BLOCKS_RESET, .now_ns = now, .worker = rnd(WORKERS + 1),
+            e = (struct td_core_event){.kind = rnd(30) ? (rnd(3) ? TD_EV_BLOCK_ADD : TD_EV_BLOCK_EVICT) : TD_EV_BLOCKS_RESET,
+                                       .now_ns = now,
+                                       .worker = rnd(WORKERS + 1),
                                        .a = rnd(200)};
             break;
         case 1:
@@ -491,9 +527,20 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
             if (q[s].live) continue;
             q[s] = (struct model_request){.live = true, .id = ++next_id, .tokens = 1 + rnd(100)};
             started++;
-            e = (struct td_core_event){.kind = TD_EV_REQUEST, .now_ns = now, .slot = s, .id = next_id, .a = q[s].tokens, .b = 50, .c = rnd(4), .d = rnd(5),
-                                       .e = rnd(3) ? 0 : rnd(100000), .f = rnd(3) ? 0 : rnd(10000), .priority = (int32_t)rnd(5) - 2, .hashes = hashes,
-                                       .n_hashes = rnd(60), .hash_tokens = 1 + rnd(2)};
+            e = (struct td_core_event){.kind = TD_EV_REQUEST,
+                                       .now_ns = now,
+                                       .slot = s,
+                                       .id = next_id,
+                                       .a = q[s].tokens,
+                                       .b = 50,
+                                       .c = rnd(4),
+                                       .d = rnd(5),
+                                       .e = rnd(3) ? 0 : rnd(100000),
+                                       .f = rnd(3) ? 0 : rnd(10000),
+                                       .priority = (int32_t)rnd(5) - 2,
+                                       .hashes = hashes,
+                                       .n_hashes = rnd(60),
+                                       .hash_tokens = 1 + rnd(2)};
             for (uint32_t k = 0; k < e.n_hashes; k++) hashes[k] = k < 3 ? k : rnd(200);
             break;
         case 5:
@@ -515,7 +562,9 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
                 if (e.kind == TD_EV_TOKEN && q[s].stage == 1) continue;
             }
             static const uint64_t codes[] = {0, 0, 14, 8, 13, 3, 1};
-            e.a = e.kind == TD_EV_PREFILL_END || e.kind == TD_EV_DECODE_END ? codes[rnd(7)] : e.kind == TD_EV_FIRST_TOKEN ? rnd(8) == 0 : q[s].tokens + rnd(3);
+            e.a = e.kind == TD_EV_PREFILL_END || e.kind == TD_EV_DECODE_END ? codes[rnd(7)]
+                  : e.kind == TD_EV_FIRST_TOKEN ? rnd(8) == 0
+                  : q[s].tokens + rnd(3);
             e.b = e.kind == TD_EV_TOKEN ? rnd(10) == 0 : q[s].tokens + 1;
             if (current && e.kind == TD_EV_DECODE_END) q[s].decode_open = false;
             if (current && e.kind == TD_EV_PREFILL_END) q[s].prefill_open = false;
@@ -529,7 +578,8 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
         for (size_t k = 0; k < n; k++) {
             at = write_line(log, at, td_core_action_format(&actions[k], log + at, TD_CORE_LINE_MAX));
             struct model_request *r = &q[actions[k].slot];
-            if (e.kind == TD_EV_CANCEL && e.slot == actions[k].slot && actions[k].kind >= TD_ACT_COMPLETE) fail_msg("a cancelled request was answered");
+            if (e.kind == TD_EV_CANCEL && e.slot == actions[k].slot && actions[k].kind >= TD_ACT_COMPLETE)
+                fail_msg("a cancelled request was answered");
             apply(r, &actions[k]);
             ended += actions[k].kind >= TD_ACT_COMPLETE;
         }
@@ -588,13 +638,23 @@ static void test_random_play(void **state)
     (void)state;
     const char *env = getenv("SEED");
     uint64_t seed = env ? strtoull(env, NULL, 10) : 1;
-    for (uint64_t i = 0; i < (getenv("TANDEM_TEST_SHORT") ? 1 : 2) * (uint64_t)N_POLICIES; i++) random_play(seed + i, (enum td_core_mode)(i % 3), policies[i % N_POLICIES]);
+    for (uint64_t i = 0; i < (getenv("TANDEM_TEST_SHORT") ? 1 : 2) * (uint64_t)N_POLICIES; i++)
+        random_play(seed + i, (enum td_core_mode)(i % 3), policies[i % N_POLICIES]);
 }
 
 static void test_log_refuses_nonsense(void **state)
 {
     (void)state;
-    static const char *const bad[] = {"", "e", "e kind=99 now=1", "x", "e kind=1 now=x", "h 0000000000000001", "c version=2 mode=0", "k name=a", "t known=1",
+    static const char *const bad[] = {
+        "",
+        "e",
+        "e kind=99 now=1",
+        "x",
+        "e kind=1 now=x",
+        "h 0000000000000001",
+        "c version=2 mode=0",
+        "k name=a",
+        "t known=1",
         "e kind=9 now=1 worker=0 slot=0 attempt=0 role=0 priority=0 id=1 a=1 b=1 c=0 d=0 e=0 f=0 hashes=513 hash_tokens=16"};
     uint64_t hashes[TD_CORE_MAX_HASHES];
     enum td_core_read what;

@@ -154,7 +154,8 @@ static void check_ids(const struct td_token_list *got, const int32_t *want, size
 static struct td_token_list ids_of(const json_t *array)
 {
     struct td_token_list list = {0};
-    for (size_t i = 0; i < json_array_size(array); i++) assert_int_equal(td_token_list_add(&list, (int32_t)json_integer_value(json_array_get(array, i))), TD_OK);
+    for (size_t i = 0; i < json_array_size(array); i++)
+        assert_int_equal(td_token_list_add(&list, (int32_t)json_integer_value(json_array_get(array, i))), TD_OK);
     return list;
 }
 
@@ -507,7 +508,8 @@ static void test_mistral_vectors(void **state)
 {
     (void)state;
     need_data();
-    static const char *const models[] = {"tokenizer.model.v1", "mistral_instruct_tokenizer_240216.model.v2", "mistral_instruct_tokenizer_240323.model.v3"};
+    static const char *const models[] = {"tokenizer.model.v1", "mistral_instruct_tokenizer_240216.model.v2",
+                                         "mistral_instruct_tokenizer_240323.model.v3"};
     static const char *const samples[] = {"no_tools", "get_weather_full", "get_weather_no_history", "get_weather_no_system_prompt",
                                           "parallel_calls", "several_calls"};
     enum { MAX = 40000 };
@@ -618,7 +620,8 @@ static json_t *byte_level_model(const char *const *merge_lines, size_t n)
 
 static struct td_tokenizer *qwen(void)
 {
-    static const char *const merges[] = {"h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or", "l d", "Ġwor ld", "Ã ©", "Ċ Ċ", "a a", "aa aa", "aaaa aaaa"};
+    static const char *const merges[] = {"h e", "l l",     "he ll", "hell o", "Ġ w", "o r",   "Ġw or",
+                                         "l d", "Ġwor ld", "Ã ©",   "Ċ Ċ",    "a a", "aa aa", "aaaa aaaa"};
     json_t *root = json_pack("{s:o, s:{s:s}, s:{s:s, s:[{s:s, s:{s:s}, s:s, s:b}, {s:s, s:b, s:b}]}, s:{s:s}, s:[{s:i, s:s, s:b}, {s:i, s:s, s:b}]}",
                              "model", byte_level_model(merges, sizeof merges / sizeof *merges), "normalizer", "type", "NFC", "pre_tokenizer", "type",
                              "Sequence", "pretokenizers", "type", "Split", "pattern", "Regex", QWEN_REGEX, "behavior", "Isolated", "invert", 0,
@@ -743,7 +746,8 @@ static void test_stream_is_prompt(void **state)
     };
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
         assert_int_equal(td_detokenizer_push(d, steps[i].id, &text, &n), TD_OK);
-        if (n != strlen(steps[i].shown) || memcmp(text, steps[i].shown, n)) fail_msg("step %zu: \"%.*s\", want \"%s\"", i, (int)n, text, steps[i].shown);
+        if (n != strlen(steps[i].shown) || memcmp(text, steps[i].shown, n))
+            fail_msg("step %zu: \"%.*s\", want \"%s\"", i, (int)n, text, steps[i].shown);
     }
     assert_int_equal(td_detokenizer_push(d, 299, &text, &n), TD_OK); /* an id of the model's that the tokenizer lacks */
     assert_int_equal(n, 0);
@@ -975,7 +979,11 @@ static void test_regex_backtracking_is_bounded(void **state)
 static void test_bad_files(void **state)
 {
     (void)state;
-    static const struct { const char *json; td_status status; const char *says; } cases[] = {
+    static const struct {
+        const char *json;
+        td_status status;
+        const char *says;
+    } cases[] = {
         {MODEL(""), TD_OK, ""},
         {"", TD_ERR_INVALID, "tokenizer.json"},
         {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0", TD_ERR_INVALID, "tokenizer.json"},
@@ -1040,11 +1048,14 @@ static void test_bad_files(void **state)
         {MODEL(",\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"first\",\"add_prefix_space\":false}"),
          TD_ERR_INVALID, "contradicts"},
         {MODEL(",\"post_processor\":{\"type\":\"BertProcessing\"}"), TD_ERR_UNSUPPORTED, "\"BertProcessing\""},
-        {MODEL(",\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[],\"pair\":[],\"special_tokens\":{}}"), TD_ERR_INVALID, "sequence A"},
+        {MODEL(",\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[],\"pair\":[],\"special_tokens\":{}}"), TD_ERR_INVALID,
+         "sequence A"},
         {MODEL(",\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"s\"}},{\"Sequence\":{\"id\":\"A\"}}],"
-               "\"special_tokens\":{\"s\":{\"ids\":[9]}}}"), TD_ERR_CORRUPT, "id 9"},
+               "\"special_tokens\":{\"s\":{\"ids\":[9]}}}"),
+         TD_ERR_CORRUPT, "id 9"},
         {MODEL(",\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"s\"}},{\"Sequence\":{\"id\":\"A\"}}],"
-               "\"special_tokens\":{}}"), TD_ERR_INVALID, "no ids for \"s\""},
+               "\"special_tokens\":{}}"),
+         TD_ERR_INVALID, "no ids for \"s\""},
         {MODEL(",\"decoder\":{\"type\":\"WordPiece\"}"), TD_ERR_UNSUPPORTED, "\"WordPiece\""},
         {MODEL(",\"decoder\":{\"type\":\"Strip\",\"content\":\" \",\"start\":-1,\"stop\":0}"), TD_ERR_INVALID, "start"},
     };
@@ -1065,7 +1076,8 @@ static void test_deep_and_wide_files(void **state)
     for (int shape = 0; shape < 2; shape++) {
         for (size_t n = 5; n < 200000; n *= 20) {
             struct td_tok_buf b = {0};
-            const char *const head = "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[]},\"normalizer\":", *const open = "{\"type\":\"Sequence\",\"normalizers\":[";
+            const char *const head = "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[]},\"normalizer\":", *const open =
+                                                                                                           "{\"type\":\"Sequence\",\"normalizers\":[";
             const char *const leaf = "{\"type\":\"Lowercase\"}";
             td_tok_buf_append(&b, head, strlen(head));
             for (size_t i = 0; i < (shape ? 1 : n); i++) td_tok_buf_append(&b, open, strlen(open));
@@ -1093,7 +1105,8 @@ static void test_deep_and_wide_files(void **state)
 static void test_truncated_at_every_byte(void **state)
 {
     (void)state;
-    static const char json[] = MODEL(",\"added_tokens\":[{\"id\":5,\"content\":\"x\"}],\"pre_tokenizer\":{\"type\":\"ByteLevel\"},\"decoder\":{\"type\":\"Fuse\"}");
+    static const char json[] =
+        MODEL(",\"added_tokens\":[{\"id\":5,\"content\":\"x\"}],\"pre_tokenizer\":{\"type\":\"ByteLevel\"},\"decoder\":{\"type\":\"Fuse\"}");
     for (size_t n = 0; n < sizeof json - 1; n++) {
         struct td_tokenizer *t = NULL;
         struct td_err err = {0};
@@ -1108,8 +1121,12 @@ static void test_bad_calls(void **state)
     struct td_tokenizer *t = qwen();
     struct td_token_list list = {0};
     struct td_err err = {0};
-    static const struct { const char *text; const char *at; } bad[] = {
-        {"ab\xff", "byte 2"}, {"\xc3", "byte 0"}, {"a\xed\xa0\x80", "byte 1"}, {"\xc0\x80", "byte 0"}, {"\xf4\x90\x80\x80", "byte 0"}, {"ok\xe2\x82", "byte 2"},
+    static const struct {
+        const char *text;
+        const char *at;
+    } bad[] = {
+        {"ab\xff", "byte 2"},           {"\xc3", "byte 0"},       {"a\xed\xa0\x80", "byte 1"}, {"\xc0\x80", "byte 0"},
+        {"\xf4\x90\x80\x80", "byte 0"}, {"ok\xe2\x82", "byte 2"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         assert_int_equal(td_tokenizer_encode(t, bad[i].text, strlen(bad[i].text), true, NO_LIMIT, &list, &err), TD_ERR_INVALID);

@@ -73,7 +73,8 @@ static uint64_t deadline_of(uint64_t ms)
     return ms ? td_deadline_after_ms(td_now_ns(), ms) : TD_NEVER_NS;
 }
 
-/* A NIC whose kernel has nvidia_peermem: the plain call registers addresses of a device, too. What the fake provider's own do is the same for all nodes. */
+/* A NIC whose kernel has nvidia_peermem: the plain call registers addresses of a device, too. What the fake provider's own do is the same for all
+ * nodes. */
 static int (*plain_reg)(struct td_vb_device *d, void *addr, uint64_t bytes, unsigned access, struct td_vb_mr **ret_mr);
 static int (*dmabuf_reg)(struct td_vb_device *d, uint64_t offset, uint64_t bytes, uint64_t iova, int fd, unsigned access, struct td_vb_mr **ret_mr);
 

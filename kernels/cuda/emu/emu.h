@@ -172,9 +172,18 @@ template <class T> static inline T td_emu_reduce(unsigned mask, T value, T (*joi
     for (int i = 1; i < 32; i++) sum = join(sum, td_emu_value<T>(all[i]));
     return sum;
 }
-static inline unsigned __reduce_add_sync(unsigned mask, unsigned v) { return td_emu_reduce<unsigned>(mask, v, [](unsigned a, unsigned b) { return a + b; }); }
-static inline unsigned __reduce_max_sync(unsigned mask, unsigned v) { return td_emu_reduce<unsigned>(mask, v, [](unsigned a, unsigned b) { return a > b ? a : b; }); }
-static inline unsigned __reduce_min_sync(unsigned mask, unsigned v) { return td_emu_reduce<unsigned>(mask, v, [](unsigned a, unsigned b) { return a < b ? a : b; }); }
+static inline unsigned __reduce_add_sync(unsigned mask, unsigned v)
+{
+    return td_emu_reduce<unsigned>(mask, v, [](unsigned a, unsigned b) { return a + b; });
+}
+static inline unsigned __reduce_max_sync(unsigned mask, unsigned v)
+{
+    return td_emu_reduce<unsigned>(mask, v, [](unsigned a, unsigned b) { return a > b ? a : b; });
+}
+static inline unsigned __reduce_min_sync(unsigned mask, unsigned v)
+{
+    return td_emu_reduce<unsigned>(mask, v, [](unsigned a, unsigned b) { return a < b ? a : b; });
+}
 static inline int __reduce_add_sync(unsigned mask, int v) { return (int)__reduce_add_sync(mask, (unsigned)v); }
 static inline int __reduce_max_sync(unsigned mask, int v) { return td_emu_reduce<int>(mask, v, [](int a, int b) { return a > b ? a : b; }); }
 static inline int __reduce_min_sync(unsigned mask, int v) { return td_emu_reduce<int>(mask, v, [](int a, int b) { return a < b ? a : b; }); }
@@ -257,7 +266,10 @@ static inline unsigned __brev(unsigned v)
     return r;
 }
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
-static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) { return (unsigned long long)((unsigned __int128)a * b >> 64); }
+static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
+{
+    return (unsigned long long)((unsigned __int128)a * b >> 64);
+}
 static inline unsigned __funnelshift_l(unsigned lo, unsigned hi, unsigned n) { return (unsigned)((((uint64_t)hi << 32 | lo) << (n & 31)) >> 32); }
 static inline unsigned __funnelshift_r(unsigned lo, unsigned hi, unsigned n) { return (unsigned)(((uint64_t)hi << 32 | lo) >> (n & 31)); }
 

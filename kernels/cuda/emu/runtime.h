@@ -192,7 +192,10 @@ struct dim3 {
 };
 
 template <class T> static inline cudaError_t cudaMalloc(T **ret_memory, size_t bytes) { return cudaMalloc((void **)(void *)ret_memory, bytes); }
-template <class T> static inline cudaError_t cudaMallocHost(T **ret_memory, size_t bytes) { return cudaMallocHost((void **)(void *)ret_memory, bytes); }
+template <class T> static inline cudaError_t cudaMallocHost(T **ret_memory, size_t bytes)
+{
+    return cudaMallocHost((void **)(void *)ret_memory, bytes);
+}
 template <class T> static inline cudaError_t cudaHostAlloc(T **ret_memory, size_t bytes, unsigned flags)
 {
     return cudaHostAlloc((void **)(void *)ret_memory, bytes, flags);
