@@ -48,6 +48,14 @@ static td_status open_parts(struct td_core *c, struct td_err *err)
         for (uint32_t j = 0; j < g->n_classes; j++)
             if (g->classes[j].weight > g->classes[i].weight || (!(g->classes[j].weight < g->classes[i].weight) && j < i)) ranks[i]++;
     }
+    c->guarded_ttft_s = c->guarded_tpot_s = INFINITY;
+    for (uint32_t i = 0; i < g->n_classes; i++) {
+        if (ranks[i] == g->n_classes - 1) continue; /* nobody is behind it */
+        if (g->classes[i].ttft_ms > 0) c->guarded_ttft_s = fmin(c->guarded_ttft_s, g->classes[i].ttft_ms * 1e-3);
+        if (!(g->classes[i].tpot_ms > 0) || g->classes[i].tpot_ms * 1e-3 >= c->guarded_tpot_s) continue;
+        c->guarded_tpot_s = g->classes[i].tpot_ms * 1e-3;
+        c->guarded_tpot_class = i;
+    }
     td_status s = td_order_create(g->max_requests, g->n_classes, ranks, &c->order, err);
     struct td_lat_config lc = {.attainment = g->attainment, .eta = 0.02, .forgetting = 0.999};
     if (!s) s = td_latency_create(&lc, &c->latency, err);
@@ -140,12 +148,24 @@ void core_queue_remove(struct td_core *c, struct request *r) { td_order_remove(c
 
 /* ---- legs and their ledger --------------------------------------------------------------------------------------------------------------- */
 
+/* Of the time between a step of one sequence and the guarded TPOT, how much the worker's next step takes. 0 where even that step is too long:
+ * there is no room to keep. */
+static double step_share(const struct td_core *c, uint32_t worker)
+{
+    const struct td_core_worker *w = &c->workers[worker];
+    if (c->guarded_tpot_s >= INFINITY) return 0;
+    double q = td_latency_margin(c->latency, TD_LAT_TPOT, c->guarded_tpot_class, td_load_bucket(w->n_active + w->n_pending, w->max_seqs));
+    double one_s = td_latency_step(c->latency, worker, 1, 0, 0, 0), room_s = c->guarded_tpot_s / q - one_s;
+    return room_s > 0 ? fmin(1, fmax(0, w->step_s - one_s) / room_s) : 0;
+}
+
 /* The decode worker's next step, for the scans of policies. */
 void core_refresh_step(struct td_core *c, uint32_t worker)
 {
     struct td_core_worker *w = &c->workers[worker];
     if (w->role != TD_ROLE_DECODE) return;
     w->step_s = td_worker_step_s(c->latency, worker, w, w->n_active + w->n_pending + 1.0, (double)(w->active_tokens + w->reserved_tokens));
+    if (c->cfg.n_classes > 1) w->step_share = step_share(c, worker);
     td_ledger_changed(w);
 }
 

@@ -304,12 +304,17 @@ double td_order_work_s(const struct td_order *o, uint32_t slo_class)
 
 /* ---- walk ------------------------------------------------------------------------------------------------------------------------------------- */
 
+/* May the class that the walk is at take no more? The first always may. */
+static bool over_ceiling(const struct td_order *o)
+{
+    return o->walk_rank > 0 && o->fullness >= 1 - 0.4 * o->walk_rank / (o->n_classes - 1);
+}
+
 static void enter_class(struct td_order *o)
 {
     for (; o->walk_rank < o->n_classes; o->walk_rank++) {
-        double ceiling = o->n_classes > 1 ? 1 - 0.4 * o->walk_rank / (o->n_classes - 1) : 1;
         uint32_t c = o->class_at[o->walk_rank];
-        if (o->n_busy[c] == 0 || (o->walk_rank > 0 && o->fullness >= ceiling)) continue;
+        if (o->n_busy[c] == 0 || over_ceiling(o)) continue;
         for (uint32_t i = 0; i < o->n_busy[c]; i++) {
             struct list *l = &o->lists[c][o->busy[c][i]];
             l->cursor = l->head;
@@ -327,6 +332,13 @@ void td_order_walk(struct td_order *o, double fullness, uint64_t now_ns)
     o->fullness = fullness;
     o->now_ns = now_ns;
     enter_class(o);
+}
+
+void td_order_fill(struct td_order *o, double fullness)
+{
+    o->fullness = fullness;
+    if (o->walk_rank >= o->n_classes || !over_ceiling(o)) return;
+    o->walk_rank = o->n_classes; /* ceilings fall from class to class */
 }
 
 uint32_t td_order_next(struct td_order *o)

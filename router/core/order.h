@@ -1,7 +1,8 @@
 /* order.h - the router's queue: who is next among those that wait.
  *
  * Between classes: greater weight first, and class i of N (by weight) may take work only while the fleet is less than c_i = 1 - 0.4 * i / (N - 1)
- * full, so a flood of lesser requests never takes the last room. Between tenants of a class: least attained service first (prompt + 2 * output
+ * full (of places, of KV, and of the time that the objectives of the classes above leave, see dispatch.c), so a flood of lesser requests never takes
+ * the last room. Between tenants of a class: least attained service first (prompt + 2 * output
  * tokens, half-life 60 s, 0.8 of the score; 0.2 for how long its first request waits). Within a tenant: priority, then earliest deadline, with the
  * hopeless (deadline passed, still to be served) behind the hopeful, so that one late request does not make the next one late; then number of
  * arrival. Slots are the caller's; the queue links them. Insertion walks from the back: O(1) for requests that come in deadline order. No allocation
@@ -44,6 +45,7 @@ double td_order_work_s(const struct td_order *order, uint32_t slo_class);      /
  * returned may be removed; a tenant whose request was held gives its next one only after the other tenants had their turn. */
 void td_order_walk(struct td_order *order, double fullness, uint64_t now_ns);
 uint32_t td_order_next(struct td_order *order);
+void td_order_fill(struct td_order *order, double fullness);   /* it has changed during the walk: what was placed counts */
 
 void td_order_charge(struct td_order *order, uint64_t tenant, double tokens, uint64_t now_ns);     /* service attained */
 size_t td_order_slot_bytes(void);           /* memory for each slot */

@@ -37,6 +37,7 @@ struct td_core_worker {
     uint64_t promised_tokens;   /* decode: sum over its requests of max(tokens now, prompt + expected output) */
     double free_at_s;           /* prefill: when it would start a new prompt, on the core's clock; past = now */
     double step_s;              /* decode: the next step, refreshed as its batch changes */
+    double step_share;          /* decode: how much of what a guarded class's TPOT leaves that step takes, 0..1; 0 where there is one class alone */
     double correction;
 
     uint64_t assigned_tokens;   /* prefill: to compute; decode: held */

@@ -320,6 +320,62 @@ static void test_strange_objectives(void **state)
     }
 }
 
+/* ---- ceilings --------------------------------------------------------------------------------------------------------------------------- */
+
+/* Two classes on one worker of each role, with places and KV for a thousand: bulk, which has no objectives, may take 0.6 of the time that gold's
+ * leave, whether it comes one by one or stands in the queue when the workers join, and gold is placed at once on what is left. */
+static void ceiling_case(double ttft_ms, double tpot_ms, bool decoding, bool at_once, uint32_t want)
+{
+    enum { BULK = 20 };
+    struct td_core_config cfg = config_of(TD_MODE_PD);
+    cfg.classes[0] = (struct td_core_class){.name = "gold", .ttft_ms = ttft_ms, .tpot_ms = tpot_ms, .weight = 4};
+    cfg.classes[1] = (struct td_core_class){.name = "bulk", .weight = 1};
+    cfg.n_classes = 2;
+    struct td_core *c = core_of(&cfg);
+    uint64_t ids[BULK];
+    uint32_t n_placed = 0;
+    join(c, 0, 0, TD_ROLE_PREFILL, usual);
+    if (!at_once) join(c, 0, 1, TD_ROLE_DECODE, usual);
+    for (uint32_t i = 0; i < BULK; i++) {
+        if (arrive(c, 0, i, ids[i] = plain_id(), (struct ask){1000, 20, 0, 0, 1}) == 0) continue;
+        assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
+        assert_int_equal(actions[0].slot, n_placed++);
+        if (decoding) make_decode(c, 0, i, ids[i], 1000);
+    }
+    if (at_once) n_placed = (uint32_t)join(c, 0, 1, TD_ROLE_DECODE, usual);
+    if (n_placed != want) {
+        fail_msg("ttft %g ms, tpot %g ms, %s: %u of bulk were placed, not %u", ttft_ms, tpot_ms, at_once ? "at once" : "one by one", n_placed, want);
+    }
+    uint64_t gold = plain_id();
+    size_t n = arrive(c, 0, 100, gold, (struct ask){1000, 20, 0, 0, 0});
+    assert_int_equal(n, 1);
+    assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
+    assert_int_equal(actions[0].id, gold);
+    if (decoding) { /* two of them end: below the ceiling again, and the first of those that wait comes in */
+        make_decode(c, 0, 100, gold, 1000);
+        size_t n_more = 0;
+        for (uint32_t i = 0; i < 3; i++) {
+            n = leg(c, TD_EV_DECODE_END, 1, i, ids[i], 0, 0);
+            for (size_t k = 0; k < n; k++) n_more += actions[k].kind == TD_ACT_START_DECODE;
+        }
+        assert_in_range(n_more, 1, 2);
+    }
+    td_core_destroy(c);
+}
+
+static void test_ceilings_count_time(void **state)
+{
+    (void)state;
+    /* a step of one takes 10.1 ms, and 1.1 ms more for each of theirs; 20 ms / 1.2 leave 6.57 ms, of which 0.6 are over with the fourth */
+    ceiling_case(0, 20, true, false, 4);
+    ceiling_case(0, 20, false, true, 4);
+    /* each prefill takes 110 ms of 1000 ms: 0.6 are over with the sixth */
+    ceiling_case(1000, 0, false, false, 6);
+    ceiling_case(1000, 0, false, true, 6);
+    /* no objective guards nothing: only places and KV count */
+    ceiling_case(0, 0, false, false, 20);
+}
+
 /* ---- no herd -------------------------------------------------------------------------------------------------------------------------- */
 
 static void test_no_herd(void **state)
@@ -780,6 +836,7 @@ int main(void)
         cmocka_unit_test(test_time_and_snapshots),
         cmocka_unit_test(test_margins_cover),
         cmocka_unit_test(test_idle_and_thought_slow),
+        cmocka_unit_test(test_ceilings_count_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -61,6 +61,17 @@ static void test_classes_and_ceilings(void **state)
     EXPECT_WALK(o, 0.799, 2, 1, 2);
     EXPECT_WALK(o, 0.8, 2, 1);
     EXPECT_WALK(o, 1, 2, 1); /* the first class is never held back by fullness */
+    td_order_walk(o, 0, 2); /* what was placed counts during the walk, too */
+    assert_int_equal(td_order_next(o), 1);
+    td_order_fill(o, 0.7);
+    assert_int_equal(td_order_next(o), 2);
+    td_order_fill(o, 0.8);
+    assert_int_equal(td_order_next(o), TD_ORDER_NONE);
+    td_order_walk(o, 0, 2);
+    assert_int_equal(td_order_next(o), 1);
+    td_order_fill(o, 0.65);
+    assert_int_equal(td_order_next(o), 2);
+    assert_int_equal(td_order_next(o), TD_ORDER_NONE);
     td_order_remove(o, 1);
     EXPECT_WALK(o, 0.6, 2, 2);
     expect_walk(o, 0.8, 2, NULL, 0);
