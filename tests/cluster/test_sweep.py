@@ -151,15 +151,21 @@ def test_sim_live_arithmetic():
     m = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(m)
     assert m.wilson(90, 100) == pytest.approx((0.8256343, 0.9447708), abs=1e-6) and m.wilson(0, 0) == (0.0, 1.0)
-    t = {"a0": 0.001, "a1": 5e-5, "a2": 1e-8, "b0": 1e-4, "b1": 5e-5, "b2": 1e-7}
+    t = {"a0": 0.001, "a1": 5e-5, "a2": 1e-8, "b0": 1e-3, "b1": 5e-5, "b2": 1e-7}
     assert m.prefill_s(t, 1024) == pytest.approx(2 * 0.001 + 1024 * 5e-5 + 1e-8 * (512 * 256 + 512 * 768))
-    stall, rush = m.pairs_of(t, False)
-    p = m.prefill_s(t, 1024) * 1e3
-    assert stall["ttft"] == pytest.approx(6 * p, abs=0.1) and 0.43 < stall["tpot"] < p / 127 + 0.43 and rush["tpot"] > 4 * p / 15 and rush["ttft"] == pytest.approx(2.5 * p, abs=0.1)
-    assert rush["rates"][-1] * p > 1000 > stall["rates"][-1] * p, "one prefill worker's capacity lies between"
-    rows = [{"mode": mode, "rate": r, "live": live, "sim_alone": 1.0, "sim_beside": 0.5, "agree": 1} for mode, r, live in (("pd", 3, 0.95), ("pd", 6, 0.92), ("colocated", 3, 0.91), ("colocated", 6, 0.7))]
+    stall, rush = m.pairs_of(t)
+    p, two, one = m.prefill_s(t, 512) * 1e3, m.step_s(t, 2, 544) * 1e3, m.step_s(t, 1, 544) * 1e3
+    assert stall["ttft"] == pytest.approx(6 * p, abs=0.1) and two < stall["tpot"] < one + p / 63, "two sequences fit, and a foreign prompt in one's steps does not"
+    assert rush["ttft"] == pytest.approx(2.5 * p, abs=0.1) and rush["tpot"] > one + 4 * p / 15
+    assert m.knee(lambda r: r <= 3.3, 0.1, 10) == pytest.approx(3.3, rel=0.04) and m.knee(lambda r: False, 0.1, 10) == 0
+    assert m.rates_of({"pd": 8.0, "colocated": 2.0, "hybrid": 9.0}) == [4.0, 6.8] == m.rates_of({"pd": 2.0, "colocated": 8.0, "hybrid": 0.0})
+    assert m.rates_of({"pd": 0.0, "colocated": 0.0, "hybrid": 1.0}) == [] and m.rates_of({"pd": 5.0, "colocated": 0.0, "hybrid": 0.0}) == [2.24, 4.25]
+    assert m.requests_of([{"rates": [2.0, 4.0]}], 4.5, 1) == 120 and m.requests_of([{"rates": [2.0, 4.0]}], 0.1, 1) == 80
+    rows = [{"mode": mode, "rate": r, "live": live, "live_lo": live - 0.05, "live_hi": live + 0.05, "sim_alone": 1.0, "sim_beside": 0.5, "agree": 1}
+            for mode, r, live in (("pd", 3, 0.95), ("pd", 6, 0.92), ("colocated", 3, 0.91), ("colocated", 6, 0.7))]
     text = m.verdict({"name": "stall"}, rows)
     assert "4 of 4 points agree" in text and "live       highest rate at >= 90 %: pd 6/s, colocated 3/s, hybrid 0/s; first: pd" in text, text
+    assert "at 3/s: pd 95.0 % (90.0..100.0), colocated 91.0 % (86.0..96.0): not told apart" in text and "colocated 70.0 % (65.0..75.0): pd ahead, beyond both intervals" in text, text
 
 
 def test_search_on_a_running_cluster(tmp_path):
