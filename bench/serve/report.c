@@ -634,16 +634,8 @@ static void get_metric(struct reader *d, const json_t *o, const struct bench_res
     ret->min = ret->max = NAN;
 }
 
-static void get_pd(struct reader *d, const json_t *pd, struct bench_result *r)
+static void get_attainment(struct reader *d, const json_t *a, struct bench_result *r)
 {
-    const json_t *slo = json_object_get(pd, "slo"), *a = json_object_get(pd, "attainment"), *steady = json_object_get(pd, "steady"),
-                 *rejected = json_object_get(pd, "rejected"), *lag = json_object_get(pd, "sched_lag_ms"), *topology = json_object_get(pd, "topology"),
-                 *arrival = json_object_get(pd, "arrival"), *stages = json_object_get(pd, "stages_ms"), *build = json_object_get(pd, "build"), *c;
-    get_b(d, pd, "valid", &r->valid);
-    get_s(d, pd, "invalid_reason", r->invalid_reason, sizeof r->invalid_reason);
-    get_slo(d, slo, &r->slo);
-    get_s(d, slo, "preset", r->slo_preset, sizeof r->slo_preset);
-    get_b(d, slo, "sent", &r->slo_sent);
     uint64_t n = 0;
     get_u(d, a, "n", &n);
     get_share(d, a, "joint", n, &r->joint);
@@ -657,6 +649,10 @@ static void get_pd(struct reader *d, const json_t *pd, struct bench_result *r)
     r->has_batch = !isnan(r->ci95_batch.lo);
     get_f(d, a, "target", &r->target_attainment);
     if (isnan(r->target_attainment)) r->target_attainment = 0;
+}
+
+static void get_steady(struct reader *d, const json_t *steady, struct bench_result *r)
+{
     get_f(d, steady, "t0", &r->steady_t0_s);
     get_f(d, steady, "t1", &r->steady_t1_s);
     get_f(d, steady, "offered_rate", &r->offered_rate);
@@ -672,6 +668,10 @@ static void get_pd(struct reader *d, const json_t *pd, struct bench_result *r)
     char from[16];
     get_s(d, steady, "gpus_from", from, sizeof from);
     r->gpus_given = !strcmp(from, "option");
+}
+
+static void get_bounds(const json_t *pd, struct bench_result *r)
+{
     for (size_t m = 0; m < sizeof g_bounded / sizeof *g_bounded; m++)
         for (size_t i = 0; i < r->n_pcts; i++) {
             char key[32], word[24];
@@ -679,6 +679,11 @@ static void get_pd(struct reader *d, const json_t *pd, struct bench_result *r)
             r->metric[g_bounded[m]].pct_ci95[i] =
                 get_interval(json_object_get(json_object_get(pd, "percentile_ci95_ms"), bench_metric_names[g_bounded[m]]), key);
         }
+}
+
+static void get_counts(struct reader *d, const json_t *pd, struct bench_result *r)
+{
+    const json_t *rejected = json_object_get(pd, "rejected"), *lag = json_object_get(pd, "sched_lag_ms");
     get_u(d, pd, "offered", &r->n_offered);
     get_u(d, rejected, "429", &r->n_outcome[BENCH_REJECTED]);
     get_u(d, rejected, "deadline", &r->n_outcome[BENCH_TIMED_OUT]);
@@ -697,6 +702,10 @@ static void get_pd(struct reader *d, const json_t *pd, struct bench_result *r)
     get_f(d, lag, "p50", &r->sched_lag_p50_ms);
     get_f(d, lag, "p99", &r->sched_lag_p99_ms);
     get_f(d, lag, "max", &r->sched_lag_max_ms);
+}
+
+static void get_stages(struct reader *d, const json_t *stages, struct bench_result *r)
+{
     for (int k = 0; k < BENCH_N_STAGES; k++) {
         const json_t *s = json_object_get(stages, bench_stage_names[k]);
         get_f(d, s, "mean", &r->stages[k].mean);
@@ -709,10 +718,13 @@ static void get_pd(struct reader *d, const json_t *pd, struct bench_result *r)
         }
         r->stages[k].n = isnan(r->stages[k].mean) ? 0 : 1; /* how many is not in the file */
     }
-    get_f(d, json_object_get(pd, "predicted_ttft"), "mape", &r->predicted_ttft_mape);
-    get_f(d, json_object_get(pd, "predicted_ttft"), "coverage", &r->predicted_ttft_coverage);
+}
+
+static void get_classes(struct reader *d, const json_t *of_classes, struct bench_result *r)
+{
     const char *name;
-    json_object_foreach(json_object_get(pd, "per_class"), name, c) {
+    json_t *c;
+    json_object_foreach((json_t *)(uintptr_t)of_classes, name, c) {
         if (r->n_classes == BENCH_MAX_CLASSES) break;
         struct bench_class_result *k = &r->classes[r->n_classes++];
         uint64_t n_class = 0;
@@ -728,9 +740,10 @@ static void get_pd(struct reader *d, const json_t *pd, struct bench_result *r)
         get_f(d, c, "tpot_p50_ms", &k->tpot_p50_ms);
         get_f(d, c, "tpot_p99_ms", &k->tpot_p99_ms);
     }
-    get_f(d, pd, "jain_index", &r->jain_index);
-    get_u32(d, pd, "tenants", &r->n_tenants);
-    get_u(d, pd, "seed", &r->seed);
+}
+
+static void get_arrival(struct reader *d, const json_t *arrival, struct bench_result *r)
+{
     get_s(d, arrival, "process", r->arrival, sizeof r->arrival);
     r->closed_loop = !strcmp(r->arrival, "closed_loop");
     get_b(d, arrival, "rescaled", &r->rescaled);
@@ -742,6 +755,29 @@ static void get_pd(struct reader *d, const json_t *pd, struct bench_result *r)
     get_f(d, arrival, "length_scale", &r->length_scale);
     get_u(d, arrival, "trace_block_tokens", &r->block_tokens);
     get_u(d, arrival, "cut", &r->n_cut);
+}
+
+static void get_pd(struct reader *d, const json_t *pd, struct bench_result *r)
+{
+    const json_t *slo = json_object_get(pd, "slo"), *predicted = json_object_get(pd, "predicted_ttft"), *topology = json_object_get(pd, "topology"),
+                 *build = json_object_get(pd, "build");
+    get_b(d, pd, "valid", &r->valid);
+    get_s(d, pd, "invalid_reason", r->invalid_reason, sizeof r->invalid_reason);
+    get_slo(d, slo, &r->slo);
+    get_s(d, slo, "preset", r->slo_preset, sizeof r->slo_preset);
+    get_b(d, slo, "sent", &r->slo_sent);
+    get_attainment(d, json_object_get(pd, "attainment"), r);
+    get_steady(d, json_object_get(pd, "steady"), r);
+    get_bounds(pd, r);
+    get_counts(d, pd, r);
+    get_stages(d, json_object_get(pd, "stages_ms"), r);
+    get_f(d, predicted, "mape", &r->predicted_ttft_mape);
+    get_f(d, predicted, "coverage", &r->predicted_ttft_coverage);
+    get_classes(d, json_object_get(pd, "per_class"), r);
+    get_f(d, pd, "jain_index", &r->jain_index);
+    get_u32(d, pd, "tenants", &r->n_tenants);
+    get_u(d, pd, "seed", &r->seed);
+    get_arrival(d, json_object_get(pd, "arrival"), r);
     get_s(d, pd, "dataset", r->dataset, sizeof r->dataset);
     get_s(d, pd, "dataset_path", r->dataset_path, sizeof r->dataset_path);
     get_s(d, pd, "server", r->target, sizeof r->target);
