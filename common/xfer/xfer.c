@@ -34,6 +34,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "common/base/fault.h"
 #include "common/base/hash.h"
 #include "common/xfer/xfer_internal.h"
 
@@ -552,6 +553,7 @@ static void conn_handshake(struct td_xfer *x, struct td_xfer_conn *c)
 {
     bool want_read, want_write;
     struct td_err err;
+    td_fault_point("xfer_tls");
     pthread_mutex_unlock(&x->lock); /* signatures take their time; the channel is this thread's alone */
     td_status status = td_tls_handshake(c->tls, &want_read, &want_write, &err);
     for (int i = 0; status < 0 && i < 16 && recv(c->fd, x->scrap, sizeof x->scrap, MSG_DONTWAIT) > 0; i++) {} /* else close() is a reset that overtakes the alert */

@@ -48,6 +48,7 @@
 #include <string.h>
 
 #include "common/base/clock.h"
+#include "common/base/fault.h"
 
 #define TURN_NONE UINT32_MAX
 #define RETIRE_GRACE 8 /* orphan graces: a peer that lives and does not retire for so long is cut off */
@@ -302,6 +303,7 @@ void td_xfer_core_revoke(struct td_xfer_core *c, uint32_t id, const char *reason
     }
     slot_unbind(s);
     s->state = TD_SLOT_REVOKING;
+    td_fault_point("xfer_revoking");
     due_by(c, 1); /* the writer's time to retire is counted from the next tick */
     slot_check_retired(c, id);
 }
@@ -448,6 +450,7 @@ static void slot_check_ready(struct td_xfer_core *c, uint64_t now_ns, uint32_t i
         if (s->bytes_got != total) return;
         if (s->writer == TD_WRITER_LIVE) slot_writer_retired(c, s); /* that was all it had */
         s->state = TD_SLOT_VERIFYING;
+        td_fault_point("xfer_verifying");
         set_add(&c->verifying, id);
     }
     if (s->state != TD_SLOT_VERIFYING || s->writer != TD_WRITER_NONE || slot_is_dirty(c, s) || s->verify_at < s->n_digests) return; /* invariant 6 */
@@ -983,6 +986,7 @@ static void op_end(struct td_xfer_core *c, uint32_t id, bool failed, td_status s
     op->handle = 0;
     op->again = false;
     op->state = TD_OP_STOPPING;
+    td_fault_point("xfer_stopping");
     op_check_stopped(c, id);
 }
 
@@ -995,6 +999,7 @@ static void op_detach(struct td_xfer_core *c, uint32_t id)
     op->handle = 0;
     op->again = true;
     op->state = TD_OP_STOPPING;
+    td_fault_point("xfer_stopping");
     op_check_stopped(c, id);
 }
 

@@ -15,6 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "common/base/fault.h"
 #include "common/xfer/xfer.h"
 #include "common/xfer/xfer_internal.h"
 
@@ -173,6 +174,7 @@ void xfer_path_say_hello(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer
 {
     struct td_xfer_hello hello = {.incarnation = x->incarnation, .layout_hash = x->layout_hash, .block_bytes = x->block_bytes, .nonce = c->nonce};
     struct td_xfer_frame f = {.type = (uint8_t)type, .length = sizeof hello, .slot = c->path, .op = c->lane};
+    td_fault_point("xfer_hello");
     memcpy(hello.instance, x->instance, sizeof hello.instance);
     if (type == TD_XFER_HELLO_ACK && xfer_path_is_local(c->path)) memcpy(hello.proof, x->proof, sizeof hello.proof);
     xfer_conn_queue(x, c, &f, &hello);
@@ -452,6 +454,7 @@ static void begin_setup(struct td_xfer *x, struct td_xfer_conn *c)
 {
     c->state = XFER_CONN_SETUP;
     c->setup_ns = xfer_now(x);
+    td_fault_point("xfer_offer"); /* the offer is about to be made, or waited for */
 }
 
 static void on_hello(struct td_xfer *x, struct td_xfer_conn *c)

@@ -61,6 +61,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/base/fault.h"
 #include "common/xfer/xfer_rdma.h"
 
 #define CHAIN TD_RDMA_CHAIN
@@ -211,7 +212,9 @@ static void *join_main(void *arg)
     struct joining *j = arg;
     for (; j->n_joined < j->n && !atomic_load(&j->unwanted); j->n_joined++) {
         j->error = j->vb->qp_rtr(j->at[j->n_joined].qp, &j->at[j->n_joined].route);
+        td_fault_point("xfer_rtr");
         if (!j->error) j->error = j->vb->qp_rts(j->at[j->n_joined].qp, &j->at[j->n_joined].route);
+        td_fault_point("xfer_rts");
         if (j->error) break;
     }
     struct td_doorbell *bell = j->bell; /* after `over` the rest is the progress thread's, who frees it when this thread is joined */
@@ -396,6 +399,7 @@ static void probe(struct td_xfer *x, const struct td_xfer_conn *c, struct xfer_r
         wr[n].op = TD_VB_WRITE_IMM;
         wr[n++].imm = td_xfer_imm(0, 0, 0, TD_XFER_IMM_PROBE);
         qp_post(x, l, q, wr, what, n);
+        td_fault_point("xfer_probe");
     }
 }
 
@@ -600,6 +604,7 @@ static void link_end(struct td_xfer *x, struct xfer_rdma_link *l)
     pthread_mutex_unlock(&x->lock);
     for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++)
         if (l->qp[q].qp) r->vb->qp_error(l->qp[q].qp);
+    td_fault_point("xfer_fencing");
     pthread_mutex_lock(&x->lock);
     /* Every request and receive comes back; a dead completion queue or device gives none, and destroying the queue pair must do. */
     uint64_t until = td_now_ns() + FENCE_NS;

@@ -12,6 +12,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/doorbell.h"
+#include "common/base/fault.h"
 #include "common/base/hash.h"
 #include "common/xfer/verbs.h"
 #include "common/xfer/xfer_tls.h"
@@ -294,6 +295,7 @@ int node_child_main(int fd)
     static struct node_command c;
     static struct node_reply r;
     struct node n = {.fd = fd};
+    if (td_fault_init(NULL)) return 2;
     while (all(fd, &c, sizeof c, false) && c.verb != NODE_EXIT) { /* the parent's end is closed when it dies */
         execute(&n, &c, &r);
         if (!all(fd, &r, sizeof r, true)) break;

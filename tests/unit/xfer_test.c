@@ -79,6 +79,7 @@ struct variant {
 };
 
 static char fabric_path[64];   /* of each test anew */
+static const char *child_fabric = ""; /* rdma: options of the child's NIC alone */
 
 struct pair {
     struct variant v;
@@ -155,6 +156,7 @@ static struct node_command open_command(const struct pair *t, uint16_t port, boo
         c.windows = strstr(t->v.name, "windows") != NULL;
         c.pull = t->v.pull;
     }
+    if (receiver ? t->v.where == RECEIVER_CHILD : t->v.where == SENDER_CHILD) strncat(c.fabric, child_fabric, sizeof c.fabric - strlen(c.fabric) - 1);
     if (t->v.device) snprintf(c.device, sizeof c.device, "%s", t->v.device);
     if (is_zerocopy(&t->v)) c.zerocopy = TD_XFER_ZEROCOPY_ON;
     if (t->v.tls) as_identity(&c, receiver ? "decode" : "prefill", "ca");
@@ -748,6 +750,89 @@ static void kill_at_every_point(void **state)
             assert_true(td_now_ns() - killed < 2 * TD_NS_PER_S);
             assert_int_equal(stats(t.p).n_ops_used, 0);
         }
+        pair_close(&t);
+    }
+}
+
+/* Until the child is dead of itself. */
+static void wait_dead(struct node *n, const char *point)
+{
+    siginfo_t info = {0};
+    for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS); !info.si_pid; poll(NULL, 0, 1)) {
+        assert_int_equal(waitid(P_PID, (id_t)node_pid(n), &info, WEXITED | WNOHANG | WNOWAIT), 0);
+        if (!info.si_pid && td_now_ns() > until) fail_msg("%s was not reached", point);
+    }
+    if (info.si_code != CLD_KILLED || info.si_status != SIGKILL) fail_msg("%s: the child ended by itself: %d", point, info.si_status);
+}
+
+/* Every state that kill_at_every_point does not see, because its connection stands: the child kills itself as it comes there. What the other side holds
+ * for it is free soon, and its next transfer, with a child that took the place, arrives. */
+static void kill_in_every_state(void **state)
+{
+    enum { AT_SENDER = 1, AT_RECEIVER = 2, ONLY_TLS = 4, ONLY_RDMA = 8, ONLY_SET_UP = 16, IN_SHORT = 32 };
+    static const struct { const char *name; unsigned flags; } points[] = {
+        {"xfer_tls", AT_SENDER | AT_RECEIVER | ONLY_TLS}, {"xfer_hello", AT_SENDER | AT_RECEIVER | IN_SHORT},
+        {"xfer_offer", AT_SENDER | AT_RECEIVER | ONLY_SET_UP}, {"xfer_rtr", AT_SENDER | AT_RECEIVER | ONLY_RDMA},
+        {"xfer_rts", AT_SENDER | AT_RECEIVER | ONLY_RDMA}, {"xfer_probe", AT_SENDER | AT_RECEIVER | ONLY_RDMA | IN_SHORT},
+        {"xfer_verifying", AT_RECEIVER | IN_SHORT}, {"xfer_revoking", AT_RECEIVER}, {"xfer_stopping", AT_SENDER | IN_SHORT},
+        {"xfer_fencing", AT_SENDER | AT_RECEIVER | ONLY_RDMA},
+    };
+    const struct variant *v = *state;
+    bool is_sender = v->where == SENDER_CHILD;
+    for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
+        const char *at = points[i].name;
+        unsigned flags = points[i].flags;
+        bool is_rdma = v->path == TD_XFER_PATH_RDMA, has_set_up = is_rdma || v->path == TD_XFER_PATH_CUDA_IPC;
+        bool is_fence = strcmp(at, "xfer_fencing") == 0;
+        if (!(flags & (is_sender ? AT_SENDER : AT_RECEIVER)) || (flags & ONLY_TLS && !v->tls) || (flags & ONLY_RDMA && !is_rdma) ||
+            (flags & ONLY_SET_UP && !has_set_up) || (is_short() && !(flags & IN_SHORT)))
+            continue;
+        struct pair t;
+        struct transfer m;
+        char fault[64];
+        snprintf(fault, sizeof fault, "%s:kill", at);
+        setenv("TANDEM_FAULT", fault, 1);
+        if (is_fence) child_fabric = is_sender ? ",fail_nth=6,fail_status=11" : ",fail_nth=1,fail_status=11"; /* data; an answer to a probe */
+        pair_open(&t, v, BLOCK_BYTES);
+        child_fabric = "";
+        unsetenv("TANDEM_FAULT");
+
+        grant(&t, &m, 12, WAIT_MS);
+        struct node_command c = {.verb = NODE_OP, .deadline_ms = WAIT_MS, .user = 2000, .blob_bytes = m.grant.blob_bytes};
+        memcpy(c.blob, m.grant.blob, c.blob_bytes);
+        struct node_reply r = ask(t.p, &c); /* from here on a child may be gone: no answer is looked at */
+        m.op = r.id;
+        struct node_command fill = {.verb = NODE_FILL, .seed = m.seed, .n = m.n};
+        memcpy(fill.ids, m.src, sizeof fill.ids);
+        if (r.status == TD_OK) ask(t.p, &fill);
+        submit(&t, &m, 0, 6, false);
+        if (strcmp(at, "xfer_revoking") == 0) give_back(&t, m.slot);
+        submit(&t, &m, 6, 6, true);
+        wait_dead(is_sender ? t.p : t.d, at);
+
+        if (is_sender) {
+            struct td_xfer_event e;
+            give_back(&t, m.slot);
+            do {
+                e = event(t.d);
+                if (e.kind == TD_XFER_SLOT_READY) check_pool(&t, &m, true);
+            } while (e.kind != TD_XFER_SLOT_FREE);
+            check_pool(&t, &m, false);
+        } else {
+            struct td_xfer_event e = event(t.p);
+            if (e.kind != TD_XFER_OP_FAILED) fail_msg("%s: event %d", at, (int)e.kind);
+        }
+        struct node **dead = is_sender ? &t.p : &t.d;
+        node_kill(*dead);
+        node_free(*dead);
+        *dead = node_spawn(program);
+        c = open_command(&t, 0, !is_sender);
+        r = ask(*dead, &c);
+        if (r.status) fail_msg("%s: the next child: %s", at, r.msg);
+        poison_all(&t);
+        check_idle(&t);
+        whole(&t, 9);
+        check_idle(&t);
         pair_close(&t);
     }
 }
@@ -2116,6 +2201,7 @@ int main(int argc, char **argv)
         {"a_small_transfer_does_not_wait_for_a_large_one", a_small_transfer_does_not_wait_for_a_large_one, false, false, false, false, false},
         {"random_transfers_with_faults", random_transfers_with_faults, false, false, false, false, false},
         {"kill_at_every_point", kill_at_every_point, true, false, false, false, false},
+        {"kill_in_every_state", kill_in_every_state, true, false, false, false, false},
         {"stop_at_every_point", stop_at_every_point, true, false, false, false, false},
         {"stop_in_the_middle_of_bytes", stop_in_the_middle_of_bytes, true, false, false, false, false},
         {"stop_before_the_slot_is_bound", stop_before_the_slot_is_bound, true, false, false, false, false},
@@ -2140,6 +2226,9 @@ int main(int argc, char **argv)
             if (strstr(variants[k].name, "tiny") && (suite[i].function == blocks_larger_than_a_frame_arrive_whole || suite[i].function == a_small_transfer_does_not_wait_for_a_large_one)) continue; /* its blocks are more than the device registers */
             if (real && (variants[k].path != TD_XFER_PATH_RDMA || (variants[k].name[0] && strcmp(variants[k].name, ", windows")))) continue;
             if (suite[i].needs_child && variants[k].where == BOTH_HERE) continue;
+            bool special = variants[k].name[0] && !variants[k].tls && variants[k].path != TD_XFER_PATH_CUDA_IPC; /* the states are the same there */
+            bool staged = variants[k].device && variants[k].path == TD_XFER_PATH_TCP;
+            if (suite[i].function == kill_in_every_state && (real || special || staged)) continue;
             if (is_zerocopy(&variants[k]) && suite[i].function == a_cancel_inside_a_frame_keeps_the_connection) continue; /* its blocks are free when the kernel says so */
             if (suite[i].tls_only && (!variants[k].tls || variants[k].device)) continue;
             if (variants[k].device && (suite[i].function == strangers_are_refused || suite[i].function == silent_connections_are_bounded)) continue; /* no pool has to do with it */
