@@ -33,6 +33,11 @@ from tandem.v1 import worker_pb2 as wpb  # noqa: E402
 SANITIZER = re.compile(r"ERROR: (Address|Leak|Thread|UndefinedBehavior)Sanitizer|WARNING: ThreadSanitizer|runtime error:")
 
 
+def nap(begin):
+    """Between two looks at what is waited for since `begin`: a tenth of the wait so far, so that looking does not take the time of what is looked at."""
+    time.sleep(min(max((time.monotonic() - begin) / 10, 0.01), 0.2))
+
+
 @dataclasses.dataclass
 class Result:
     code: grpc.StatusCode
@@ -71,14 +76,15 @@ class Daemon:
 
     def wait_log(self, pattern, timeout=None):
         """First match of the pattern in the log; fails when the process ends or time runs out first."""
-        deadline = time.monotonic() + (timeout or START_S)
+        begin = time.monotonic()
+        deadline = begin + (timeout or START_S)
         while True:
             m = re.search(pattern, self.log())
             if m:
                 return m
             assert self.process.poll() is None, f"{self.name} ended with {self.process.returncode}:\n{self.log()[-4000:]}"
             assert time.monotonic() < deadline, f"{self.name}: no {pattern!r} in time:\n{self.log()[-4000:]}"
-            time.sleep(0.01)
+            nap(begin)
 
     def signal(self, sig):
         self.process.send_signal(sig)
@@ -205,7 +211,8 @@ class Cluster:
 
     @staticmethod
     def wait_for(condition, what, timeout):
-        deadline = time.monotonic() + timeout
+        begin = time.monotonic()
+        deadline = begin + timeout
         last = None
         while True:
             try:
@@ -215,7 +222,7 @@ class Cluster:
             except grpc.RpcError as e:
                 last = e
             assert time.monotonic() < deadline, f"no {what} within {timeout} s ({last})"
-            time.sleep(0.01)
+            nap(begin)
 
     def status(self):
         return self.unary("/tandem.v1.Inference/Status", pb.StatusRequest(), pb.StatusResponse, timeout=10 * SLOW)

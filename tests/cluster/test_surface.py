@@ -17,7 +17,7 @@ import grpc
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from harness import BIN, POCKET, ROOT, SANITIZER, SHORT, SLOW, Cluster, pb, wpb
+from harness import BIN, POCKET, ROOT, SANITIZER, SHORT, SLOW, Cluster, nap, pb, wpb
 from test_bad_input import call, field, tcp_ports
 
 Code = grpc.StatusCode
@@ -141,10 +141,10 @@ class Up:
             setattr(self, which, getattr(self, which) + data)
 
     def wait_for(self, condition, timeout):
-        deadline = time.monotonic() + timeout * SLOW
+        begin = time.monotonic()
         while not condition():
-            assert time.monotonic() < deadline, (self.out[-500:], self.err[-3000:])
-            time.sleep(0.01)
+            assert time.monotonic() < begin + timeout * SLOW, (self.out[-500:], self.err[-3000:])
+            nap(begin)
 
     def children(self):
         with open(f"/proc/{self.p.pid}/task/{self.p.pid}/children", encoding="ascii") as f:
