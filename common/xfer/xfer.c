@@ -1146,6 +1146,16 @@ td_status td_xfer_submit(struct td_xfer *x, uint32_t op, int32_t first, const in
     return status;
 }
 
+td_status td_xfer_submit_part(struct td_xfer *x, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n, uint64_t offset, uint64_t n_bytes)
+{
+    pthread_mutex_lock(&x->lock);
+    td_status status = td_xfer_core_submit_part(&x->core, xfer_now(x), op, first, block_ids, n, offset, n_bytes);
+    if (!status) wake_link(x, x->core.ops[op].conn);
+    unlock_and_wake(x);
+    if (!status) td_doorbell_ring(&x->bell); /* the caller computes: the thread sends */
+    return status;
+}
+
 td_status td_xfer_submit_pull(struct td_xfer *x, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n)
 {
     pthread_mutex_lock(&x->lock);

@@ -133,8 +133,13 @@ void td_xfer_slot_priority(struct td_xfer *x, uint32_t slot, uint64_t priority);
  * final: nothing follows; note (at most TD_XFER_NOTE_MAX bytes, copied) is delivered with SLOT_READY. n may be 0 then. */
 td_status td_xfer_submit(struct td_xfer *x, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n, bool final, const void *note,
                          size_t note_bytes);
-/* The same for blocks that were there before anything was computed (prefix hits), before any other submit: on rdma, when this side's configuration and the
- * receiver's devices allow, the receiver READs them itself; else they are sent like all others. */
+/* The same for bytes [offset, offset + n_bytes) of each of these blocks: layers that are computed while later ones are not. A
+ * block's bytes come in order, each once, always from the same source block (else TD_ERR_INVALID, and nothing has changed);
+ * td_xfer_submit is all of it at once. Never final: that comes with n 0, after every byte. Sent as it comes, like whole blocks;
+ * SLOT_READY still means every byte of every block. */
+td_status td_xfer_submit_part(struct td_xfer *x, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n, uint64_t offset, uint64_t n_bytes);
+/* td_xfer_submit for blocks that were there before anything was computed (prefix hits), before any other submit: on rdma, when this
+ * side's configuration and the receiver's devices allow, the receiver READs them itself; else they are sent like all others. */
 td_status td_xfer_submit_pull(struct td_xfer *x, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n);
 /* Stops posting; OP_FAILED(TD_ERR_CANCELLED) follows when the source blocks are no longer read by anybody. Idempotent. */
 void td_xfer_cancel(struct td_xfer *x, uint32_t op, const char *reason);

@@ -272,7 +272,7 @@ td_status td_xfer_core_grant(struct td_xfer_core *c, const int32_t *block_ids, i
     struct td_xfer_slot *s = &c->slots[id];
     struct td_xfer_slot fresh = {.state = TD_SLOT_ARMED, .generation = s->generation + 1, .user = user, .deadline_ns = deadline_ns,
                                  .orphan_ns = TD_NEVER_NS, .n_blocks = n_blocks, .dst = s->dst, .src = s->src, .order = s->order, .got = s->got,
-                                 .digest = s->digest};
+                                 .told = s->told, .digest = s->digest};
     uint64_t key[2] = {c->hooks.random_u64(c->hooks.ctx), c->hooks.random_u64(c->hooks.ctx)};
     memcpy(fresh.key, key, sizeof fresh.key);
     *s = fresh;
@@ -373,13 +373,14 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xf
         s->fence_ns = 0;
         s->writer_handle = f->handle;
     }
-    s->n_refs = s->copy_at = 0;
+    s->n_refs = s->copy_at = s->n_told = 0;
     s->copy_off = 0;
+    s->bytes_told = s->bytes_begun = 0;
     s->final_seen = s->parked = false;
     s->status = TD_OK; /* an earlier attempt's */
     s->reason[0] = 0;
     for (int32_t i = 0; i < s->n_blocks; i++) {
-        s->got[i] = 0;
+        s->got[i] = s->told[i] = 0;
         s->src[i] = -1;
     }
     return TD_OK;
@@ -523,21 +524,35 @@ td_status td_xfer_core_rx_ref(struct td_xfer_core *c, uint64_t conn, const struc
     struct td_xfer_slot *s = &c->slots[f->slot];
     if ((!is_local(s->path) && s->path != TD_XFER_PATH_RDMA) || s->final_seen || n < 1 || first > (uint32_t)s->n_blocks || n > s->n_blocks - (int32_t)first)
         return TD_ERR_CORRUPT;
-    for (int32_t i = 0; i < n; i++)
-        if (ids[i] < 0 || ids[i] >= n_source_blocks || s->src[first + (uint32_t)i] >= 0) return TD_ERR_CORRUPT;
+    /* Each byte once, from the block's start: what is named again must be the same source, and more of it. */
+    if (f->offset < 1 || f->offset > c->block_bytes || (f->offset != c->block_bytes && !is_local(s->path))) return TD_ERR_CORRUPT;
     for (int32_t i = 0; i < n; i++) {
-        s->src[first + (uint32_t)i] = ids[i];
-        s->order[s->n_refs++] = (int32_t)first + i;
+        int32_t b = (int32_t)first + i;
+        if (ids[i] < 0 || ids[i] >= n_source_blocks || (s->src[b] >= 0 && (s->src[b] != ids[i] || s->told[b] >= f->offset))) return TD_ERR_CORRUPT;
     }
+    for (int32_t i = 0; i < n; i++) {
+        int32_t b = (int32_t)first + i;
+        if (s->src[b] < 0) s->order[s->n_refs++] = b;
+        else if (s->copy_at > s->n_told) s->copy_at = s->n_told; /* it was passed by */
+        s->src[b] = ids[i];
+        s->bytes_told += f->offset - s->told[b];
+        s->told[b] = (uint32_t)f->offset;
+    }
+    while (s->n_told < s->n_refs && s->told[s->order[s->n_told]] == c->block_bytes) s->n_told++;
     set_add(&c->fetching, f->slot);
     return TD_OK;
+}
+
+static bool slot_has(const struct td_xfer_slot *s)
+{
+    return is_local(s->path) ? s->bytes_begun < s->bytes_told : s->copy_at < s->n_refs;
 }
 
 /* Blocks of the slot wait to be fetched from the sender: copied by shm or cuda-ipc on any connection, or READ on this one. */
 static bool slot_wants(const struct td_xfer_core *c, uint32_t id, enum td_xfer_path path, uint64_t conn)
 {
     const struct td_xfer_slot *s = &c->slots[id];
-    return s->state == TD_SLOT_FILLING && s->path == path && s->copy_at < s->n_refs && (is_local(path) ? !s->parked : s->conn == conn);
+    return s->state == TD_SLOT_FILLING && s->path == path && slot_has(s) && (is_local(path) ? !s->parked : s->conn == conn);
 }
 
 /* Where to look first; see struct td_xfer_turns. */
@@ -546,7 +561,7 @@ static uint32_t slot_turn(struct td_xfer_core *c, const struct td_xfer_turns *t,
     uint32_t first = TURN_NONE, best = TURN_NONE, id;
     for (struct round r = {.at = t->next}; t->by_key && c->n_slots_used > 1 && round_next(&c->fetching, t->next, &r, &id);) {
         const struct td_xfer_slot *s = &c->slots[id];
-        if (s->state != TD_SLOT_FILLING || s->copy_at >= s->n_refs) set_drop(&c->fetching, id);
+        if (s->state != TD_SLOT_FILLING || !slot_has(s)) set_drop(&c->fetching, id);
         if (!slot_wants(c, id, path, conn)) continue;
         if (first == TURN_NONE) first = best = id;
         else if (c->slots[id].priority < c->slots[best].priority) best = id;
@@ -561,27 +576,42 @@ static void turn_over(struct td_xfer_turns *t, uint32_t from, uint32_t id, uint3
     t->by_key = !t->by_key;
 }
 
+/* shm, cuda-ipc: the next piece of a slot that wants one: of one block up to max_bytes, or whole neighbours. Counts it as begun. */
+static void local_next(struct td_xfer_core *c, uint32_t id, uint64_t max_bytes, uint64_t max_sum, int32_t max_blocks, struct td_xfer_copy *copy)
+{
+    struct td_xfer_slot *s = &c->slots[id];
+    while (s->got[s->order[s->copy_at]] == s->told[s->order[s->copy_at]]) s->copy_at++;
+    int32_t block = s->order[s->copy_at];
+    uint64_t left = s->told[block] - s->got[block];
+    *copy = (struct td_xfer_copy){.slot = id,
+                                  .op = s->op,
+                                  .conn = s->conn,
+                                  .handle = s->handle,
+                                  .grant_block = block,
+                                  .n_blocks = 1,
+                                  .offset = s->got[block],
+                                  .n_bytes = left < max_bytes ? (size_t)left : (size_t)max_bytes};
+    s->got[block] += (uint32_t)copy->n_bytes;
+    for (; copy->n_bytes == (uint64_t)copy->n_blocks * c->block_bytes && copy->n_blocks < max_blocks &&
+           s->copy_at + copy->n_blocks < s->n_refs;
+         copy->n_blocks++) {
+        int32_t next = s->order[s->copy_at + copy->n_blocks];
+        if (next != block + copy->n_blocks || s->got[next] || s->told[next] != c->block_bytes || copy->n_bytes + c->block_bytes > max_sum) break;
+        s->got[next] = s->told[next];
+        copy->n_bytes += c->block_bytes;
+    }
+    s->bytes_begun += copy->n_bytes;
+}
+
 bool td_xfer_core_copy_next(struct td_xfer_core *c, struct td_xfer_turns *turns, size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy)
 {
     uint32_t from = slot_turn(c, turns, TD_XFER_PATH_SHM, 0), id;
     for (struct round r = {.at = from}; round_next(&c->fetching, from, &r, &id);) {
-        struct td_xfer_slot *s = &c->slots[id];
         if (!slot_wants(c, id, TD_XFER_PATH_SHM, 0)) continue;
-        TD_ASSERT(!s->io);
-        s->io = true;
+        TD_ASSERT(!c->slots[id].io);
+        c->slots[id].io = true;
+        local_next(c, id, max_bytes, max_bytes, max_blocks, ret_copy);
         turn_over(turns, from, id, c->max_slots);
-        struct td_xfer_copy copy = {.slot = id, .op = s->op, .conn = s->conn, .handle = s->handle, .grant_block = s->order[s->copy_at],
-                                    .n_blocks = 1, .offset = s->copy_off};
-        uint64_t left = c->block_bytes - s->copy_off;
-        copy.n_bytes = left < max_bytes ? (size_t)left : max_bytes;
-        /* Whole neighbours ride along. */
-        while (s->copy_off == 0 && copy.n_bytes == copy.n_blocks * c->block_bytes && copy.n_blocks < max_blocks &&
-               s->copy_at + copy.n_blocks < s->n_refs && s->order[s->copy_at + copy.n_blocks] == copy.grant_block + copy.n_blocks &&
-               copy.n_bytes + c->block_bytes <= max_bytes) {
-            copy.n_blocks++;
-            copy.n_bytes += c->block_bytes;
-        }
-        *ret_copy = copy;
         return true;
     }
     return false;
@@ -598,11 +628,6 @@ void td_xfer_core_copy_end(struct td_xfer_core *c, uint64_t now_ns, const struct
         return;
     }
     count_bytes(c, s, copy->n_bytes);
-    s->copy_off += (uint32_t)copy->n_bytes;
-    while (s->copy_off >= c->block_bytes) {
-        s->copy_off -= (uint32_t)c->block_bytes;
-        s->copy_at++;
-    }
     slot_check_ready(c, now_ns, copy->slot);
 }
 
@@ -610,19 +635,10 @@ bool td_xfer_core_pull_next(struct td_xfer_core *c, struct td_xfer_turns *turns,
 {
     uint32_t from = slot_turn(c, turns, TD_XFER_PATH_CUDA_IPC, 0), id;
     for (struct round r = {.at = from}; round_next(&c->fetching, from, &r, &id);) {
-        struct td_xfer_slot *s = &c->slots[id];
         if (!slot_wants(c, id, TD_XFER_PATH_CUDA_IPC, 0)) continue;
-        struct td_xfer_copy copy = {.slot = id, .op = s->op, .conn = s->conn, .handle = s->handle, .grant_block = s->order[s->copy_at],
-                                    .n_blocks = 1, .n_bytes = c->block_bytes};
-        while (copy.n_blocks < max_blocks && s->copy_at + copy.n_blocks < s->n_refs && copy.n_bytes + c->block_bytes <= max_bytes &&
-               s->order[s->copy_at + copy.n_blocks] == copy.grant_block + copy.n_blocks) {
-            copy.n_blocks++;
-            copy.n_bytes += c->block_bytes;
-        }
-        s->copy_at += copy.n_blocks;
-        s->n_dma++;
+        local_next(c, id, c->block_bytes, max_bytes, max_blocks, ret_copy);
+        c->slots[id].n_dma++;
         turn_over(turns, from, id, c->max_slots);
-        *ret_copy = copy;
         return true;
     }
     return false;
@@ -645,7 +661,7 @@ td_status td_xfer_core_rx_final(struct td_xfer_core *c, uint64_t now_ns, uint32_
     struct td_xfer_slot *s = &c->slots[f->slot];
     uint64_t total = (uint64_t)s->n_blocks * c->block_bytes;
     /* On shm and cuda-ipc it is the last on an ordered connection; on tcp other lanes, and on rdma the queue pairs, may still be at work. */
-    if (s->final_seen || f->offset != total || (is_local(s->path) && s->n_refs != s->n_blocks)) return TD_ERR_CORRUPT;
+    if (s->final_seen || f->offset != total || (is_local(s->path) && s->bytes_told != total)) return TD_ERR_CORRUPT;
     bool writes = s->path == TD_XFER_PATH_RDMA && s->n_refs < s->n_blocks; /* what is not READ was written by queue pairs */
     if ((f->flags != 0) != writes) return TD_ERR_CORRUPT;
     if (writes && s->n_targets != s->n_blocks) return TD_ERR_CORRUPT; /* it cannot know where to write */
@@ -1029,44 +1045,86 @@ td_status td_xfer_core_op_start(struct td_xfer_core *c, const struct td_xfer_gra
     c->op_hint = (id + 1) % c->max_ops;
     struct td_xfer_op *op = &c->ops[id];
     struct td_xfer_op fresh = {.state = TD_OP_WAIT_CONN, .user = user, .deadline_ns = deadline_ns, .grant = *grant, .src = op->src,
-                               .order = op->order, .dst = op->dst, .run = op->run};
+                               .order = op->order, .dst = op->dst, .run = op->run, .ready = op->ready, .begun = op->begun, .lane_of = op->lane_of};
     *op = fresh;
-    for (int32_t i = 0; i < grant->n_blocks; i++) op->src[i] = -1;
+    for (int32_t i = 0; i < grant->n_blocks; i++) {
+        op->src[i] = -1;
+        op->ready[i] = 0;
+    }
     c->n_ops_used++;
     due_by(c, deadline_ns);
     *ret_op = id;
     return TD_OK;
 }
 
-td_status td_xfer_core_submit(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, int32_t first, const int32_t *block_ids, int32_t n, bool final,
-                              const void *note, size_t note_bytes)
+/* Bytes [offset, offset + n_bytes) of grant blocks [first, first + n). A block's bytes come in order, each once, from one source block. */
+static td_status submit(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, int32_t first, const int32_t *block_ids, int32_t n,
+                        uint64_t offset, uint64_t n_bytes, bool final, size_t note_bytes)
 {
     if (id >= c->max_ops || c->ops[id].state == TD_OP_FREE) return TD_ERR_NOT_FOUND;
     struct td_xfer_op *op = &c->ops[id];
     if (!op_is_live(op)) return op->status ? op->status : TD_ERR_INVALID; /* failed already; the event says why */
     if (op->final || n < 0 || first < 0 || first > op->grant.n_blocks || n > op->grant.n_blocks - first) return TD_ERR_INVALID;
     if (note_bytes > TD_XFER_NOTE_MAX || (note_bytes && !final)) return TD_ERR_INVALID;
-    if (final && op->n_queued + n != op->grant.n_blocks) return TD_ERR_INVALID; /* the slot could never be ready */
-    for (int32_t i = 0; i < n; i++)
-        if (block_ids[i] < 0 || block_ids[i] >= c->n_pool_blocks || op->src[first + i] >= 0) return TD_ERR_INVALID;
+    if (n_bytes < 1 || offset >= c->block_bytes || n_bytes > c->block_bytes - offset) return TD_ERR_INVALID;
+    uint64_t bytes_ready = op->bytes_ready + (uint64_t)n * n_bytes;
+    if (final && bytes_ready != (uint64_t)op->grant.n_blocks * c->block_bytes) return TD_ERR_INVALID; /* the slot could never be ready */
+    for (int32_t i = 0; i < n; i++) {
+        int32_t b = first + i;
+        if (block_ids[i] < 0 || block_ids[i] >= c->n_pool_blocks || op->ready[b] != offset ||
+            (offset && op->src[b] != block_ids[i]))
+            return TD_ERR_INVALID;
+    }
+    for (uint32_t lane = 0; lane < TD_XFER_LANES_MAX && offset && n; lane++) /* each has passed by these blocks, maybe */
+        if (op->lane[lane].at > op->n_whole) op->lane[lane].at = op->n_whole;
     for (int32_t i = 0; i < n; i++) {
         op->src[first + i] = block_ids[i];
-        op->order[op->n_queued++] = first + i;
+        op->ready[first + i] = (uint32_t)(offset + n_bytes);
+        if (!offset) op->order[op->n_queued++] = first + i;
     }
+    while (op->n_whole < op->n_queued && op->ready[op->order[op->n_whole]] == c->block_bytes) op->n_whole++;
+    op->bytes_ready = bytes_ready;
     if (!op->first_ns) op->first_ns = now_ns;
     op->last_ns = now_ns;
     op->final = final;
-    if (final && note_bytes) memcpy(op->note, note, note_bytes);
-    op->note_bytes = final ? note_bytes : 0;
     return TD_OK;
+}
+
+td_status td_xfer_core_submit(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, int32_t first, const int32_t *block_ids, int32_t n, bool final,
+                              const void *note, size_t note_bytes)
+{
+    td_status status = submit(c, now_ns, id, first, block_ids, n, 0, c->block_bytes, final, note_bytes);
+    if (status) return status;
+    struct td_xfer_op *op = &c->ops[id];
+    if (note_bytes) memcpy(op->note, note, note_bytes);
+    op->note_bytes = note_bytes;
+    return TD_OK;
+}
+
+td_status td_xfer_core_submit_part(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, int32_t first, const int32_t *block_ids,
+                                   int32_t n, uint64_t offset, uint64_t n_bytes)
+{
+    return submit(c, now_ns, id, first, block_ids, n, offset, n_bytes, false, 0);
+}
+
+/* What the receiver READs of an op is not sent. */
+static void op_skip_pulled(const struct td_xfer_core *c, struct td_xfer_op *op)
+{
+    for (int32_t i = op->lane[0].at; op->can_pull && i < op->n_pull; i++) {
+        int32_t b = op->order[i];
+        op->bytes_begun += c->block_bytes - op->begun[b];
+        op->begun[b] = (uint32_t)c->block_bytes;
+    }
 }
 
 td_status td_xfer_core_submit_pull(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, int32_t first, const int32_t *block_ids, int32_t n)
 {
     if (id < c->max_ops && c->ops[id].n_pull != c->ops[id].n_queued) return TD_ERR_INVALID; /* they come before all others */
     td_status status = td_xfer_core_submit(c, now_ns, id, first, block_ids, n, false, NULL, 0);
-    if (!status) c->ops[id].n_pull = c->ops[id].n_queued;
-    return status;
+    if (status) return status;
+    c->ops[id].n_pull = c->ops[id].n_queued;
+    op_skip_pulled(c, &c->ops[id]);
+    return TD_OK;
 }
 
 void td_xfer_core_cancel(struct td_xfer_core *c, uint32_t id, const char *reason)
@@ -1122,15 +1180,20 @@ void td_xfer_core_op_attach(struct td_xfer_core *c, uint32_t id, uint64_t conn, 
     op->conn = conn;
     op->path = path;
     op->attempt++;
-    op->at = op->digest_at = op->n_targets = op->n_runs = op->ref_at = 0;
+    op->digest_at = op->n_targets = op->n_runs = op->ref_at = 0;
     op->can_pull = can_pull && path == TD_XFER_PATH_RDMA;
-    op->off = 0;
+    op->bytes_begun = 0;
+    for (int32_t i = 0; i < op->grant.n_blocks; i++) {
+        op->begun[i] = 0;
+        op->lane_of[i] = TD_XFER_NO_LANE;
+    }
     op->qps_allowed = op->qps_used = op->qps_said = op->n_frames = 0;
     op->retry_ns = op->stop_ns = 0;
     for (int i = 0; i < TD_XFER_LANES_MAX; i++) {
-        op->lane[i].block = -1;
+        op->lane[i].at = 0;
         op->lane[i].open = i == 0;
     }
+    op_skip_pulled(c, op);
     do op->handle = c->hooks.random_u64(c->hooks.ctx);
     while (op->handle == 0);
     c->hooks.op_handle(c->hooks.ctx, id, op->handle);
@@ -1139,64 +1202,105 @@ void td_xfer_core_op_attach(struct td_xfer_core *c, uint32_t id, uint64_t conn, 
     c->hooks.send(c->hooks.ctx, conn, &f, op->grant.key);
 }
 
+/* Where in `order` the next bytes for this lane are; -1: none. */
+static int32_t op_next(struct td_xfer_op *op, uint32_t lane)
+{
+    for (; op->lane[lane].at < op->n_queued; op->lane[lane].at++) {
+        int32_t b = op->order[op->lane[lane].at];
+        if (op->begun[b] < op->ready[b] && (op->lane_of[b] == lane || op->lane_of[b] == TD_XFER_NO_LANE)) return op->lane[lane].at;
+    }
+    return -1;
+}
+
+/* order[at] is there, whole, and nothing of it has begun. */
+static bool op_has_whole(const struct td_xfer_core *c, const struct td_xfer_op *op, int32_t at)
+{
+    return at < op->n_queued && op->ready[op->order[at]] == c->block_bytes && !op->begun[op->order[at]];
+}
+
+static void op_begin(struct td_xfer_op *op, int32_t block, uint64_t n_bytes)
+{
+    op->begun[block] += (uint32_t)n_bytes;
+    op->bytes_begun += n_bytes;
+}
+
 /* The op's next DATA (or first OPEN) frame for this lane; false when there is none. */
 static bool tx_data(struct td_xfer_core *c, struct td_xfer_op *op, uint32_t lane, int32_t max_blocks, struct td_xfer_frame *f)
 {
-    int32_t n = 0;
-    if (op->lane[lane].block < 0) {
-        if (op->at == op->n_queued) return false;
-        if (!op->lane[lane].open) { /* or its data could overtake the binding that lane 0 made */
-            op->lane[lane].open = true;
-            f->type = TD_XFER_OPEN;
-            f->length = TD_XFER_KEY_BYTES;
-            return true;
-        }
-        op->lane[lane].block = op->order[op->at++];
-        op->lane[lane].off = 0;
-    }
-    uint32_t off = op->lane[lane].off;
-    int32_t block = op->lane[lane].block;
-    uint64_t left = c->block_bytes - off;
-    f->type = TD_XFER_DATA;
-    f->offset = (uint64_t)block * c->block_bytes + off;
-    f->length = left < TD_XFER_FRAME_DATA_MAX ? (uint32_t)left : TD_XFER_FRAME_DATA_MAX;
-    op->n_frames++;
-    if (f->length < left) {
-        op->lane[lane].off += f->length;
+    int32_t at = op_next(op, lane), n = 0;
+    if (at < 0) return false;
+    if (!op->lane[lane].open) { /* or its data could overtake the binding that lane 0 made */
+        op->lane[lane].open = true;
+        f->type = TD_XFER_OPEN;
+        f->length = TD_XFER_KEY_BYTES;
         return true;
     }
-    op->lane[lane].block = -1;
-    while (++n < max_blocks && op->at < op->n_queued && op->order[op->at] == block + n && f->length + c->block_bytes <= TD_XFER_FRAME_DATA_MAX) {
+    int32_t block = op->order[at];
+    uint64_t left = op->ready[block] - op->begun[block];
+    f->type = TD_XFER_DATA;
+    f->offset = (uint64_t)block * c->block_bytes + op->begun[block];
+    f->length = left < TD_XFER_FRAME_DATA_MAX ? (uint32_t)left : TD_XFER_FRAME_DATA_MAX;
+    op->n_frames++;
+    op->lane_of[block] = (uint8_t)lane;
+    op_begin(op, block, f->length);
+    if (op->begun[block] < c->block_bytes) return true;
+    while (++n < max_blocks && op_has_whole(c, op, at + n) && op->order[at + n] == block + n &&
+           f->length + c->block_bytes <= TD_XFER_FRAME_DATA_MAX) {
         f->length += (uint32_t)c->block_bytes;
-        op->at++;
+        op->lane_of[block + n] = (uint8_t)lane;
+        op_begin(op, block + n, c->block_bytes);
     }
     return true;
 }
 
-/* Names source blocks order[*at, ..) below `end`, for the receiver to fetch. */
-static void tx_ref(struct td_xfer_core *c, struct td_xfer_op *op, int32_t *at, int32_t end, struct td_xfer_tx *tx)
+static void ref_said(struct td_xfer_core *c, struct td_xfer_op *op, uint64_t n_bytes, int32_t n, uint64_t upto, struct td_xfer_tx *tx)
+{
+    tx->frame.type = TD_XFER_REF;
+    tx->frame.offset = upto;
+    tx->frame.length = 4 + 4 * (uint32_t)n;
+    op->bytes_sent += n_bytes;
+    c->stats.bytes_sent += n_bytes;
+    c->stats.bytes_by_path[op->path] += n_bytes;
+}
+
+/* shm, cuda-ipc: names source blocks of which the same bytes have come, for the receiver to copy. */
+static void tx_ref(struct td_xfer_core *c, struct td_xfer_op *op, int32_t at, struct td_xfer_tx *tx)
+{
+    int32_t n = 0, first = op->order[at];
+    uint32_t from = op->begun[first], upto = op->ready[first], b = (uint32_t)first;
+    memcpy(tx->payload, &b, 4);
+    do {
+        memcpy(tx->payload + 4 + 4 * n, &op->src[first + n], 4);
+        op_begin(op, first + n, upto - from);
+        n++;
+    } while (n < TD_XFER_REF_MAX && at + n < op->n_queued && op->order[at + n] == first + n && op->begun[first + n] == from &&
+             op->ready[first + n] == upto);
+    ref_said(c, op, (uint64_t)n * (upto - from), n, upto, tx);
+}
+
+/* rdma: names whole blocks, for the receiver to READ. */
+static void tx_ref_pull(struct td_xfer_core *c, struct td_xfer_op *op, struct td_xfer_tx *tx)
 {
     int32_t n = 0;
-    uint32_t first = (uint32_t)op->order[*at];
+    uint32_t first = (uint32_t)op->order[op->ref_at];
     memcpy(tx->payload, &first, 4);
     do memcpy(tx->payload + 4 + 4 * n, &op->src[first + (uint32_t)n], 4), n++;
-    while (n < TD_XFER_REF_MAX && *at + n < end && op->order[*at + n] == (int32_t)first + n);
-    *at += n;
-    tx->frame.type = TD_XFER_REF;
-    tx->frame.length = 4 + 4 * (uint32_t)n;
-    op->bytes_sent += (uint64_t)n * c->block_bytes;
-    c->stats.bytes_sent += (uint64_t)n * c->block_bytes;
-    c->stats.bytes_by_path[op->path] += (uint64_t)n * c->block_bytes;
+    while (n < TD_XFER_REF_MAX && op->ref_at + n < op->n_pull && op->order[op->ref_at + n] == (int32_t)first + n);
+    op->ref_at += n;
+    ref_said(c, op, (uint64_t)n * c->block_bytes, n, c->block_bytes, tx);
+}
+
+/* Every byte was submitted and begun. */
+static bool all_begun(const struct td_xfer_core *c, const struct td_xfer_op *op)
+{
+    return op->bytes_begun == (uint64_t)op->grant.n_blocks * c->block_bytes;
 }
 
 /* May FINAL be said? Every block is begun and wholly with the kernel or the NIC, every digest is sent. */
 static bool final_due(const struct td_xfer_core *c, const struct td_xfer_op *op)
 {
-    int32_t at = op->can_pull && op->at < op->n_pull ? op->n_pull : op->at;
-    if (!op->final || at < op->n_queued || op->n_frames) return false;
+    if (!op->final || !all_begun(c, op) || op->n_frames) return false;
     if (c->digest_every && op->digest_at < op->n_queued) return false;
-    for (int i = 0; i < TD_XFER_LANES_MAX && op->path == TD_XFER_PATH_TCP; i++)
-        if (op->lane[i].block >= 0) return false;
     if (op->path != TD_XFER_PATH_RDMA) return true;
     bool writes = !op->can_pull || op->n_pull < op->n_queued;
     return (!writes || op->n_targets == op->grant.n_blocks) && (!op->can_pull || op->ref_at == op->n_pull) && op->qps_said == op->qps_used;
@@ -1207,12 +1311,12 @@ static uint32_t op_turn(struct td_xfer_core *c, const struct td_xfer_turns *t, u
 {
     uint32_t first = TURN_NONE, best = TURN_NONE, id;
     for (struct round r = {.at = t->next}; t->by_key && c->n_ops_used > 1 && round_next(&c->streaming, t->next, &r, &id);) {
-        const struct td_xfer_op *op = &c->ops[id];
+        struct td_xfer_op *op = &c->ops[id];
         if (op->state != TD_OP_STREAMING) set_drop(&c->streaming, id);
         if (op->state != TD_OP_STREAMING || op->conn != conn) continue;
-        bool wants = op->path == TD_XFER_PATH_RDMA ? op->at < op->n_queued && op->order[op->at] < op->n_targets
-                                                   : op->at < op->n_queued || (op->path == TD_XFER_PATH_TCP && op->lane[lane].block >= 0);
-        if (!wants) continue;
+        if (op->bytes_begun == op->bytes_ready) continue;
+        int32_t at = op_next(op, lane);
+        if (at < 0 || (op->path == TD_XFER_PATH_RDMA && op->order[at] >= op->n_targets)) continue;
         if (first == TURN_NONE) first = best = id;
         else if (op->priority < c->ops[best].priority) best = id;
     }
@@ -1225,15 +1329,16 @@ bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane, 
     for (struct round r = {.at = from}; round_next(&c->streaming, from, &r, &id);) {
         struct td_xfer_op *op = &c->ops[id];
         if (op->state != TD_OP_STREAMING || op->conn != conn) continue;
+        int32_t at;
         tx->op = id;
         tx->frame = (struct td_xfer_frame){.slot = op->grant.slot, .generation = op->grant.generation, .op = id, .attempt = op->attempt,
                                            .handle = op->handle};
         if (op->path == TD_XFER_PATH_TCP && tx_data(c, op, lane, max_blocks, &tx->frame)) {
             memcpy(tx->payload, op->grant.key, TD_XFER_KEY_BYTES); /* for OPEN */
-        } else if (is_local(op->path) && op->at < op->n_queued) {
-            tx_ref(c, op, &op->at, op->n_queued, tx);
+        } else if (is_local(op->path) && (at = op_next(op, 0)) >= 0) {
+            tx_ref(c, op, at, tx);
         } else if (op->can_pull && op->ref_at < op->n_pull) {
-            tx_ref(c, op, &op->ref_at, op->n_pull, tx);
+            tx_ref_pull(c, op, tx);
             op->reader_conn = conn;
             op->reader_handle = op->handle;
         } else if ((lane == 0 || (op->lane[lane].open && !c->digest_every)) && final_due(c, op)) { /* digests go by lane 0, and before it */
@@ -1290,34 +1395,30 @@ bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, ui
     for (struct round r = {.at = from}; round_next(&c->streaming, from, &r, &id);) {
         struct td_xfer_op *op = &c->ops[id];
         if (op->state != TD_OP_STREAMING || op->conn != conn || op->path != TD_XFER_PATH_RDMA) continue;
-        if (op->can_pull && op->at < op->n_pull) op->at = op->n_pull; /* those go the other way */
-        *wr = (struct td_xfer_wr){.op = id, .handle = op->handle, .order_at = op->at, .n_blocks = 1, .offset = op->off};
-        bool data = op->at < op->n_queued && op->order[op->at] < op->n_targets;
+        int32_t at = op_next(op, 0);
+        bool data = at >= 0 && op->order[at] < op->n_targets;
+        *wr = (struct td_xfer_wr){.op = id, .handle = op->handle, .order_at = at, .n_blocks = 1, .offset = data ? op->begun[op->order[at]] : 0};
         if (data && op->qps_allowed && !(op->qps_allowed & 1u << qp)) continue;
         if (data) {
-            uint64_t left = c->block_bytes - op->off;
-            int32_t block = op->order[op->at], n_pieces = 1;
+            int32_t block = op->order[at], n_pieces = 1;
+            uint64_t left = op->ready[block] - op->begun[block];
             wr->dst_block = op->dst[block];
             wr->run = op->run[block];
             wr->n_bytes = left < l->max_bytes ? left : l->max_bytes;
             /* Neighbours at the receiver ride along, gathered from where they lie here. */
-            for (; op->off == 0 && wr->n_bytes == (uint64_t)wr->n_blocks * c->block_bytes && op->at + wr->n_blocks < op->n_queued; wr->n_blocks++) {
-                int32_t next = op->order[op->at + wr->n_blocks], before = op->order[op->at + wr->n_blocks - 1];
+            op_begin(op, block, wr->n_bytes);
+            for (; wr->n_bytes == (uint64_t)wr->n_blocks * c->block_bytes && op_has_whole(c, op, at + wr->n_blocks); wr->n_blocks++) {
+                int32_t next = op->order[at + wr->n_blocks], before = op->order[at + wr->n_blocks - 1];
                 bool apart = op->src[next] != op->src[before] + 1 || op->src[next] % l->src_region == 0;
                 if (next >= op->n_targets || op->dst[next] != op->dst[before] + 1 || op->run[next] != op->run[before] ||
                     op->dst[next] % l->dst_region == 0 || n_pieces + apart > l->max_pieces || wr->n_bytes + c->block_bytes > l->max_bytes)
                     break;
                 n_pieces += apart;
                 wr->n_bytes += c->block_bytes;
-            }
-            if (wr->n_bytes == left || wr->n_blocks > 1) {
-                op->at += wr->n_blocks;
-                op->off = 0;
-            } else {
-                op->off += (uint32_t)wr->n_bytes;
+                op_begin(op, next, c->block_bytes);
             }
             op->qps_used |= 1u << qp;
-        } else if (op->final && op->at == op->n_queued && op->n_queued == op->grant.n_blocks && (op->qps_used & ~op->qps_said & 1u << qp) &&
+        } else if (op->final && all_begun(c, op) && (op->qps_used & ~op->qps_said & 1u << qp) &&
                    (op->qps_said || !(op->qps_used & no_words))) {
             wr->is_imm = true;
             wr->n_blocks = 0;
@@ -1370,7 +1471,7 @@ bool td_xfer_core_digest_next(struct td_xfer_core *c, uint64_t conn, uint64_t ma
         struct td_xfer_op *op = &c->ops[id];
         if (op->state != TD_OP_STREAMING || op->conn != conn || op->io) continue;
         w->n = 0;
-        while (op->digest_at < op->n_queued && w->n < TD_XFER_DIGEST_BATCH && (w->n == 0 || (uint64_t)(w->n + 1) * c->block_bytes <= max_bytes)) {
+        while (op->digest_at < op->n_whole && w->n < TD_XFER_DIGEST_BATCH && (w->n == 0 || (uint64_t)(w->n + 1) * c->block_bytes <= max_bytes)) {
             int32_t block = op->order[op->digest_at++];
             if (!is_sampled(c->digest_every, op->handle, block)) continue;
             w->src[w->n] = op->src[block];
@@ -1583,7 +1684,7 @@ td_status td_xfer_core_create(struct td_xfer_core *c, uint32_t max_slots, uint32
     c->ops = calloc(max_ops, sizeof *c->ops);
     c->events = calloc(c->max_events, sizeof *c->events);
     /* The kernel backs these pages when a list is first used to its length. */
-    c->lists = calloc(((size_t)max_slots * 6 + (size_t)max_ops * 4) * TD_XFER_MAX_BLOCKS, sizeof *c->lists);
+    c->lists = calloc(((size_t)max_slots * 7 + (size_t)max_ops * 7) * TD_XFER_MAX_BLOCKS, sizeof *c->lists);
     bool sets = set_create(&c->fetching, max_slots) && set_create(&c->verifying, max_slots) && set_create(&c->streaming, max_ops);
     if (!c->slots || !c->ops || !c->events || !c->lists || !sets) {
         td_xfer_core_destroy(c);
@@ -1599,15 +1700,19 @@ td_status td_xfer_core_create(struct td_xfer_core *c, uint32_t max_slots, uint32
         s->src = list + TD_XFER_MAX_BLOCKS;
         s->order = list + 2 * TD_XFER_MAX_BLOCKS;
         s->got = (uint32_t *)(list + 3 * TD_XFER_MAX_BLOCKS);
-        s->digest = (struct td_xfer_digest *)(list + 4 * TD_XFER_MAX_BLOCKS);
-        list += 6 * TD_XFER_MAX_BLOCKS;
+        s->told = (uint32_t *)(list + 4 * TD_XFER_MAX_BLOCKS);
+        s->digest = (struct td_xfer_digest *)(list + 5 * TD_XFER_MAX_BLOCKS);
+        list += 7 * TD_XFER_MAX_BLOCKS;
     }
     for (uint32_t i = 0; i < max_ops; i++) {
         c->ops[i].src = list;
         c->ops[i].order = list + TD_XFER_MAX_BLOCKS;
         c->ops[i].dst = list + 2 * TD_XFER_MAX_BLOCKS;
         c->ops[i].run = list + 3 * TD_XFER_MAX_BLOCKS;
-        list += 4 * TD_XFER_MAX_BLOCKS;
+        c->ops[i].ready = (uint32_t *)(list + 4 * TD_XFER_MAX_BLOCKS);
+        c->ops[i].begun = (uint32_t *)(list + 5 * TD_XFER_MAX_BLOCKS);
+        c->ops[i].lane_of = (uint8_t *)(list + 6 * TD_XFER_MAX_BLOCKS);
+        list += 7 * TD_XFER_MAX_BLOCKS;
     }
     return TD_OK;
 }

@@ -25,6 +25,7 @@
 #include "common/xfer/xfer_wire.h"
 
 #define TD_XFER_ATTEMPTS_MAX 3         /* connections that may break under one op */
+#define TD_XFER_NO_LANE UINT8_MAX
 #define TD_XFER_AGAIN_NS 5000000       /* an op whose slot still has an older writer asks again after this, then after twice as long, up to 64 times */
 
 enum td_xfer_slot_state {
@@ -76,10 +77,13 @@ struct td_xfer_slot {
     uint32_t op;
     enum td_xfer_path path;
     int32_t n_blocks, n_refs, copy_at;
-    uint32_t copy_off;
+    uint32_t copy_off;            /* rdma: of READs */
+    int32_t n_told;               /* shm, cuda-ipc: order[0, n_told) may be copied to their ends */
     uint64_t bytes_got;
+    uint64_t bytes_told, bytes_begun; /* shm, cuda-ipc: what may be copied; what is copied or under way */
     int32_t *dst, *src, *order; /* [n_blocks]: destination; shm: source block or -1; order of arrival of refs */
     uint32_t *got;              /* [n_blocks]: bytes in or under way, from the block's start */
+    uint32_t *told;             /* [n_blocks]: shm, cuda-ipc: bytes from the block's start that may be copied */
     struct td_xfer_digest *digest; /* [n_blocks] */
     td_status status;
     char reason[TD_XFER_REASON_MAX];
@@ -110,11 +114,14 @@ struct td_xfer_op {
     uint64_t conn, handle;
     enum td_xfer_path path;
     struct td_xfer_grant_blob grant;
-    int32_t *src, *order, *dst, *run; /* [n_blocks]: source block or -1; grant blocks in order of submission; rdma: the receiver's block; its run */
+    int32_t *src, *order, *dst,
+        *run; /* [n_blocks]: source block or -1; grant blocks in order of first submission; rdma: the receiver's block; its run */
+    uint32_t *ready, *begun;  /* [n_blocks]: bytes from the block's start that were submitted; that this attempt has begun to send */
+    uint8_t *lane_of;         /* [n_blocks]: tcp: the lane that began it in this attempt and sends all of it, or TD_XFER_NO_LANE */
+    uint64_t bytes_ready, bytes_begun; /* their sums */
     int32_t n_runs;           /* rdma: runs that TARGETS told in this attempt, when each has keys of its own; else 0 */
-    int32_t n_queued, at;     /* order[at] is begun next */
-    uint32_t off;             /* rdma: from this byte */
-    struct { int32_t block; uint32_t off; bool open; } lane[TD_XFER_LANES_MAX]; /* tcp: the grant block that this lane is at, or -1 */
+    int32_t n_queued, n_whole; /* blocks in order; order[0, n_whole) were submitted to their ends */
+    struct { int32_t at; bool open; } lane[TD_XFER_LANES_MAX]; /* nothing of order[0, at) is left for this lane; other paths: lane 0 */
     td_status status;
     char reason[TD_XFER_REASON_MAX];
     uint8_t note[TD_XFER_NOTE_MAX];
@@ -249,11 +256,12 @@ struct td_xfer_copy {
     uint32_t slot, op;
     uint64_t conn, handle;
     int32_t grant_block, n_blocks;    /* grant blocks [grant_block, +n_blocks), whose sources are slot->src */
-    uint32_t offset;                  /* in the first of them; n_blocks > 1 only when 0 */
+    uint32_t offset;                  /* in the first of them; n_blocks > 1 only when 0, and then they are whole */
     size_t n_bytes;
 };
 bool td_xfer_core_copy_next(struct td_xfer_core *core, struct td_xfer_turns *turns, size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy);
-/* cuda-ipc: the same for a copy that runs by itself: whole blocks (at least one), of which many may be under way. Counts it in n_dma; dma_end follows. */
+/* cuda-ipc: the same for a copy that runs by itself: whole blocks (at least one), or what there is of one; many may be under way.
+ * Counts it in n_dma; dma_end follows. */
 bool td_xfer_core_pull_next(struct td_xfer_core *core, struct td_xfer_turns *turns, size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy);
 /* valid: the source still belonged to the op after the copy. Invalid bytes are not counted and nothing more is copied for this attempt. */
 void td_xfer_core_copy_end(struct td_xfer_core *core, uint64_t now_ns, const struct td_xfer_copy *copy, bool valid);
@@ -263,6 +271,8 @@ td_status td_xfer_core_op_start(struct td_xfer_core *core, const struct td_xfer_
                                 uint32_t *ret_op, struct td_err *err);
 td_status td_xfer_core_submit(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n,
                               bool final, const void *note, size_t note_bytes);
+td_status td_xfer_core_submit_part(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, int32_t first, const int32_t *block_ids,
+                                   int32_t n, uint64_t offset, uint64_t n_bytes);
 td_status td_xfer_core_submit_pull(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n);
 void td_xfer_core_cancel(struct td_xfer_core *core, uint32_t op, const char *reason);
 /* WAIT_CONN -> STREAMING. can_pull: rdma, and the receiver may READ from this side's pool. */

@@ -151,7 +151,9 @@ bool xfer_ipc_pull(struct td_xfer *x)
         n_bytes += copy.n_bytes;
         c->last_use_ns = xfer_now(x);
         for (int32_t b = copy.grant_block; b < copy.grant_block + copy.n_blocks; b++)
-            xfer_runs_add(d, x->base + (uint64_t)s->dst[b] * x->block_bytes, c->peer_pool + (uint64_t)s->src[b] * x->block_bytes, x->block_bytes);
+            xfer_runs_add(d, x->base + (uint64_t)s->dst[b] * x->block_bytes + copy.offset,
+                          c->peer_pool + (uint64_t)s->src[b] * x->block_bytes + copy.offset,
+                          copy.n_blocks == 1 ? copy.n_bytes : x->block_bytes);
     }
     if (f) xfer_flight_go(x, f, TD_COPY_ON_DEVICE);
     return f != NULL;

@@ -11,7 +11,7 @@
 #include "common/xfer/xfer.h"
 
 #define TD_XFER_MAGIC 0x31584454u         /* "TDX1" */
-#define TD_XFER_WIRE_VERSION 3
+#define TD_XFER_WIRE_VERSION 4
 #define TD_XFER_FRAME_DATA_MAX (1u << 20) /* payload of DATA: so long a small transfer may wait behind a large one */
 #define TD_XFER_PAYLOAD_MAX 4096u         /* payload of every other frame */
 #define TD_XFER_REF_MAX 1000              /* block ids in one REF */
@@ -33,7 +33,8 @@ enum td_xfer_frame_type {
     TD_XFER_MEM,        /* shm, sender: payload td_xfer_mem, two descriptors ride along: arena (read-only), control words */
     TD_XFER_OPEN,       /* sender: binds op/attempt/handle to slot/generation; payload is the grant's key */
     TD_XFER_DATA,       /* tcp, sender: payload belongs at `offset` of the grant */
-    TD_XFER_REF,        /* sender: payload u32 first, i32 block ids: the receiver may copy (shm) or READ (rdma) these source blocks now */
+    TD_XFER_REF,        /* sender: payload u32 first, i32 block ids: the receiver may copy (shm) or READ (rdma) the first `offset` bytes of each
+                         * of these source blocks now; later ones may name more of the same blocks */
     TD_XFER_FINAL,      /* sender: nothing follows; offset = all bytes of the grant, payload is the note. rdma: flags = the queue pairs that carried data */
     TD_XFER_ABORT,      /* sender: this op ended without FINAL; payload is the reason, no byte of it follows (writer retired), but for TD_XFER_ABORT_UNRETIRED */
     TD_XFER_DONE,       /* receiver: every byte is applied */

@@ -42,8 +42,9 @@ struct transfer {
     bool slot_live, op_live, granted, revoked, ready, slot_failed;
     uint32_t slot, op;
     int32_t n, n_sent;
+    uint32_t cells[BLOCKS_EACH]; /* submitted, of each block */
     struct td_xfer_grant_blob grant;
-    int content;                /* base of what this use of the blocks carries */
+    int content;                /* base of what this use of the blocks carries; a cell of it is there when it is submitted */
     uint64_t slot_deadline, op_deadline;
 };
 
@@ -71,6 +72,7 @@ struct world {
     int next_content;
     uint64_t rng;
     bool calm;                  /* nothing happens inside a piece */
+    bool parts;                 /* submit_some: blocks go in two parts */
     int32_t fixed_n;            /* blocks of each grant; 0: random */
     /* a copy under way, so that other events fall into it */
     bool copying;
@@ -205,8 +207,49 @@ static bool start(struct world *w, struct transfer *t, uint64_t life_ns)
     assert_int_equal(td_xfer_core_op_start(&w->p, &t->grant, t->op_deadline, (uint64_t)(t - w->t), &t->op, NULL), TD_OK);
     t->slot_live = t->op_live = t->granted = true;
     t->content = w->next_content += 1000;
-    for (int32_t i = 0; i < t->n * CELLS; i++) w->src[src_block(w, t, 0) * CELLS + i] = t->content + i;
+    for (int32_t i = 0; i < t->n * CELLS; i++) w->src[src_block(w, t, 0) * CELLS + i] = -3; /* not computed yet */
     w->n_started++;
+    return true;
+}
+
+/* Cells of blocks [first, first + n), of which `have` each were submitted before. */
+static td_status submit_cells(struct world *w, struct transfer *t, int32_t first, int32_t n, uint32_t have, uint32_t n_cells)
+{
+    int32_t ids[BLOCKS_EACH];
+    for (int32_t i = 0; i < n; i++) {
+        ids[i] = src_block(w, t, first + i);
+        for (uint32_t k = have; k < have + n_cells; k++) w->src[(uint32_t)ids[i] * CELLS + k] = t->content + (first + i) * CELLS + (int)k;
+    }
+    td_status status = td_xfer_core_submit_part(&w->p, w->now, t->op, first, ids, n, (uint64_t)have * CELL, (uint64_t)n_cells * CELL);
+    enum td_xfer_op_state state = w->p.ops[t->op].state;
+    assert_int_equal(status == TD_OK, state != TD_OP_ENDED && state != TD_OP_STOPPING);
+    for (int32_t i = 0; i < n; i++) t->cells[first + i] += n_cells;
+    return status;
+}
+
+/* More of some blocks, wherever they are: neighbours of which as much has come. And what no caller may do changes nothing. */
+static bool submit_part(struct world *w, struct transfer *t)
+{
+    if (!t->op_live || t->n_sent >= t->n) return false;
+    int32_t first = t->n_sent + (int32_t)(next_random(&w->rng) % (uint64_t)(t->n - t->n_sent)), n = 1, id = src_block(w, t, first);
+    uint32_t have = t->cells[first];
+    if (have == CELLS) return false;
+    while (first + n < t->n && t->cells[first + n] == have && next_random(&w->rng) % 3) n++;
+    const struct td_xfer_op *op = &w->p.ops[t->op];
+    uint64_t ready = op->bytes_ready, at = (uint64_t)have * CELL;
+    int32_t other = (id + 1) % N_BLOCKS;
+    const struct { uint64_t offset, n_bytes; const int32_t *id; } wrong[] = {
+        {at + CELL, CELL, &id}, {at ? at - CELL : CELLS * CELL, CELL, &id}, {at, (CELLS - have) * (uint64_t)CELL + 1, &id}, {at, 0, &id},
+        {at, UINT64_MAX, &id}, {at, CELL, have ? &other : &(int32_t){N_BLOCKS}},
+    };
+    size_t k = next_random(&w->rng) % (sizeof wrong / sizeof wrong[0]);
+    bool is_live = op->state != TD_OP_ENDED && op->state != TD_OP_STOPPING;
+    if (is_live)
+        assert_int_equal(td_xfer_core_submit_part(&w->p, w->now, t->op, first, wrong[k].id, 1, wrong[k].offset, wrong[k].n_bytes),
+                         TD_ERR_INVALID);
+    if (is_live) assert_int_equal(td_xfer_core_submit(&w->p, w->now, t->op, 0, NULL, 0, true, NULL, 0), TD_ERR_INVALID); /* not every byte is there */
+    assert_true(op->bytes_ready == ready && !op->final);
+    submit_cells(w, t, first, n, have, 1 + (uint32_t)(next_random(&w->rng) % (CELLS - have)));
     return true;
 }
 
@@ -214,9 +257,24 @@ static bool submit_some(struct world *w, struct transfer *t, int32_t n)
 {
     if (!t->op_live || t->n_sent > t->n) return false;
     if (n > t->n - t->n_sent) n = t->n - t->n_sent;
-    bool final = t->n_sent + n == t->n;
+    bool final = t->n_sent + n == t->n, whole = true;
     int32_t ids[BLOCKS_EACH];
-    for (int32_t i = 0; i < n; i++) ids[i] = src_block(w, t, t->n_sent + i);
+    for (int32_t i = 0; i < n; i++) whole = whole && !t->cells[t->n_sent + i];
+    if (w->parts && whole && n > 0) { /* the next call brings the rest */
+        submit_cells(w, t, t->n_sent, n, 0, 1);
+        return true;
+    }
+    for (int32_t i = 0; i < n && !whole; i++) {
+        uint32_t have = t->cells[t->n_sent];
+        if (have < CELLS) submit_cells(w, t, t->n_sent, 1, have, CELLS - have);
+        t->n_sent++;
+    }
+    if (!whole && !final) return true;
+    if (!whole) n = 0;
+    for (int32_t i = 0; i < n; i++) {
+        ids[i] = src_block(w, t, t->n_sent + i);
+        for (int k = 0; k < CELLS; k++) w->src[ids[i] * CELLS + k] = t->content + (t->n_sent + i) * CELLS + k;
+    }
     td_status status = td_xfer_core_submit(&w->p, w->now, t->op, t->n_sent, ids, n, final, &t->content, final ? sizeof t->content : 0);
     enum td_xfer_op_state state = w->p.ops[t->op].state;
     assert_int_equal(status == TD_OK, state != TD_OP_ENDED && state != TD_OP_STOPPING);
@@ -451,8 +509,9 @@ static bool pull_step(struct world *w)
     }
     if (!w->n_pulls) return false;
     c = w->pull[0].c;
+    uint64_t from = c.offset / CELL, end = c.n_blocks == 1 ? from + c.n_bytes / CELL : CELLS;
     for (int32_t i = 0; i < c.n_blocks; i++)
-        for (uint64_t k = 0; k < CELLS; k++) land_raw(w, w->pull[0].dst[i], k, w->src[(uint64_t)w->pull[0].src[i] * CELLS + k]);
+        for (uint64_t k = from; k < end; k++) land_raw(w, w->pull[0].dst[i], k, w->src[(uint64_t)w->pull[0].src[i] * CELLS + k]);
     const struct td_xfer_slot *s = &w->d.slots[c.slot];
     if (s->handle && s->handle != c.handle) fail_msg("a copy of one attempt lands on top of another's bytes");
     w->n_landed_lost += s->handle != c.handle;
@@ -635,9 +694,8 @@ static bool act(struct world *w, int action)
 }
 
 /* Orders in which some action is not possible are cut there: the same order without it is another leaf. */
-static void every_order_of_events(void **state)
+static void orders(enum td_xfer_path path, bool parts)
 {
-    enum td_xfer_path path = *(enum td_xfer_path *)*state;
     enum { PREFIX_MAX = 40, DEPTH = 7 };
     /* Starting points: nothing yet; bound; half way; the last pieces under way; all but the verdict. What a path cannot do it skips. */
     static const int prefixes[][PREFIX_MAX] = {
@@ -663,10 +721,14 @@ static void every_order_of_events(void **state)
         world_open(&w, path, 4 + k);
         w.calm = true;
         w.fixed_n = BLOCKS_EACH - 1;
+        w.parts = parts;
         for (;;) {
             start(&w, &w.t[0], 150);
             const int *prefix = path == TD_XFER_PATH_RDMA ? rdma_prefixes[k] : prefixes[k];
-            for (int i = 0; prefix[i] >= 0; i++) act(&w, prefix[i]);
+            for (int i = 0; prefix[i] >= 0; i++) {
+                act(&w, prefix[i]);
+                if (parts && prefix[i] == 0) act(&w, 0); /* what a prefix submits is whole */
+            }
             int depth = 0;
             while (depth < DEPTH && act(&w, order[depth])) depth++;
             break_conn(&w, false);
@@ -685,6 +747,16 @@ static void every_order_of_events(void **state)
     assert_true(n_leaves > 100000 && n_ready > 0);
 }
 
+static void every_order_of_events(void **state)
+{
+    orders(*(enum td_xfer_path *)*state, false);
+}
+
+static void every_order_with_parts(void **state)
+{
+    orders(*(enum td_xfer_path *)*state, true);
+}
+
 static void random_walks(void **state)
 {
     enum td_xfer_path path = *(enum td_xfer_path *)*state;
@@ -699,6 +771,7 @@ static void random_walks(void **state)
             struct transfer *t = &w.t[next_random(&w.rng) % MAX_TRANSFERS];
             uint64_t dice = next_random(&w.rng) % 1000;
             if (dice < 80) start(&w, t, next_random(&w.rng) % 10 ? 20000 : 50);
+            else if (dice < 150 && walk % 2) submit_part(&w, t);
             else if (dice < 200) submit_some(&w, t, (int32_t)(next_random(&w.rng) % 3));
             else if (dice < 260) connect_ops(&w);
             else if (dice < 440) transmit(&w);
@@ -729,6 +802,128 @@ static void random_walks(void **state)
     assert_true(path != TD_XFER_PATH_RDMA || (n_late > 0 && n_dma > 0));
     assert_true(path != TD_XFER_PATH_CUDA_IPC || n_lost > 0); /* copies of slots that were revoked, or bound no more */
     assert_true(n_ready > n_started / 4 && n_failed > n_started / 20 && n_done <= n_ready);
+}
+
+/* tcp: the parts of a block go by its lane, whichever lanes are free, because what one socket carries overtakes what another does:
+ * the receiver must see each block's bytes in order. Each lane is a wire of its own here. */
+static void parts_of_a_block_stay_on_its_lane(void **state)
+{
+    (void)state;
+    enum { LANES = 3 };
+    const char *seed_text = getenv("SEED");
+    uint64_t seed = seed_text ? strtoull(seed_text, NULL, 0) : td_random_u64() >> 32;
+    print_message("SEED=%llu\n", (unsigned long long)seed);
+    for (uint64_t run = 0; run < 300; run++) {
+        struct world w;
+        static struct wire lane[LANES];
+        struct td_xfer_turns turns[LANES] = {{0}};
+        world_open(&w, TD_XFER_PATH_TCP, seed + run);
+        memset(lane, 0, sizeof lane);
+        w.calm = true;
+        w.fixed_n = BLOCKS_EACH;
+        start(&w, &w.t[0], 100000);
+        connect_ops(&w);
+        while (deliver_to_d(&w)) {}
+        for (int step = 0; step < 10000 && !w.n_ready; step++) {
+            uint32_t k = (uint32_t)(next_random(&w.rng) % LANES);
+            uint64_t dice = next_random(&w.rng) % 4;
+            if (dice == 0 && (next_random(&w.rng) % 8 || !submit_some(&w, &w.t[0], 1))) submit_part(&w, &w.t[0]);
+            struct td_xfer_tx tx;
+            if (dice == 1 && lane[k].n < MAX_FRAMES && td_xfer_core_tx_next(&w.p, w.conn, k, &turns[k], 4, &tx)) {
+                put(&lane[k], &tx.frame, tx.payload);
+                for (uint32_t at = 0; tx.frame.type == TD_XFER_DATA && at < tx.frame.length; at += CELL) {
+                    uint64_t cell = (tx.frame.offset + at) / CELL;
+                    lane[k].q[lane[k].n - 1].cells[at / CELL] = w.src[(uint64_t)w.p.ops[tx.op].src[cell / CELLS] * CELLS + cell % CELLS];
+                }
+                if (tx.frame.type == TD_XFER_DATA) td_xfer_core_tx_done(&w.p, tx.op, tx.frame.handle);
+            }
+            if (dice >= 2 && lane[k].n) { /* fails the test when the receiver calls it corrupt */
+                w.to_d.q[0] = take(&lane[k]);
+                w.to_d.n = 1;
+                deliver_to_d(&w);
+            }
+            poll_events(&w);
+        }
+        assert_int_equal(w.n_ready, 1);
+        settle(&w);
+        world_close(&w);
+    }
+}
+
+/* A REF names more of a block that was named before: the same source block, and more of it. */
+static void refs_that_are_wrong_are_refused(void **state)
+{
+    enum td_xfer_path path = *(enum td_xfer_path *)*state;
+    static const struct { const char *what; uint64_t offset; int32_t id; td_status shm, rdma; } cases[] = {
+        {"nothing of it", 0, 1, TD_ERR_CORRUPT, TD_ERR_CORRUPT},   {"more than a block", CELLS * CELL + 1, 1, TD_ERR_CORRUPT, TD_ERR_CORRUPT},
+        {"two cells", 2 * CELL, 1, TD_OK, TD_ERR_CORRUPT},         {"the same again", 2 * CELL, 1, TD_ERR_CORRUPT, TD_ERR_CORRUPT},
+        {"less than before", CELL, 1, TD_ERR_CORRUPT, TD_ERR_CORRUPT}, {"another source", CELLS * CELL, 2, TD_ERR_CORRUPT, TD_OK},
+        {"the rest", CELLS * CELL, 1, TD_OK, TD_ERR_CORRUPT},      {"after the rest", CELLS * CELL, 1, TD_ERR_CORRUPT, TD_ERR_CORRUPT},
+    };
+    struct world w;
+    uint32_t slot;
+    int32_t block = 3;
+    world_open(&w, path, 5);
+    w.conn = 7;
+    assert_int_equal(td_xfer_core_grant(&w.d, &block, 1, TD_NEVER_NS, 0, &slot, NULL), TD_OK);
+    struct td_xfer_frame f = {.type = TD_XFER_OPEN, .slot = slot, .generation = w.d.slots[slot].generation, .op = 0, .attempt = 1, .handle = 99};
+    assert_int_equal(td_xfer_core_rx_open(&w.d, 7, path, &f, w.d.slots[slot].key), TD_OK);
+    f.type = TD_XFER_REF;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        f.offset = cases[i].offset;
+        td_status want = path == TD_XFER_PATH_RDMA ? cases[i].rdma : cases[i].shm,
+                  got = td_xfer_core_rx_ref(&w.d, 7, &f, 0, &cases[i].id, 1, N_BLOCKS);
+        if (got != want) fail_msg("%s: %d, want %d", cases[i].what, (int)got, (int)want);
+    }
+    f.type = TD_XFER_FINAL;
+    f.offset = CELLS * CELL;
+    uint8_t note[1] = {0};
+    assert_int_equal(td_xfer_core_rx_final(&w.d, w.now, 0, 7, &f, note), TD_OK); /* it was told all */
+    world_close(&w);
+}
+
+/* FINAL on shm says that all was told; a sender that left a part out is a liar. */
+static void final_before_the_last_part_is_refused(void **state)
+{
+    struct world w;
+    uint32_t slot;
+    int32_t block = 3, id = 1;
+    uint8_t note[1] = {0};
+    (void)state;
+    world_open(&w, TD_XFER_PATH_SHM, 5);
+    w.conn = 7;
+    assert_int_equal(td_xfer_core_grant(&w.d, &block, 1, TD_NEVER_NS, 0, &slot, NULL), TD_OK);
+    struct td_xfer_frame f = {.type = TD_XFER_OPEN, .slot = slot, .generation = w.d.slots[slot].generation, .op = 0, .attempt = 1, .handle = 99};
+    assert_int_equal(td_xfer_core_rx_open(&w.d, 7, TD_XFER_PATH_SHM, &f, w.d.slots[slot].key), TD_OK);
+    f.offset = 2 * CELL;
+    assert_int_equal(td_xfer_core_rx_ref(&w.d, 7, &f, 0, &id, 1, N_BLOCKS), TD_OK);
+    f.offset = CELLS * CELL;
+    assert_int_equal(td_xfer_core_rx_final(&w.d, w.now, 0, 7, &f, note), TD_ERR_CORRUPT);
+    world_close(&w);
+}
+
+/* A digest is of the whole block, so it is due when the last part is there. */
+static void a_digest_waits_for_the_last_part(void **state)
+{
+    struct world w;
+    struct td_xfer_digest_work work;
+    (void)state;
+    world_open(&w, TD_XFER_PATH_TCP, 12);
+    w.calm = true;
+    w.fixed_n = 2;
+    w.p.digest_every = 1;
+    start(&w, &w.t[0], 100000);
+    connect_ops(&w);
+    submit_cells(&w, &w.t[0], 1, 1, 0, 2);
+    submit_cells(&w, &w.t[0], 0, 1, 0, CELLS);
+    assert_false(td_xfer_core_digest_next(&w.p, w.conn, UINT64_MAX, &work)); /* in the order of first parts */
+    submit_cells(&w, &w.t[0], 1, 1, 2, 1);
+    assert_true(td_xfer_core_digest_next(&w.p, w.conn, UINT64_MAX, &work));
+    assert_int_equal(work.n, 2);
+    td_xfer_core_digest_end(&w.p, &work);
+    assert_false(td_xfer_core_digest_next(&w.p, w.conn, UINT64_MAX, &work));
+    settle(&w);
+    world_close(&w);
 }
 
 static void a_lost_verdict_is_asked_for_again(void **state)
@@ -1235,8 +1430,8 @@ static void frames_and_grants_survive_the_wire(void **state)
     struct td_xfer_frame f = {.type = TD_XFER_DATA, .slot = 0x01020304, .generation = 0x05060708, .op = 0x090a0b0c, .attempt = 0x0d0e, .handle = 0x1112131415161718,
                               .offset = 0x2122232425262728, .length = 0x00100000, .conn = 0x3132333435363738}, back;
     td_xfer_frame_encode(&f, bytes);
-    /* golden: version 3 of the header, byte for byte */
-    static const uint8_t golden[60] = {'T', 'D', 'X', '1', 3, 5, 0, 0, 4, 3, 2, 1, 8, 7, 6, 5, 0xc, 0xb, 0xa, 9, 0xe, 0xd, 0, 0,
+    /* golden: version 4 of the header, byte for byte */
+    static const uint8_t golden[60] = {'T', 'D', 'X', '1', 4, 5, 0, 0, 4, 3, 2, 1, 8, 7, 6, 5, 0xc, 0xb, 0xa, 9, 0xe, 0xd, 0, 0,
                                        0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11, 0x28, 0x27, 0x26, 0x25, 0x24, 0x23, 0x22, 0x21,
                                        0, 0, 0x10, 0, 0, 0, 0, 0, 0x38, 0x37, 0x36, 0x35, 0x34, 0x33, 0x32, 0x31, 0, 0, 0, 0};
     assert_memory_equal(bytes, golden, sizeof golden);
@@ -1252,22 +1447,22 @@ static void frames_and_grants_survive_the_wire(void **state)
         char frame_says[80], grant_says[80];
         struct td_err err = {0};
         memcpy(bytes, golden, sizeof golden);
-        bytes[4] = (uint8_t)(3 + d);
+        bytes[4] = (uint8_t)(4 + d);
         uint32_t crc = td_crc32c(0, bytes, 60);
         memcpy(bytes + 60, &crc, 4);
-        snprintf(frame_says, sizeof frame_says, "frame: version is %d, this side speaks 3", 3 + d);
+        snprintf(frame_says, sizeof frame_says, "frame: version is %d, this side speaks 4", 4 + d);
         assert_int_equal(td_xfer_frame_decode(bytes, &back, &err), TD_ERR_CORRUPT);
         assert_string_equal(err.msg, frame_says);
         struct td_xfer_grant_blob g = {.n_blocks = 3, .block_bytes = 4096, .port = 7, .host = "127.0.0.1", .instance = "decode-0"}, none;
         td_xfer_grant_encode(&g, blob);
-        blob[4] = (uint8_t)(3 + d); /* a u16 */
+        blob[4] = (uint8_t)(4 + d); /* a u16 */
         memset(blob + 8, 0, 4);
         crc = td_crc32c(0, blob, sizeof blob);
         memcpy(blob + 8, &crc, 4);
-        snprintf(grant_says, sizeof grant_says, "grant: version is %d, this side speaks 3", 3 + d);
+        snprintf(grant_says, sizeof grant_says, "grant: version is %d, this side speaks 4", 4 + d);
         assert_int_equal(td_xfer_grant_decode(blob, sizeof blob, &none, &err), TD_ERR_UNSUPPORTED);
         assert_string_equal(err.msg, grant_says);
-        blob[4] = 3; /* and nothing but the version was wrong */
+        blob[4] = 4; /* and nothing but the version was wrong */
         memset(blob + 8, 0, 4);
         crc = td_crc32c(0, blob, sizeof blob);
         memcpy(blob + 8, &crc, 4);
@@ -1338,6 +1533,12 @@ int main(void)
         cmocka_unit_test_prestate(turns_follow_the_ordering_key, &shm),
         cmocka_unit_test_prestate(turns_follow_the_ordering_key, &rdma),
         cmocka_unit_test(giving_up_frees_nothing_early),
+        cmocka_unit_test(parts_of_a_block_stay_on_its_lane),
+        cmocka_unit_test(a_digest_waits_for_the_last_part),
+        cmocka_unit_test_prestate(refs_that_are_wrong_are_refused, &shm),
+        cmocka_unit_test_prestate(refs_that_are_wrong_are_refused, &rdma),
+        cmocka_unit_test_prestate(refs_that_are_wrong_are_refused, &ipc),
+        cmocka_unit_test(final_before_the_last_part_is_refused),
         cmocka_unit_test(a_second_op_on_a_grant_is_dropped),
         cmocka_unit_test(a_grant_that_was_used_before_fails_its_op),
         cmocka_unit_test_prestate(a_lost_verdict_is_asked_for_again, &tcp),
@@ -1355,6 +1556,10 @@ int main(void)
         cmocka_unit_test_prestate(every_order_of_events, &shm),
         cmocka_unit_test_prestate(every_order_of_events, &rdma),
         cmocka_unit_test_prestate(every_order_of_events, &ipc),
+        cmocka_unit_test_prestate(every_order_with_parts, &tcp),
+        cmocka_unit_test_prestate(every_order_with_parts, &shm),
+        cmocka_unit_test_prestate(every_order_with_parts, &rdma),
+        cmocka_unit_test_prestate(every_order_with_parts, &ipc),
         cmocka_unit_test(writes_of_nics_are_flushed_before_anything),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

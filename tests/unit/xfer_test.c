@@ -1641,7 +1641,7 @@ static bool hand_round(struct pair *t, int delay_us)
     uint32_t ref[2] = {0, 2};
     *h.word = delay_us < 0 ? 0 : 9;
     hand_say(&h, TD_XFER_OPEN, 0, 9, 0, h.g.key, TD_XFER_KEY_BYTES);
-    hand_say(&h, TD_XFER_REF, 0, 9, 0, ref, sizeof ref);
+    hand_say(&h, TD_XFER_REF, 0, 9, 1u << 20, ref, sizeof ref);
     hand_say(&h, TD_XFER_FINAL, 0, 9, t->block_bytes, "", 0);
     if (delay_us < 0) { /* the receiver has looked, and has not taken it */
         uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS);
@@ -1702,10 +1702,10 @@ static void lying_senders_on_this_host_are_refused(void **state)
         *h.word = 9;
         hand_say(&h, TD_XFER_OPEN, fault == 0 ? 64 : 0, 9, 0, h.g.key, TD_XFER_KEY_BYTES);
         uint32_t far[2] = {0, 4}, near[2] = {1, 3};
-        if (fault == 1) hand_say(&h, TD_XFER_REF, 0, 9, 0, far, sizeof far);
+        if (fault == 1) hand_say(&h, TD_XFER_REF, 0, 9, BLOCK_BYTES, far, sizeof far);
         if (fault == 2) {
-            hand_say(&h, TD_XFER_REF, 0, 9, 0, near, sizeof near);
-            hand_say(&h, TD_XFER_REF, 0, 9, 0, near, sizeof near);
+            hand_say(&h, TD_XFER_REF, 0, 9, BLOCK_BYTES, near, sizeof near);
+            hand_say(&h, TD_XFER_REF, 0, 9, BLOCK_BYTES, near, sizeof near);
         }
         if (fault == 3) hand_say(&h, TD_XFER_DATA, 0, 9, 0, near, sizeof near);
         assert_true(is_closed(h.fd));
