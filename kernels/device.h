@@ -45,6 +45,7 @@ struct td_device_config {
 };
 
 #define TD_DEVICE_RANK_ID_BYTES 128
+#define TD_DEVICE_MARKS_MAX 64
 
 /* The ranks as the host knows them. The calls are for emulated devices, which do by them what others do with NCCL; as in common/base/comm.h. */
 struct td_device_group {
@@ -85,6 +86,11 @@ struct td_device {
     void (*get)(void *pinned, const void *device_memory, size_t bytes);
     td_status (*step_end)(struct td_err *err);
     td_status (*wait)(struct td_err *err); /* until everything issued is done */
+    /* mark: in a step without a graph key, behind the entries issued so far; marks of a step are numbered from 0,
+     * TD_DEVICE_MARKS_MAX at most. wait_mark: after step_end and before the next step_begin: until that mark is reached, which says
+     * nothing of what was issued behind it. */
+    void (*mark)(void);
+    td_status (*wait_mark)(int32_t mark, struct td_err *err);
 
     const struct td_device_memory *memory; /* what KV transfer copies with, beside the steps; as long as the table */
     /* ---- sampling (sample.h): issued like an entry. sample_clear: once, before the first step (blocks). */
@@ -103,7 +109,7 @@ td_status td_device_open(const struct td_device_config *config, const struct td_
 void td_device_close(const struct td_ops *ops); /* NULL is fine */
 
 /* What the library exports, and the number that both sides were built with: raised when a meaning changes; the tables' sizes are in it. */
-#define TD_CUDA_ABI ((uint32_t)3u << 24 | (uint32_t)sizeof(struct td_ops) << 12 | (uint32_t)sizeof(struct td_device))
+#define TD_CUDA_ABI ((uint32_t)4u << 24 | (uint32_t)sizeof(struct td_ops) << 12 | (uint32_t)sizeof(struct td_device))
 #define TD_CUDA_OPEN_SYMBOL "td_cuda_open"
 typedef td_status td_cuda_open_fn(uint32_t abi, const struct td_device_config *config, const struct td_ops **ret_ops, struct td_err *err);
 

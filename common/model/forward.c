@@ -147,6 +147,17 @@ static void gemm(const struct step *s, const struct td_weight *w, const float *x
     meet(s);
 }
 
+/* K and V of the layer are stored, by all parts (a meeting lies between) and, with several ranks, by all of them (a sum lies
+ * between). On a device: they will be when what was issued so far is done. */
+static void layer_stored(const struct step *s, int32_t layer)
+{
+    const struct td_forward_layers *l = s->batch->layers;
+    int32_t n = layer + 1;
+    if (!l || s->part != 0 || (n % l->every != 0 && n != s->m->shard.n_layers)) return;
+    if (s->m->ops->device) s->m->ops->device->mark();
+    else l->done(l->ctx, n);
+}
+
 /* Before gemm_args of a matrix whose columns are split over ranks: rank 0 alone adds to what is there. */
 static bool adds(const struct step *s)
 {
@@ -286,6 +297,7 @@ static bool attend_and_mlp(const struct step *s, int32_t layer, const struct row
     meet(s);
     gemm(s, &y->o, ws->attn, q, r->x, adds(s) ? y->o_bias : NULL, r->n, adds(s));
     if (!sum_ranks(s, r)) return false;
+    if (td_comm_n_ranks(s->m->comm) > 1) layer_stored(s, layer); /* what the others added here they computed behind their stores */
 
     norm_gemm(s, r, y->mlp_norm, &y->gate_up, ws->mlp, y->gate_up_bias);
     if (s->m->ops->silu_mul_prepare) {
@@ -361,9 +373,11 @@ void td_forward_walk(struct td_model *model, struct td_workspace *ws, const stru
                                 .head_dim = c->head_dim,
                                 .dtype = b->kv->dtype};
         attend_prepare(&s, layer, &r, &kv);
+        if (td_comm_n_ranks(model->comm) == 1) layer_stored(&s, layer);
         if (layer == c->n_layers - 1) {
             if (b->n_logit_rows == 0) { /* no logits to gather: the others' last K and V must be there, too, before anybody sends them on */
-                if (part == 0 && !model->ops->device) ws->comm_status = td_comm_barrier(model->comm);
+                if (part == 0 && !model->ops->device && td_comm_n_ranks(model->comm) > 1 && !(ws->comm_status = td_comm_barrier(model->comm)))
+                    layer_stored(&s, layer);
                 return;
             }
             if (b->n_logit_rows < b->n_rows) keep_wanted(&s, &r);
@@ -398,6 +412,7 @@ td_status td_model_forward(struct td_model *model, struct td_workspace *ws, cons
         return TD_ERR_INVALID;
     if (kv->n_layers != c->n_layers || kv->n_kv_heads != c->n_kv_heads || kv->head_dim != c->head_dim || kv->dtype != model->dtype)
         return TD_ERR_INVALID;
+    if (args->layers && args->layers->every < 1) return TD_ERR_INVALID;
     if (model->ops->device) return td_forward_device(model, ws, args, ret_logits);
     struct call call = {.m = model,
                         .ws = ws,
@@ -410,7 +425,8 @@ td_status td_model_forward(struct td_model *model, struct td_workspace *ws, cons
                                   .kv_base = args->kv_base,
                                   .kv = kv,
                                   .kv_stride = args->kv_stride,
-                                  .logit_rows = args->logit_rows}};
+                                  .logit_rows = args->logit_rows,
+                                  .layers = args->layers}};
     ws->comm_status = TD_OK;
     td_thread_pool_run(model->threads, forward_part, &call);
     if (ws->comm_status) {

@@ -2,7 +2,8 @@
  *
  * What a step's entries read besides weights and cache is one descriptor: tokens, positions, sequences, block tables, wanted rows, attention's
  * plans. It is written into pinned memory and goes down with one put, ahead of the entries, which forward.c's walk issues. Nothing waits until the
- * end of the step; then the logits come down, unless the caller's tail (the sampler) reads them where they are.
+ * end of the step; then the logits come down, unless the caller's tail (the sampler) reads them where they are. Who asked for finished layers gets a
+ * mark in the stream behind each group of them: this thread, which would wait for the end anyway, waits for them in turn, and the stream for nothing.
  *
  *   pinned, device:  [pointers of block tables | tokens | positions | row_seq | logit_rows | position_last | seq_last | plan | plan_last | block ids]
  *
@@ -24,6 +25,7 @@
 #define TABLE_INTS_MAX ((size_t)1 << 24) /* block ids of one step; a batch with more is refused */
 #define TABLE_INTS_MIN ((size_t)256)
 #define BLOCK_SIZE_MIN 8
+_Static_assert(TD_FORWARD_MARKS_MAX <= TD_DEVICE_MARKS_MAX, "a mark for each group of layers");
 
 /* All that decides what the entries of a decode step are given. */
 struct shape {
@@ -227,6 +229,21 @@ static uint64_t graph_key(struct td_forward_device *d, const struct shape *s)
     return d->shapes[i].n_seen++ ? (uint64_t)d->serial << 32 | (uint32_t)(i + 1) : 0;
 }
 
+/* Waits for the marks that the walk left, in their order, and tells. *ret_told: so many layers. */
+static td_status tell_layers(const struct td_device *dev, const struct td_forward_layers *l, int32_t n_layers, bool last_marked,
+                             int32_t *ret_told, struct td_err *err)
+{
+    for (int32_t mark = 0, n = 0; n < (last_marked ? n_layers : n_layers - 1); mark++) {
+        n = n_layers - n > l->every ? n + l->every : n_layers;
+        if (n == n_layers && !last_marked) break;
+        td_status s = dev->wait_mark(mark, err);
+        if (s) return s;
+        l->done(l->ctx, n);
+        *ret_told = n;
+    }
+    return TD_OK;
+}
+
 static bool is_decode_step(const struct td_forward_args *a)
 {
     if (a->n_logit_rows != a->n_rows) return false;
@@ -313,6 +330,11 @@ td_status td_forward_device(struct td_model *model, struct td_workspace *ws, con
     const struct td_forward_tail *tail = k > 0 ? a->tail : NULL;
     struct shape all = {.n_rows = n, .block_size = a->kv->block_size, .table_ints = ints, .attn = shape, .tail = tail ? tail->shape : 0,
                         .kv_base = a->kv_base, .has_tail = tail != NULL};
+    int32_t n_layers = model->shard.n_layers, n_told = 0;
+    const struct td_forward_layers *layers = can_graph ? NULL : a->layers;
+    if (layers && (n_layers + layers->every - 1) / layers->every > TD_FORWARD_MARKS_MAX)
+        return td_fail(a->err, TD_ERR_INVALID, "forward: every is %d, of %d layers that are more than %d groups", layers->every,
+                       n_layers, TD_FORWARD_MARKS_MAX);
     if (dev->step_begin(can_graph ? graph_key(d, &all) : 0)) {
         uint8_t *there = d->device;
         struct td_batch b = {.tokens = (const int32_t *)(const void *)(there + p.tokens),
@@ -325,6 +347,7 @@ td_status td_forward_device(struct td_model *model, struct td_workspace *ws, con
                              .kv = a->kv,
                              .kv_stride = a->kv_stride,
                              .logit_rows = (const int32_t *)(const void *)(there + p.logit_rows),
+                             .layers = layers,
                              .position_last = (const int32_t *)(const void *)(there + p.position_last),
                              .seq_last = (const int32_t *)(const void *)(there + p.seq_last),
                              .plan = d->pinned + p.plan,
@@ -336,8 +359,10 @@ td_status td_forward_device(struct td_model *model, struct td_workspace *ws, con
         if (tail) tail->issue(tail->ctx, ws->logits, k);
     }
     s = dev->step_end(a->err);
+    if (!s && layers) s = tell_layers(dev, layers, n_layers, k > 0 || td_comm_n_ranks(model->comm) == 1, &n_told, a->err);
     if (!s) s = dev->wait(a->err);
     if (!s && k == 0) s = td_comm_barrier(model->comm); /* no logits were gathered: the others' last K and V must be there, too, before anybody sends them on */
+    if (!s && layers && n_told < n_layers) layers->done(layers->ctx, n_layers);
     *ret_logits = NULL;
     if (s || tail || k == 0 || td_comm_rank(model->comm) > 0) return s;
     s = dev->download(d->logits, ws->logits, (size_t)a->n_logit_rows * (size_t)model->config.vocab * sizeof(float), a->err);

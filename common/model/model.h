@@ -70,6 +70,17 @@ struct td_forward_tail {
     uint64_t shape;                      /* decides what issue does, apart from n_rows */
 };
 
+/* Told of finished layers while a forward runs: what is computed may be sent on while the rest is. */
+struct td_forward_layers {
+    /* K and V of all rows are in the cache for layers [0, n_layers), on every rank. In order, once for each multiple of `every` and
+     * once for the last layer, by the thread that called forward; the other threads of its pool wait for it (host), so it only
+     * notes down or rings. After a failure: not again. */
+    void (*done)(void *ctx, int32_t n_layers);
+    void *ctx;
+    int32_t every;                       /* >= 1; device tables: at most TD_FORWARD_MARKS_MAX calls come of it */
+};
+#define TD_FORWARD_MARKS_MAX 64
+
 struct td_forward_args {
     const int32_t *tokens;               /* [n_rows], each in [0, vocab): the caller has checked */
     const int32_t *positions;            /* [n_rows], each < max_len; consecutive rows of one sequence have consecutive positions */
@@ -82,6 +93,8 @@ struct td_forward_args {
     const int32_t *logit_rows;           /* [n_logit_rows] ascending row indices whose logits are wanted */
     int32_t n_logit_rows;
     const struct td_forward_tail *tail;  /* device tables: NULL = the logits come down; else *ret_logits is NULL */
+    const struct td_forward_layers *layers; /* NULL: nobody asks. Rank 0's alone. Device tables: left out of decode steps, which are
+                                             * graphs: everything is there at their end */
     struct td_err *err;                  /* may be NULL: filled when the device fails */
 };
 

@@ -84,6 +84,7 @@ struct td_batch {
     size_t kv_stride; /* bytes from a block to the next; 0: kv->block_bytes */
     const struct td_kv_layout *kv;
     const int32_t *logit_rows;
+    const struct td_forward_layers *layers; /* NULL: nobody asks */
     /* device only: position and sequence of the wanted rows; attention's plans for all rows and for the wanted ones, on the host and there */
     const int32_t *position_last, *seq_last;
     const void *plan, *plan_last;

@@ -52,6 +52,8 @@ static struct {
     cudaStream_t copy;
     void *stage[2];
     cudaEvent_t stage_free[2];
+    cudaEvent_t marks[TD_DEVICE_MARKS_MAX]; /* of the step */
+    int32_t n_marks;
 } self;
 static pthread_mutex_t copy_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t error_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -256,6 +258,7 @@ static bool step_begin(uint64_t graph_key)
     TD_ASSERT(self.state == STEP_IDLE);
     self.step++;
     self.key = graph_key;
+    self.n_marks = 0;
     self.state = STEP_DIRECT;
     if (!on_device("step_begin") || graph_key == 0) return true; /* lost: entries do no harm, step_end says it */
     if ((self.replay = graph_of(graph_key))) {
@@ -311,6 +314,21 @@ static td_status wait_done(struct td_err *err)
     if (!on_device("wait") || !td_cuda_ok(cudaStreamSynchronize(td_cuda.compute), "an entry of the step that was waited for"))
         return td_cuda_lost(err);
     self.n_done = self.step;
+    return TD_OK;
+}
+
+static void mark(void)
+{
+    TD_ASSERT(self.state == STEP_DIRECT && self.n_marks < TD_DEVICE_MARKS_MAX);
+    if (!is_lost()) (void)td_cuda_ok(cudaEventRecord(self.marks[self.n_marks], td_cuda.compute), "mark");
+    self.n_marks++;
+}
+
+static td_status wait_mark(int32_t n, struct td_err *err)
+{
+    TD_ASSERT(self.state == STEP_IDLE && n >= 0 && n < self.n_marks);
+    if (!on_device("wait_mark") || !td_cuda_ok(cudaEventSynchronize(self.marks[n]), "an entry before the mark that was waited for"))
+        return td_cuda_lost(err);
     return TD_OK;
 }
 
@@ -405,6 +423,8 @@ static void close_device(void)
         if (self.stage_free[i]) (void)cudaEventDestroy(self.stage_free[i]);
         if (self.stage[i]) (void)cudaFreeHost(self.stage[i]);
     }
+    for (int i = 0; i < TD_DEVICE_MARKS_MAX; i++)
+        if (self.marks[i]) (void)cudaEventDestroy(self.marks[i]);
     if (self.copy) (void)cudaStreamDestroy(self.copy);
     if (td_cuda.compute) (void)cudaStreamDestroy(td_cuda.compute);
     memset(&self, 0, sizeof self);
@@ -421,6 +441,7 @@ static td_status open_streams(struct td_err *err)
         e = cudaMallocHost(&self.stage[i], STAGE_BYTES);
         if (e == cudaSuccess) e = cudaEventCreateWithFlags(&self.stage_free[i], cudaEventDisableTiming);
     }
+    for (int i = 0; i < TD_DEVICE_MARKS_MAX && e == cudaSuccess; i++) e = cudaEventCreateWithFlags(&self.marks[i], cudaEventDisableTiming);
     if (e == cudaSuccess) return TD_OK;
     return td_fail(err, e == cudaErrorMemoryAllocation ? TD_ERR_NOMEM : TD_ERR_DEVICE, "CUDA device %d (%s) does not open: %s (%s)", td_cuda.index,
                    self.device.info.name, cudaGetErrorName(e), cudaGetErrorString(e));
@@ -432,6 +453,7 @@ static void fill_tables(void)
     d->alloc = device_alloc, d->release = device_release, d->alloc_pinned = pinned_alloc, d->release_pinned = pinned_release;
     d->free_bytes = free_bytes, d->upload = upload, d->download = download;
     d->step_begin = step_begin, d->put = put, d->get = get, d->step_end = step_end, d->wait = wait_done, d->close = close_device;
+    d->mark = mark, d->wait_mark = wait_mark;
     d->sample_scratch_bytes = td_cuda_sample_scratch_bytes, d->sample_clear = td_cuda_sample_clear, d->sample = td_cuda_sample;
 
     d->ranks = td_cuda_ranks();

@@ -4,6 +4,7 @@
  * What the forward pass and the engine may not do shows here at once, fast and under every sanitizer:
  *   - memory handed out by alloc has no access rights but while entries run or a copy does: touching it from outside ends the process;
  *   - entries, puts and gets are only written down; they run at `wait`, in order, so whatever they point to must still hold;
+ *   - what lies behind a mark has not run when its wait is over;
  *   - a graph key's second step must issue what its first did, argument by argument; its third and later ones are launched from the first's list.
  * TD_DEFERRED_FAIL_AT=N: the N-th wait from the start finds the device lost, and so does every call after it. */
 #include <stdio.h>
@@ -14,7 +15,7 @@
 #include "common/model/sampler.h"
 #include "kernels/device.h"
 
-enum kind { PUT, GET, PREPARE, GEMM, NORM, ROPE, STORE, ATTN, SILU, EMBED, SAMPLE };
+enum kind { PUT, GET, MARK, PREPARE, GEMM, NORM, ROPE, STORE, ATTN, SILU, EMBED, SAMPLE };
 
 struct entry {
     enum kind kind;
@@ -54,7 +55,9 @@ static struct {
     struct td_ops ops;
     const struct td_ops *host;
     struct region regions[REGIONS_MAX];
-    struct list step, pending; /* being issued; issued and not run */
+    struct list step, pending; /* being issued; issued */
+    size_t n_run;              /* of pending */
+    int32_t n_marks, n_marks_run;
     struct graph *graphs;
     size_t n_graphs;
     struct graph *graph;       /* of the step */
@@ -167,6 +170,7 @@ static bool step_begin(uint64_t key)
     TD_ASSERT(!self.in_step);
     self.in_step = true;
     self.step.n = 0;
+    self.n_marks = self.n_marks_run = 0;
     self.graph = NULL;
     self.is_check = false;
     if (key == 0) return true;
@@ -294,18 +298,39 @@ static void run(struct entry *e)
         break;
     case EMBED: h->embed(e->u.embed.out, e->u.embed.table, e->u.embed.dtype, e->u.embed.ids, e->u.embed.n_rows, e->u.embed.dim, 0, 1); break;
     case SAMPLE: run_sample(&e->u.sample); break;
+    case MARK: self.n_marks_run++; break;
     }
 }
 
-static td_status wait_all(struct td_err *err)
+/* What is pending, in order, up to so many marks. */
+static td_status run_upto(int32_t n_marks, struct td_err *err)
 {
     if (++self.n_waits == self.fail_at) self.is_lost = true;
     if (self.is_lost) return lost(err);
     protect(PROT_READ | PROT_WRITE);
-    for (size_t i = 0; i < self.pending.n; i++) run(&self.pending.entries[i]);
+    while (self.n_run < self.pending.n && self.n_marks_run < n_marks) run(&self.pending.entries[self.n_run++]);
     protect(PROT_NONE);
-    self.pending.n = 0;
     return TD_OK;
+}
+
+static td_status wait_all(struct td_err *err)
+{
+    td_status s = run_upto(INT32_MAX, err);
+    if (!s) self.pending.n = self.n_run = 0;
+    return s;
+}
+
+static void mark(void)
+{
+    TD_ASSERT(!self.graph && self.n_marks < TD_DEVICE_MARKS_MAX);
+    self.n_marks++;
+    issue(blank(MARK));
+}
+
+static td_status wait_mark(int32_t n, struct td_err *err)
+{
+    TD_ASSERT(!self.in_step && n >= 0 && n < self.n_marks);
+    return run_upto(n + 1, err);
 }
 
 /* ---- entries -------------------------------------------------------------------------------------------------------------------------- */
@@ -468,7 +493,8 @@ __attribute__((visibility("default"))) td_status td_cuda_open(uint32_t abi, cons
                                               .is_emulated = true, .is_deterministic = config->deterministic},
                                      .alloc = alloc, .release = release, .alloc_pinned = alloc_pinned, .release_pinned = free, .free_bytes = free_bytes,
                                      .upload = upload, .download = download, .step_begin = step_begin, .put = put, .get = get, .step_end = step_end,
-                                     .wait = wait_all, .sample_scratch_bytes = sample_scratch_bytes, .sample_clear = sample_clear, .sample = d_sample,
+                                     .wait = wait_all, .mark = mark, .wait_mark = wait_mark,
+                                     .sample_scratch_bytes = sample_scratch_bytes, .sample_clear = sample_clear, .sample = d_sample,
                                      .close = close_device};
     self.ops = (struct td_ops){.name = "deferred", .device = &self.device, .packed_bytes = host->packed_bytes, .pack = host->pack,
                                .gemm_scratch_bytes = host->gemm_scratch_bytes, .gemm_prepare = d_prepare, .gemm = d_gemm, .rmsnorm = d_norm, .rope = d_rope,

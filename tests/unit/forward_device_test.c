@@ -3,6 +3,7 @@
  * Against the plain kernels within a tolerance; and bit for bit against itself, however a prompt is cut, whoever shares the batch, padded or not,
  * with graphs or without (I1). The models are those of tests/golden/fixtures: every architecture and oddity that the loader takes. With
  * TANDEM_DEVICE_TEST_MODELS=N only every N-th of them is run: an emulated GPU is slow. */
+#include "tests/golden/layers_rig.h"
 #include "tests/golden/model_rig.h"
 
 #include <dirent.h>
@@ -12,6 +13,7 @@
 #include "common/base/mem.h"
 
 #define FIXTURES "tests/golden/fixtures"
+#define LAYERS_FIXTURE "qwen2_mixed_window" /* three layers or more */
 enum { MODELS_MAX = 64, LEN_MAX = 48, BLOCK_SIZE = 8 };
 
 static const struct td_ops *device;
@@ -294,6 +296,20 @@ static void random_weights_are_the_hosts(void **state)
     }
 }
 
+static void layers_are_told_when_they_are_there(void **state)
+{
+    (void)state;
+    struct rig g;
+    bool strict = strcmp(device->device->info.name, "deferred") == 0; /* a GPU runs ahead */
+    rig_open(&g, &(struct td_model_params){.dir = FIXTURES "/" LAYERS_FIXTURE, .dtype = "f32", .ops = device}, 1, BLOCK_SIZE, 64, 64);
+    layers_check_all(&g, strict);
+    const struct td_forward_layers none = {.every = 0};
+    struct td_forward_args a = {.tokens = (int32_t[]){1}, .n_rows = 1, .kv_base = g.cache, .kv = &g.kv, .layers = &none};
+    float *out;
+    assert_int_equal(td_model_forward(g.model, g.ws, &a, &out), TD_ERR_INVALID);
+    rig_close(&g);
+}
+
 static void too_much_is_refused(void **state)
 {
     (void)state;
@@ -324,6 +340,7 @@ int main(void)
         cmocka_unit_test(batches_padding_and_graphs),
         cmocka_unit_test(contexts_grow),
         cmocka_unit_test(random_weights_are_the_hosts),
+        cmocka_unit_test(layers_are_told_when_they_are_there),
         cmocka_unit_test(too_much_is_refused),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);

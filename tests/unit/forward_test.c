@@ -1,4 +1,5 @@
 /* forward_test.c - the loader's refusals, and the forward pass's promise: a row's bits depend on its own sequence alone (I1). */
+#include "tests/golden/layers_rig.h"
 #include "tests/golden/model_rig.h"
 
 #include <math.h>
@@ -458,6 +459,17 @@ static void ref_and_best_agree(void **state)
     }
 }
 
+static void layers_are_told_when_they_are_there(void **state)
+{
+    (void)state;
+    for (int n_threads = 1; n_threads <= 3; n_threads += 2) {
+        struct rig g;
+        rig_open(&g, &(struct td_model_params){.dir = "models/pocket", .dtype = "bf16"}, n_threads, 8, 64, 64);
+        layers_check_all(&g, true);
+        rig_close(&g);
+    }
+}
+
 static void bad_calls(void **state)
 {
     (void)state;
@@ -519,6 +531,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(batch_and_threads_do_not_matter, setup, teardown),
         cmocka_unit_test_setup_teardown(unwanted_rows_do_not_matter, setup, teardown),
         cmocka_unit_test_setup_teardown(ref_and_best_agree, setup, teardown),
+        cmocka_unit_test(layers_are_told_when_they_are_there),
         cmocka_unit_test_setup_teardown(bad_calls, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
