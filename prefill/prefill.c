@@ -1,6 +1,7 @@
 /* prefill.c - see prefill.h. The life of a request on a prefill worker (all on the engine thread):
  *
- *   WAITING --blocks, transfer op started--> RUNNING (chunks; full blocks are submitted after each step, so the transfer overlaps the next chunk)
+ *   WAITING --blocks, transfer op started--> RUNNING (chunks; full blocks are submitted after each step, so the transfer overlaps the next chunk,
+ *           and their first layers within it, so that it overlaps the chunk's own later ones)
  *           --first token: sent to the router, last block + note submitted--> SENDING --OP_DONE--> PrefillDone, OK
  *   a first token that is also the last: nothing is handed over; the op is cancelled, the router ends the decode leg.
  *   OP_FAILED, cancel, deadline: td_worker_end; source blocks stay held until the op's terminal event (I2). */
@@ -15,10 +16,13 @@
 #include "common/base/log.h"
 
 #define OFF(f) offsetof(struct prefill_config, f)
+#define PART_BYTES ((size_t)256 << 10) /* of a block: less makes a transfer wait for frames and requests */
 
 const struct td_option prefill_options[] = {
     TD_WORKER_OPTIONS(struct prefill_config, worker),
     {"send_timeout_ms", TD_OPT_U64, "120000", 100, 3600000, NULL, OFF(send_timeout_ms), "a hand-over that takes longer fails over"},
+    {"transfer_parts", TD_OPT_I64, "0", 0, TD_FORWARD_MARKS_MAX, NULL, OFF(transfer_parts),
+     "groups of layers sent while later ones are computed; 0 = as many as have 256 KiB of a block, 1 = whole blocks after each chunk"},
     {0},
 };
 
@@ -71,13 +75,65 @@ static td_status prefill_admit(struct td_worker *w, struct td_req *r)
 
 /* ---- steps ----------------------------------------------------------------------------------------------------------------------------- */
 
+/* Blocks that this step completes: those that it fills, and with the prompt's last token the last one, whose rest nobody reads. */
+static int32_t completed_by(const struct td_worker *w, const struct td_step_item *item)
+{
+    int32_t n_computed = item->seq->n_computed + item->n_new;
+    return n_computed == item->seq->n_tokens ? item->seq->n_blocks : n_computed / (int32_t)w->cfg.block_size;
+}
+
+/* In the middle of a step: the first n_layers of what it computes are there. What cannot be submitted now shows at the end of the step. */
+static void prefill_layers_done(void *ctx, const struct td_step_item *items, int32_t n_items, int32_t n_layers)
+{
+    struct td_worker *w = ctx;
+    uint64_t n_bytes = (uint64_t)n_layers * td_kv_pool_layout(td_engine_kv(w->engine))->layer_bytes;
+    for (int32_t i = 0; i < n_items; i++) {
+        struct td_seq *seq = items[i].seq;
+        struct td_req *r = seq->owner;
+        int32_t from = (int32_t)r->n_sent, upto = completed_by(w, &items[i]);
+        if (seq->phase != TD_SEQ_PREFILL || !r->xfer_live || upto <= from) continue;
+        if (td_xfer_submit_part(w->xfer, r->xfer_id, from - (int32_t)r->n_skip, seq->blocks + from, upto - from, r->begun_bytes,
+                                n_bytes - r->begun_bytes))
+            continue;
+        r->n_begun = (uint32_t)upto;
+        r->begun_bytes = n_bytes;
+    }
+    td_fault_point("layers_submitted");
+}
+
+/* Several KV parts: a group of layers is not one run of a block's bytes, so blocks go whole. */
+static void prefill_engine_opened(struct td_worker *w)
+{
+    const struct prefill *p = (const struct prefill *)w;
+    const struct td_kv_layout *l = td_kv_pool_layout(td_engine_kv(w->engine));
+    int64_t n = p->cfg.transfer_parts ? p->cfg.transfer_parts : (int64_t)(l->block_bytes / PART_BYTES);
+    if (n > TD_FORWARD_MARKS_MAX) n = TD_FORWARD_MARKS_MAX;
+    if (n > l->n_layers) n = l->n_layers;
+    if (n < 2 || td_engine_kv_parts(w->engine) > 1) return;
+    td_engine_on_layers(
+        w->engine,
+        &(struct td_engine_layers){.done = prefill_layers_done, .ctx = w, .every = (l->n_layers + (int32_t)n - 1) / (int32_t)n});
+}
+
+/* The rest of the blocks of which a step has submitted layers. */
+static td_status submit_begun(struct td_worker *w, struct td_req *r)
+{
+    int32_t from = (int32_t)r->n_sent, n = (int32_t)r->n_begun - from;
+    uint64_t at = r->begun_bytes, left = td_kv_pool_layout(td_engine_kv(w->engine))->block_bytes - at;
+    if (!at) return TD_OK;
+    r->begun_bytes = 0;
+    td_status s = left ? td_xfer_submit_part(w->xfer, r->xfer_id, from - (int32_t)r->n_skip, r->seq->blocks + from, n, at, left) : TD_OK;
+    if (!s) r->n_sent = r->n_begun;
+    return s;
+}
+
 /* Hands finished blocks [n_sent, upto) to the transfer; the last call carries the note. */
 static bool submit(struct td_worker *w, struct td_req *r, int32_t upto, bool final, const void *note, size_t note_bytes)
 {
-    int32_t from = (int32_t)r->n_sent;
-    if (upto <= from && !final) return true;
-    int32_t n = upto > from ? upto - from : 0;
-    td_status s = td_xfer_submit(w->xfer, r->xfer_id, from - (int32_t)r->n_skip, r->seq->blocks + from, n, final, note, note_bytes);
+    td_status s = submit_begun(w, r);
+    int32_t from = (int32_t)r->n_sent, n = upto > from ? upto - from : 0;
+    if (!s && !n && !final) return true;
+    if (!s) s = td_xfer_submit(w->xfer, r->xfer_id, from - (int32_t)r->n_skip, r->seq->blocks + from, n, final, note, note_bytes);
     if (s == TD_ERR_INVALID || s == TD_ERR_NOT_FOUND) { /* a bug of ours: this call can never succeed */
         td_worker_end(w, r, TD_ERR_INTERNAL, "KV transfer refused a submit");
         return false;
@@ -197,4 +253,4 @@ static const struct td_rpc_method prefill_methods[] = {
 };
 
 const struct td_worker_role prefill_role = {.name = "prefill", .methods = prefill_methods, .admit = prefill_admit, .stepped = prefill_stepped,
-                                            .xfer_event = prefill_xfer_event, .xfer_stop = prefill_xfer_stop};
+                                            .xfer_event = prefill_xfer_event, .engine_opened = prefill_engine_opened, .xfer_stop = prefill_xfer_stop};

@@ -8,6 +8,7 @@
 struct prefill_config {
     struct td_worker_config worker;
     uint64_t send_timeout_ms; /* op start -> delivered; else the request fails over */
+    int64_t transfer_parts;   /* groups of layers that are handed over while the next are computed; 0: by their size */
 };
 
 struct prefill {

@@ -35,6 +35,7 @@ struct td_engine {
     int32_t *step_room, *seq_blocks; /* several ranks: what the others are told */
     struct td_sampler **samplers; /* one per thread */
     int32_t n_threads, max_len, max_batch, max_step_tokens, max_seqs, max_blocks_per_seq, vocab;
+    struct td_engine_layers layers; /* done NULL: nobody is told */
 
     pthread_mutex_t seqs_lock; /* guards the pool of sequences: RPC threads get, the owner puts */
     struct td_pool *seqs;
@@ -511,12 +512,31 @@ td_status td_engine_check(struct td_engine *e, struct td_err *err)
     return s ? td_fail(err, s, "%s", td_comm_reason(e->comm, why)) : TD_OK;
 }
 
+void td_engine_on_layers(struct td_engine *e, const struct td_engine_layers *layers)
+{
+    e->layers = layers ? *layers : (struct td_engine_layers){0};
+}
+
+struct layers_ctx {
+    const struct td_engine *e;
+    const struct td_step_item *items;
+    int32_t n_items;
+};
+
+static void layers_done(void *arg, int32_t n_layers)
+{
+    const struct layers_ctx *c = arg;
+    c->e->layers.done(c->e->layers.ctx, c->items, c->n_items, n_layers);
+}
+
 td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_t n_items, struct td_err *err)
 {
     TD_ASSERT(n_items <= e->max_batch);
     int32_t n_rows = 0, n_logits = 0;
+    bool prefills = false;
     for (int32_t i = 0; i < n_items; i++) {
         struct td_seq *seq = items[i].seq;
+        prefills = prefills || seq->phase == TD_SEQ_PREFILL;
         TD_ASSERT(items[i].n_new >= 1 && n_rows + items[i].n_new <= e->max_step_tokens);
         TD_ASSERT(seq->n_computed + items[i].n_new <= seq->n_tokens && blocks_for(e, seq->n_computed + items[i].n_new) <= seq->n_blocks);
         e->block_tables[i] = seq->blocks;
@@ -533,6 +553,9 @@ td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_
                                 .n_logit_rows = n_logits, .err = err};
     float *logits = NULL;
     struct td_forward_tail tail;
+    struct layers_ctx told = {.e = e, .items = items, .n_items = n_items};
+    const struct td_forward_layers layers = {.done = layers_done, .ctx = &told, .every = e->layers.every};
+    if (e->layers.done && prefills) a.layers = &layers;
     if (e->device && n_logits > 0) { /* decode steps are padded, and so are their rows of logits */
         int32_t n = n_logits == n_rows ? td_workspace_padded_rows(e->ws, n_logits) : n_logits;
         if (td_engine_device_sample_fill(e->device, items, n_items, n, &tail) == TD_OK) a.tail = &tail;

@@ -138,6 +138,16 @@ struct td_step_item {
  * TD_ERR_DEVICE: the device is lost and so is all KV on it, that of this step and of every other sequence; err has the device's words. Further steps fail alike. */
 td_status td_engine_step(struct td_engine *engine, struct td_step_item *items, int32_t n_items, struct td_err *err);
 
+/* Told of finished layers from inside td_engine_step, on its thread: K and V of layers [0, n_layers) are in the blocks for every
+ * token that items[] computes in this step (n_computed is what it was before the step). When: model.h, td_forward_layers; never in
+ * a step of decodes alone. It changes no item and no sequence; a failed step has told of what came before. Rank 0 alone. */
+struct td_engine_layers {
+    void (*done)(void *ctx, const struct td_step_item *items, int32_t n_items, int32_t n_layers);
+    void *ctx;
+    int32_t every;
+};
+void td_engine_on_layers(struct td_engine *engine, const struct td_engine_layers *layers); /* copied; NULL: nobody is told */
+
 /* Chooses the next batch among running[0..n) (phases PREFILL and DECODE, sorted by priority): every decode first, then prefill chunks in order
  * within the token budget (stall-free batching). Makes room for each decode token; when blocks run out it preempts from the back (largest
  * priority key): those are released, counted and returned in preempted[] for their owner to queue again. prefill_only: a prefill worker. */

@@ -656,6 +656,7 @@ static td_status open_engine(struct td_worker *w, struct td_err *err)
     w->items = calloc((size_t)c->max_batch, sizeof *w->items);
     if (!w->reqs || !w->running || !w->preempted || !w->items)
         return td_fail(err, TD_ERR_NOMEM, "no memory for max_seqs %lld", (long long)c->max_seqs);
+    if (w->role->engine_opened) w->role->engine_opened(w);
     return TD_OK;
 }
 

@@ -109,6 +109,8 @@ struct td_req {
     bool xfer_live;                    /* a slot (decode) or op (prefill) has not reached its terminal event */
     uint32_t xfer_id;
     uint32_t n_skip, n_sent;           /* prefill: blocks decode holds already; blocks submitted (both of the sequence) */
+    uint32_t n_begun;                  /* prefill: of blocks [n_sent, n_begun) the first begun_bytes were submitted in the step that is running */
+    uint64_t begun_bytes;
     uint64_t arrived_ns, admitted_ns, first_run_ns, sampled_ns, granted_ns, ready_ns, first_step_ns, step_us;
     uint64_t xfer_us, exposed_us, xfer_bytes; /* decode; docs/operations.md says what they are */
     const char *xfer_path;
@@ -125,6 +127,8 @@ struct td_worker_role {
     td_status (*admit)(struct td_worker *w, struct td_req *r);
     void (*stepped)(struct td_worker *w, struct td_req *r, const struct td_step_item *item, uint64_t step_start_ns, uint64_t step_end_ns);
     void (*xfer_event)(struct td_worker *w, struct td_req *r, const struct td_xfer_event *ev);
+    /* The engine is open, its thread is not. NULL: nothing to do. */
+    void (*engine_opened)(struct td_worker *w);
     /* Stop the transfer of a req that ends early; its terminal event follows. */
     void (*xfer_stop)(struct td_worker *w, struct td_req *r, const char *why);
 };
