@@ -3,6 +3,7 @@
 The step is hit exactly, by TANDEM_FAULT in the victim's environment (common/base/fault.h). Two workers of each role serve; one is the victim.
 Every request must end OK with the tokens of an undisturbed run (the client never sees a worker die), and all pools must be empty again."""
 import signal
+import threading
 import time
 
 import grpc
@@ -158,3 +159,58 @@ def test_drain_timeout_hands_over(baseline):
         assert c.workers["decode-0"].wait_exit(20 * SLOW) == 0
         assert box[0].code == OK, box[0].details
         assert box[0].tokens == want.tokens and box[0].ledger.failovers >= 1
+
+
+def health(channel):
+    """ServingStatus of the whole server: 1 is SERVING."""
+    out = channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=5 * SLOW)
+    return out[1] if len(out) == 2 and out[0] == 0x08 else out
+
+
+@pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
+def test_pains_05_a_peers_death_leaves_health_alone(baseline, victim):
+    """A worker dies in the middle of hand-overs: those that it shared them with say SERVING all the while, hold nothing of it, and serve on."""
+    point = "chunk_submitted:3" if victim == "prefill-0" else "slot_ready:2"
+    with Cluster(prefill=2, decode=2, worker_args=[*CHUNKS, "--transfer", "tcp"], router_args=SPREAD, envs={victim: spec(point, "kill")}) as c:
+        others = {w.name: grpc.insecure_channel(w.address) for w in c.status().workers if w.name != victim}
+        seen, over = {name: [] for name in others}, threading.Event()
+
+        def watch():
+            while True:
+                last = over.is_set()
+                for name, ch in others.items():
+                    seen[name].append(health(ch))
+                if last:
+                    return
+                over.wait(0.02)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            run_until(c, baseline, lambda: not c.workers[victim].alive())
+            c.wait_idle(4)  # nothing is held for the dead one
+            c.start_worker(victim.split("-")[0])
+            assert_same(c.generate_many(requests(c)), baseline)
+            c.wait_idle(4)
+        finally:
+            over.set()
+            watcher.join()
+            for ch in others.values():
+                ch.close()
+        assert len(seen) == 3 and all(len(s) > 1 and set(s) == {1} for s in seen.values()), seen
+        assert all(c.workers[name].alive() for name in others)
+
+
+def test_pains_06_the_first_legs_reason_reaches_the_client():
+    """The prefill leg fails at once, and with nobody to go on with the client is told that, in the leg's words, and not that decode waited for
+    nothing: the other leg is ended with it, long before any deadline."""
+    with Cluster(router_args=["--max-failovers", 0], worker_args=[*CHUNKS, "--transfer", "tcp", "--peer-timeout-ms", 60000],
+                 envs={"prefill-0": spec("chunk_submitted:1", "kill")}) as c:
+        start = time.monotonic()
+        r = c.generate(prompt="The little fox walked over the hill. " * 12, max_tokens=8, temperature=0, ignore_eos=True, timeout=120 * SLOW)
+        took = time.monotonic() - start
+        assert c.workers["prefill-0"].wait_exit(5 * SLOW) == -signal.SIGKILL
+        assert r.code == grpc.StatusCode.UNAVAILABLE and "the prefill worker failed (prefill-0: " in r.details, (r.code, r.details)
+        assert took < 20 * SLOW, f"{took:.1f} s"  # the peer's time-out alone is a minute
+        c.wait_idle(4)
+        assert health(c.channel) == 1
