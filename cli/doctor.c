@@ -64,7 +64,7 @@ static void check_local(struct doctor_report *r, const struct doctor_config *c, 
     else if (n_gpus > 0) doctor_gpu_memory_open(&gpu);
     doctor_rdma(r, c, vb, why, kv_bytes, n_gpus > 0 ? &gpu : NULL, &rdma);
     doctor_flush(r);
-    doctor_gpudirect(r, c->root, gpus, n_gpus, rdma.n_nics, &gpu);
+    doctor_gpudirect(r, c->root, gpus, n_gpus, rdma.n_nics, rdma.n_reach_gpu, &gpu);
     doctor_gpu_memory_close(&gpu);
     doctor_topology(r, c->root, gpus, n_gpus, rdma.nics, rdma.n_nics);
     doctor_flush(r);

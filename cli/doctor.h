@@ -124,11 +124,12 @@ void doctor_gpu_memory_close(struct doctor_gpu_memory *m);
 
 /* The NVIDIA driver that is loaded below root; false: none. */
 bool doctor_driver(const char *root, char version[64], bool *ret_is_open);
-/* The host's half: kernel modules, dma-buf, nvidia_peermem, the GPUs' windows on the bus. Without GPUs or NICs one line that says so. */
-void doctor_gpudirect(struct doctor_report *r, const char *root, const struct doctor_pci *gpus, size_t n_gpus, size_t n_nics,
+/* The host's half: kernel modules, dma-buf, nvidia_peermem, the GPUs' windows on the bus. Without GPUs or NICs one line that says so. n_reach: of the
+ * NICs, those that registered memory of a GPU; where there is one, nothing here is a warning for want of a door. */
+void doctor_gpudirect(struct doctor_report *r, const char *root, const struct doctor_pci *gpus, size_t n_gpus, size_t n_nics, size_t n_reach,
                       const struct doctor_gpu_memory *m);
-/* Whether this open device registers GPU memory; `bad`: the level if not. */
-void doctor_gpudirect_nic(struct doctor_report *r, const char *root, enum doctor_level bad, const struct td_verbs *vb, struct td_vb_device *d,
+/* Whether this open device registers GPU memory; `bad`: the level if not. False also where there was none to try with. */
+bool doctor_gpudirect_nic(struct doctor_report *r, const char *root, enum doctor_level bad, const struct td_verbs *vb, struct td_vb_device *d,
                           const char *device, const struct doctor_gpu_memory *m);
 
 /* ---- RDMA (doctor_rdma.c) --------------------------------------------------------------------------------------------------------------- */
@@ -139,6 +140,7 @@ struct doctor_rdma {
     struct doctor_pci nics[TD_VB_DEVICES_MAX]; /* label = the device's name */
     size_t n_nics;
     unsigned n_usable;                    /* ports that can carry KV */
+    unsigned n_reach_gpu;                 /* devices that registered memory of a GPU */
 };
 /* vb NULL: libibverbs is not there, why says so. gpu NULL: there is no GPU. */
 void doctor_rdma(struct doctor_report *r, const struct doctor_config *c, const struct td_verbs *vb, const char *why, uint64_t kv_bytes,

@@ -98,7 +98,7 @@ static void check_bar(struct doctor_report *r, const char *root, const struct do
 
 /* ---- the host --------------------------------------------------------------------------------------------------------------------------- */
 
-void doctor_gpudirect(struct doctor_report *r, const char *root, const struct doctor_pci *gpus, size_t n_gpus, size_t n_nics,
+void doctor_gpudirect(struct doctor_report *r, const char *root, const struct doctor_pci *gpus, size_t n_gpus, size_t n_nics, size_t n_reach,
                       const struct doctor_gpu_memory *m)
 {
     char driver[64] = "", release[64] = "", module[64] = "";
@@ -121,7 +121,7 @@ void doctor_gpudirect(struct doctor_report *r, const char *root, const struct do
     bool has_module = peermem(root, module), new_kernel = kernel_has_dmabuf(root, release);
     bool exports = m->base && export_dmabuf(m, &fd, &offset, &err) == TD_OK;
     bool may_export = m->base ? exports : is_open && new_kernel;
-    enum doctor_level level = may_export || has_module ? DOCTOR_OK : DOCTOR_WARN;
+    enum doctor_level level = n_reach || may_export || has_module ? DOCTOR_OK : DOCTOR_WARN;
     if (fd >= 0) close(fd);
 
     struct doctor_check *c = doctor_add(r, GROUP, level, "driver", "%s kernel modules %s on Linux %s", is_open ? "open" : "closed", driver,
@@ -166,7 +166,7 @@ static void guess_nic(struct doctor_report *r, const char *root, const struct td
                "a kernel of 5.12 or newer with the open NVIDIA kernel modules and rdma-core 34 or newer (dma-buf), or modprobe nvidia_peermem");
 }
 
-void doctor_gpudirect_nic(struct doctor_report *r, const char *root, enum doctor_level bad, const struct td_verbs *vb, struct td_vb_device *d,
+bool doctor_gpudirect_nic(struct doctor_report *r, const char *root, enum doctor_level bad, const struct td_verbs *vb, struct td_vb_device *d,
                           const char *device, const struct doctor_gpu_memory *m)
 {
     char name[64], why[128] = "";
@@ -178,7 +178,7 @@ void doctor_gpudirect_nic(struct doctor_report *r, const char *root, enum doctor
     snprintf(name, sizeof name, "%.40s gpudirect", device);
     if (!m->base) {
         guess_nic(r, root, vb, d, name);
-        return;
+        return false;
     }
     if (export_dmabuf(m, &fd, &offset, &err)) {
         snprintf(why, sizeof why, "%.127s", err.msg);
@@ -199,4 +199,5 @@ void doctor_gpudirect_nic(struct doctor_report *r, const char *root, enum doctor
         doctor_fix(c, WITHOUT "see gpudirect below; a container needs rdma-core 34 or newer of its own");
     }
     doctor_string(&r->checks[r->n - 1], "by", !by_dmabuf ? "dma-buf" : !by_address ? "nvidia_peermem" : "none");
+    return !by_dmabuf || !by_address;
 }

@@ -240,11 +240,15 @@ void doctor_topology(struct doctor_report *r, const char *root, const struct doc
             if (d < least) least = d, best = n;
         }
         snprintf(name, sizeof name, "nic of gpu %s", gpus[g].address);
+        if (least == DOCTOR_UNKNOWN) {
+            doctor_add(r, GROUP, DOCTOR_OK, name, "none of the RDMA devices has a place on the PCI bus: %s", all);
+            continue;
+        }
         bool near = least <= DOCTOR_PXB;
         struct doctor_check *c =
-            doctor_add(r, GROUP, near ? DOCTOR_OK : DOCTOR_WARN, name, "%s is nearest; %s", least == DOCTOR_UNKNOWN ? "none" : nics[best].label, all);
+            doctor_add(r, GROUP, near ? DOCTOR_OK : DOCTOR_WARN, name, "%s is nearest; %s", nics[best].label, all);
         doctor_string(c, "distance", doctor_distance_name(least));
-        if (least != DOCTOR_UNKNOWN) doctor_string(c, "nearest", nics[best].label);
+        doctor_string(c, "nearest", nics[best].label);
         if (least == DOCTOR_SYS)
             doctor_fix(
                 c,
@@ -254,6 +258,6 @@ void doctor_topology(struct doctor_report *r, const char *root, const struct doc
             doctor_fix(
                 c, "traffic between them crosses the host bridge (in a virtual machine this may not be the hardware's shape): a NIC below the GPU's "
                    "PCIe switch is faster");
-        if (least != DOCTOR_UNKNOWN && near) check_acs(r, root, &gpus[g], &nics[best]);
+        if (near) check_acs(r, root, &gpus[g], &nics[best]);
     }
 }

@@ -280,7 +280,8 @@ static void check_link(const struct context *x, const struct doctor_pci *nic)
     doctor_fix(c, "the card runs below what it can: another slot, a reseated card, firmware settings of the slot (bifurcation, generation)");
 }
 
-static unsigned check_device(const struct context *x, const char *device, const struct doctor_gpu_memory *gpu, struct doctor_pci *nic)
+static unsigned check_device(const struct context *x, const char *device, const struct doctor_gpu_memory *gpu, struct doctor_pci *nic,
+                             unsigned *n_reach_gpu)
 {
     struct td_vb_device *d = NULL;
     struct td_vb_limits l = {0};
@@ -309,7 +310,7 @@ static unsigned check_device(const struct context *x, const char *device, const 
     }
     check_limits(x, device, &l);
     if (!check_register(x, d, device, &l)) n_usable = 0;
-    if (gpu) doctor_gpudirect_nic(x->r, x->o->root, x->lesser, x->vb, d, device, gpu);
+    if (gpu) *n_reach_gpu += doctor_gpudirect_nic(x->r, x->o->root, x->lesser, x->vb, d, device, gpu);
     x->vb->close(d);
     return n_usable;
 }
@@ -395,7 +396,7 @@ void doctor_rdma(struct doctor_report *r, const struct doctor_config *o, const s
         check_names(&x, list, names, n);
         for (uint32_t i = 0; i < n; i++) x.n_taken += is_named(list, names[i]);
         for (uint32_t i = 0; i < n; i++) {
-            if (is_named(list, names[i])) ret->n_usable += check_device(&x, names[i], gpu, &ret->nics[ret->n_nics++]);
+            if (is_named(list, names[i])) ret->n_usable += check_device(&x, names[i], gpu, &ret->nics[ret->n_nics++], &ret->n_reach_gpu);
             else doctor_add(r, GROUP, DOCTOR_OK, names[i], "left out: --rdma-devices does not name it");
         }
     }

@@ -254,6 +254,12 @@ static void topology(void **state)
     doctor_topology(&r, root, gpus, 1, nics + 1, 1); /* only the far one */
     says(&r, "nic of gpu 0000:3d:00.0", DOCTOR_WARN, "mlx5_1 SYS", "another socket");
     report_end(&r);
+
+    r = report();
+    struct doctor_pci software = {.label = "rxe0", .numa_node = -1};
+    doctor_topology(&r, root, gpus, 1, &software, 1);
+    says(&r, "nic of gpu 0000:3d:00.0", DOCTOR_OK, "none of the RDMA devices has a place on the PCI bus: rxe0 ?", NULL);
+    report_end(&r);
 }
 
 static void gpu_without_driver(void **state)
@@ -480,6 +486,8 @@ static void told_good(void)
 
 static const struct doctor_gpu_memory no_memory = {.why = "CUDA is not available: no driver"};
 
+static unsigned n_reach_gpu; /* as the last one found */
+
 static struct doctor_report rdma_with(const char *transfer, const struct td_verbs *vb, const struct doctor_gpu_memory *gpu, unsigned want_usable)
 {
     static struct doctor_rdma result;
@@ -489,6 +497,7 @@ static struct doctor_report rdma_with(const char *transfer, const struct td_verb
     assert_int_equal(result.n_usable, want_usable);
     assert_int_equal(told.n_open, 0);
     assert_int_equal(told.n_mr, 0);
+    n_reach_gpu = result.n_reach_gpu;
     return r;
 }
 
@@ -669,6 +678,7 @@ static void gpudirect_is_tried(void **state)
         told.import_error = cases[i].import_error;
         told.gpu_reg_error = cases[i].gpu_reg_error;
         struct doctor_report r = rdma_with(cases[i].transfer, &table, &m, 1);
+        assert_int_equal(n_reach_gpu, cases[i].level == DOCTOR_OK);
         const struct doctor_check *c = check(&r, "mlx5_0 gpudirect");
         if (c->level != cases[i].level || !strstr(c->found, cases[i].found)) fail_msg("case %zu: %d %s", i, c->level, c->found);
         assert_string_equal(json_string_value(json_object_get(c->values, "by")), cases[i].by);
@@ -697,9 +707,9 @@ static void gpudirect_of_the_host(void **state)
     (void)state;
     struct doctor_pci gpus[2];
     struct doctor_report r = report();
-    doctor_gpudirect(&r, root, gpus, 0, 0, &no_memory);
-    doctor_gpudirect(&r, root, gpus, 1, 0, &no_memory);
-    doctor_gpudirect(&r, root, gpus, 0, 1, &no_memory);
+    doctor_gpudirect(&r, root, gpus, 0, 0, 0, &no_memory);
+    doctor_gpudirect(&r, root, gpus, 1, 0, 0, &no_memory);
+    doctor_gpudirect(&r, root, gpus, 0, 1, 0, &no_memory);
     assert_int_equal(r.n, 3);
     static const char *const one_missing[] = {"neither an NVIDIA GPU nor an RDMA device", "no RDMA device: KV of GPUs goes by cuda-ipc",
                                               "no NVIDIA GPU"};
@@ -710,7 +720,7 @@ static void gpudirect_of_the_host(void **state)
     put_two_sockets();
     r = report();
     assert_int_equal(doctor_gpus(&r, root, gpus, 2), 1);
-    doctor_gpudirect(&r, root, gpus, 1, 2, &no_memory);
+    doctor_gpudirect(&r, root, gpus, 1, 2, 0, &no_memory);
     says(&r, "driver", DOCTOR_WARN, "no driver of the GPUs is loaded", "GPUs above");
     report_end(&r);
 
@@ -743,24 +753,30 @@ static void gpudirect_of_the_host(void **state)
         print_message("case %zu\n", i);
         put_gpudirect(cases[i].driver, cases[i].release, cases[i].module);
         r = report();
-        doctor_gpudirect(&r, root, gpus, 1, 2, cases[i].m);
+        doctor_gpudirect(&r, root, gpus, 1, 2, 0, cases[i].m);
         says(&r, "driver", cases[i].driver_level, cases[i].driver_found, cases[i].driver_fix);
         says(&r, "dma-buf", cases[i].export_level, cases[i].export_found, cases[i].export_fix);
         says(&r, "nvidia_peermem", cases[i].module_level, cases[i].module_found, cases[i].module_fix);
         report_end(&r);
     }
+    put_gpudirect(OPEN_DRIVER, "6.8.0\n", NULL);
+    r = report();
+    doctor_gpudirect(&r, root, gpus, 1, 2, 1, &refuses); /* a NIC did it all the same: no door is missing */
+    says(&r, "dma-buf", DOCTOR_OK, "the driver exports no dma-buf", NULL);
+    assert_int_equal(doctor_status(&r), 0);
+    report_end(&r);
     fake_device_close(good);
     fake_device_close(bad);
 
 #define GPU_RESOURCE "/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/0000:3c:00.0/0000:3d:00.0/resource"
     put(GPU_RESOURCE, "0x0000000099000000 0x0000000099ffffff 0x0000000000040200\n0x0000204000000000 0x0000205fffffffff 0x000000000014220c\n");
     r = report();
-    doctor_gpudirect(&r, root, gpus, 1, 2, &no_memory);
+    doctor_gpudirect(&r, root, gpus, 1, 2, 0, &no_memory);
     says(&r, "bar1 0000:3d:00.0", DOCTOR_OK, "128 GiB of the GPU's memory on the bus", NULL);
     report_end(&r);
     put(GPU_RESOURCE, "0x0000000099000000 0x0000000099ffffff 0x0000000000040200\n0x00000000a0000000 0x00000000afffffff 0x000000000014220c\n");
     r = report();
-    doctor_gpudirect(&r, root, gpus, 1, 2, &no_memory);
+    doctor_gpudirect(&r, root, gpus, 1, 2, 0, &no_memory);
     says(&r, "bar1 0000:3d:00.0", DOCTOR_WARN, "256 MiB", "Resizable BAR");
     report_end(&r);
 }
