@@ -156,7 +156,8 @@ static struct node_command open_command(const struct pair *t, uint16_t port, boo
         c.windows = strstr(t->v.name, "windows") != NULL;
         c.pull = t->v.pull;
     }
-    if (receiver ? t->v.where == RECEIVER_CHILD : t->v.where == SENDER_CHILD) strncat(c.fabric, child_fabric, sizeof c.fabric - strlen(c.fabric) - 1);
+    size_t n = strlen(c.fabric);
+    if (receiver ? t->v.where == RECEIVER_CHILD : t->v.where == SENDER_CHILD) snprintf(c.fabric + n, sizeof c.fabric - n, "%s", child_fabric);
     if (t->v.device) snprintf(c.device, sizeof c.device, "%s", t->v.device);
     if (is_zerocopy(&t->v)) c.zerocopy = TD_XFER_ZEROCOPY_ON;
     if (t->v.tls) as_identity(&c, receiver ? "decode" : "prefill", "ca");
