@@ -19,7 +19,7 @@
 struct doctor_config {
     struct cli_server at;                 /* at.server "": no cluster to look at */
     const char *json, *kv_memory, *transfer, *root, *listen, *peer;
-    uint64_t register_bytes, bytes, timeout_ms, listen_timeout_ms;
+    uint64_t register_bytes, bytes, timeout_ms, listen_timeout_ms, sessions;
     bool local;
     struct td_kv_port_config kv_port;     /* as a worker's: what --peer and --listen open, and which devices count here */
 };

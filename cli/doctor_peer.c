@@ -11,7 +11,7 @@
  *   GRANT           ----------------------> td_xfer_grant
  *   td_xfer_op_start, _submit ============> (the path)        clock: from op_start to OP_DONE
  *   VERIFY(seed)    ----------------------> SLOT_READY, compare, revoke, SLOT_FREE
- *   BYE             ----------------------> ends */
+ *   BYE             ----------------------> ends, or listens on (--sessions) */
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -326,6 +326,27 @@ static td_status accept_session(int listener, struct session *s, uint64_t deadli
     }
 }
 
+/* One session, and its line. False: nobody came. */
+static bool listen_once(struct session *s, int listener, uint16_t port, struct doctor_report *r)
+{
+    struct td_err err = {0};
+    td_status st = accept_session(listener, s, td_deadline_after_ms(td_now_ns(), s->o->listen_timeout_ms), r, &err);
+    if (st) {
+        struct doctor_check *c = doctor_add(r, GROUP, DOCTOR_FAIL, "listen", "%s", err.msg);
+        doctor_fix(c, "tandem doctor --peer THIS-HOST:%u on the other machine; a firewall may be in between", port);
+        return false;
+    }
+    st = serve(s, &err);
+    struct doctor_check *c =
+        doctor_add(r, GROUP, st ? DOCTOR_FAIL : DOCTOR_OK, "session", "with %s: %llu transfers verified, %s%s%s", s->peer,
+                   (unsigned long long)s->n_verified, doctor_size(s->bytes_verified).s, st ? "; ended by: " : "", st ? err.msg : "");
+    doctor_fix(c, "the other doctor's lines say more");
+    doctor_number(c, "transfers", (double)s->n_verified);
+    doctor_number(c, "bytes", (double)s->bytes_verified);
+    doctor_flush(r);
+    return true;
+}
+
 void doctor_listen(struct doctor_report *r, const struct doctor_config *o, const struct td_verbs *vb)
 {
     static struct session s;
@@ -333,35 +354,22 @@ void doctor_listen(struct doctor_report *r, const struct doctor_config *o, const
     int listener = -1;
     uint16_t port;
     char host[64];
-    uint64_t until = td_deadline_after_ms(td_now_ns(), o->listen_timeout_ms);
-    s = (struct session){.fd = -1, .o = o, .vb = vb};
-    td_status st = doctor_socket(o->listen, 1, until, &listener, &err);
+    td_status st = doctor_socket(o->listen, 1, td_deadline_after_ms(td_now_ns(), o->listen_timeout_ms), &listener, &err);
     if (!st) st = doctor_socket_name(listener, 0, host, &port, &err);
     if (st) {
         struct doctor_check *c = doctor_add(r, GROUP, DOCTOR_FAIL, "listen", "%s", err.msg);
         doctor_fix(c, "--listen HOST:PORT with an address of this machine and a free port");
-        goto out;
+    } else {
+        fprintf(r->out, strchr(host, ':') ? "listening at [%s]:%u\n" : "listening at %s:%u\n", host, port);
+        fflush(r->out);
     }
-    fprintf(r->out, strchr(host, ':') ? "listening at [%s]:%u\n" : "listening at %s:%u\n", host, port);
-    fflush(r->out);
-    st = accept_session(listener, &s, until, r, &err);
-    close(listener);
-    listener = -1;
-    if (st) {
-        struct doctor_check *c = doctor_add(r, GROUP, DOCTOR_FAIL, "listen", "%s", err.msg);
-        doctor_fix(c, "tandem doctor --peer THIS-HOST:%u on the other machine; a firewall may be in between", port);
-        goto out;
+    for (uint64_t i = 0; !st && i < o->sessions; i++) {
+        s = (struct session){.fd = -1, .o = o, .vb = vb};
+        bool came = listen_once(&s, listener, port, r);
+        end_close(&s.end);
+        if (s.fd >= 0) close(s.fd);
+        if (!came) break;
     }
-    st = serve(&s, &err);
-    struct doctor_check *c =
-        doctor_add(r, GROUP, st ? DOCTOR_FAIL : DOCTOR_OK, "session", "with %s: %llu transfers verified, %s%s%s", s.peer,
-                   (unsigned long long)s.n_verified, doctor_size(s.bytes_verified).s, st ? "; ended by: " : "", st ? err.msg : "");
-    doctor_fix(c, "the other doctor's lines say more");
-    doctor_number(c, "transfers", (double)s.n_verified);
-    doctor_number(c, "bytes", (double)s.bytes_verified);
-out:
-    end_close(&s.end);
-    if (s.fd >= 0) close(s.fd);
     if (listener >= 0) close(listener);
 }
 
@@ -374,6 +382,8 @@ struct lead {
     int fd;
     struct end end;
     struct doctor_msg q, a;            /* question and answer */
+    char peer[300];                    /* its address, as asked for */
+    bool many;                         /* there are several: lines are named after them */
     char host[64];
     bool same_host, rdma_here, rdma_there, broken; /* broken: the talk itself failed; nothing more can be asked */
     uint64_t seed;
@@ -558,8 +568,16 @@ static void advise(const struct lead *l, struct doctor_check *c, enum td_xfer_pa
             c,
             "data ports are chosen by the system, or by --transfer-port there: a firewall between the two must let TCP to %s's ports through; with "
             "TLS there (--tls-cert, --tls-key, --tls-ca) it is needed here, too",
-            l->o->peer);
+            l->peer);
     else doctor_fix(c, "see the checks of this host and run tandem doctor on the other one");
+}
+
+/* A line's name: the path's, with several peers after the peer's address. */
+static const char *row_name(const struct lead *l, const char *name)
+{
+    static char text[320];
+    snprintf(text, sizeof text, "%s%s%s", l->many ? l->peer : "", l->many ? " " : "", name);
+    return text;
 }
 
 static void full_row(struct lead *l, const struct path_row *row)
@@ -570,14 +588,15 @@ static void full_row(struct lead *l, const struct path_row *row)
         row->built ? measure_small(l, row->path, N_SMALL, &f, &err) : td_fail(&err, TD_ERR_UNSUPPORTED, "this build has no %s path", row->name);
     if (!s) s = measure_large(l, row->path, &f, &err);
     if (s) {
-        struct doctor_check *c = doctor_add(l->r, GROUP, DOCTOR_FAIL, row->name, "%s", err.msg);
+        struct doctor_check *c = doctor_add(l->r, GROUP, DOCTOR_FAIL, row_name(l, row->name), "%s", err.msg);
         advise(l, c, row->path, row->built);
         return;
     }
     struct doctor_check *c = doctor_add(
-        l->r, GROUP, DOCTOR_OK, row->name,
+        l->r, GROUP, DOCTOR_OK, row_name(l, row->name),
         "used %s%s; 4 KiB in %.1f us (median of %zu, %.1f..%.1f), 1 MiB pieces at %.2f GB/s, %s at %.2f GB/s; every byte verified", path_name(f.used),
         tls_words(l, f.used), f.small_us, f.n_small, f.small_min_us, f.small_max_us, f.many_gbps, doctor_size(f.whole_bytes).s, f.whole_gbps);
+    doctor_string(c, "peer", l->peer);
     doctor_string(c, "used", path_name(f.used));
     doctor_number(c, "small_us", f.small_us);
     doctor_number(c, "many_gb_per_s", f.many_gbps);
@@ -591,14 +610,14 @@ static void auto_row(struct lead *l)
     struct figures f = {0};
     struct td_err err = {0};
     if (measure_small(l, TD_XFER_PATH_AUTO, 5, &f, &err)) {
-        struct doctor_check *c = doctor_add(l->r, GROUP, DOCTOR_FAIL, "auto", "%s", err.msg);
+        struct doctor_check *c = doctor_add(l->r, GROUP, DOCTOR_FAIL, row_name(l, "auto"), "%s", err.msg);
         advise(l, c, TD_XFER_PATH_TCP, true);
         return;
     }
     bool rdma_missed = !l->same_host && l->rdma_here && l->rdma_there && !strcmp(path_name(f.used), "tcp");
     bool shm_missed = l->same_host && f.used != TD_XFER_PATH_SHM;
     struct doctor_check *c =
-        doctor_add(l->r, GROUP, rdma_missed || shm_missed ? DOCTOR_WARN : DOCTOR_OK, "auto", "workers of these two hosts use %s%s", path_name(f.used),
+        doctor_add(l->r, GROUP, rdma_missed || shm_missed ? DOCTOR_WARN : DOCTOR_OK, row_name(l, "auto"), "workers of these two hosts use %s%s", path_name(f.used),
                    rdma_missed ? ", though both have RDMA devices" : "");
     doctor_fix(c, "--transfer %s asks for the faster path and refuses to fall back; its line below says what is wrong", shm_missed ? "shm" : "rdma");
     doctor_string(c, "used", path_name(f.used));
@@ -615,14 +634,14 @@ static void lead_rows(struct lead *l)
         if (!any && strcmp(l->o->transfer, row->name)) continue;
         if (row->path == TD_XFER_PATH_CUDA_IPC) {
             if (!any)
-                doctor_add(l->r, GROUP, DOCTOR_FAIL, row->name,
+                doctor_add(l->r, GROUP, DOCTOR_FAIL, row_name(l, row->name),
                            "doctor's pools are the host's: `tandem bench xfer --device cuda` tries this path between GPU pools");
             continue;
         }
         if (any && is_shm && !l->same_host)
-            doctor_add(l->r, GROUP, DOCTOR_OK, row->name, "not tried: the two sides share no kernel, network namespace and user");
+            doctor_add(l->r, GROUP, DOCTOR_OK, row_name(l, row->name), "not tried: the two sides share no kernel, network namespace and user");
         else if (any && is_rdma && (!l->rdma_here || !l->rdma_there || !row->built))
-            doctor_add(l->r, GROUP, DOCTOR_OK, row->name, "not tried: no RDMA device %s",
+            doctor_add(l->r, GROUP, DOCTOR_OK, row_name(l, row->name), "not tried: no RDMA device %s",
                        !l->rdma_here ? "here"
                        : !l->rdma_there ? "there"
                        : "that this build can use");
@@ -630,15 +649,16 @@ static void lead_rows(struct lead *l)
     }
 }
 
-void doctor_peer(struct doctor_report *r, const struct doctor_config *o, const struct td_verbs *vb)
+static void lead_one(struct doctor_report *r, const struct doctor_config *o, const struct td_verbs *vb, const char *peer, bool many)
 {
     static struct lead l;
     struct td_err err = {0};
     uint16_t port;
     uint64_t ours[2], t0 = td_now_ns();
-    l = (struct lead){.r = r, .o = o, .fd = -1, .rdma_here = vb != NULL, .vb = vb, .seed = td_random_u64()};
+    l = (struct lead){.r = r, .o = o, .fd = -1, .many = many, .rdma_here = vb != NULL, .vb = vb, .seed = td_random_u64()};
+    snprintf(l.peer, sizeof l.peer, "%s", peer);
     host_id(ours);
-    td_status s = doctor_socket(o->peer, 0, td_deadline_after_ms(t0, o->timeout_ms), &l.fd, &err);
+    td_status s = doctor_socket(peer, 0, td_deadline_after_ms(t0, o->timeout_ms), &l.fd, &err);
     if (!s) s = doctor_socket_name(l.fd, 0, l.host, &port, &err);
     if (!s) {
         doctor_msg_init(&l.q, DOCTOR_MSG_HELLO, 0);
@@ -647,13 +667,13 @@ void doctor_peer(struct doctor_report *r, const struct doctor_config *o, const s
         s = ask(&l, 0, &err);
     }
     if (s) {
-        struct doctor_check *c = doctor_add(r, GROUP, DOCTOR_FAIL, "peer", "%s: %s", o->peer, err.msg);
+        struct doctor_check *c = doctor_add(r, GROUP, DOCTOR_FAIL, many ? peer : "peer", "%s: %s", peer, err.msg);
         doctor_fix(c, "tandem doctor --listen HOST:PORT on the other machine, and this build there; a firewall may be in between");
         goto out;
     }
     l.same_host = l.a.host[0] == ours[0] && l.a.host[1] == ours[1];
     l.rdma_there = l.a.has_rdma != 0;
-    doctor_add(r, GROUP, DOCTOR_OK, "peer", "%s answers from %s; RDMA devices %s here, %s there", o->peer,
+    doctor_add(r, GROUP, DOCTOR_OK, many ? peer : "peer", "%s answers from %s; RDMA devices %s here, %s there", peer,
                l.same_host ? "this host" : "another host, network namespace or user", l.rdma_here ? "yes" : "no", l.rdma_there ? "yes" : "no");
     doctor_flush(r);
     lead_rows(&l);
@@ -662,4 +682,18 @@ void doctor_peer(struct doctor_report *r, const struct doctor_config *o, const s
 out:
     end_close(&l.end);
     if (l.fd >= 0) close(l.fd);
+    doctor_flush(r);
+}
+
+/* One after the other: they would take bandwidth from each other. */
+void doctor_peer(struct doctor_report *r, const struct doctor_config *o, const struct td_verbs *vb)
+{
+    char peer[sizeof ((struct lead *)NULL)->peer];
+    bool many = strchr(o->peer, ',') != NULL;
+    for (const char *p = o->peer; *p;) {
+        size_t n = strcspn(p, ",");
+        snprintf(peer, sizeof peer, "%.*s", (int)n, p);
+        if (n) lead_one(r, o, vb, peer, many);
+        p += n + (p[n] == ',');
+    }
 }

@@ -218,6 +218,28 @@ class Listener:
         return self.p.returncode, *read(out.decode())
 
 
+def test_one_doctor_measures_several_peers_and_one_listener_serves_several(tmp_path):
+    out = tmp_path / "doctor.json"
+    args = ["--local=false", "--bytes", "1MiB", "--transfer", "tcp", "--timeout-ms", 5000 * SLOW]
+    with socket.socket() as closed, Listener("--sessions", 2, "--timeout-ms", 5000 * SLOW) as twice, Listener("--timeout-ms", 5000 * SLOW) as once:
+        closed.bind(("127.0.0.1", 0))  # bound, not listening: refused at once
+        nobody = f"127.0.0.1:{closed.getsockname()[1]}"
+        rc, checks, text = doctor(*args, "--peer", f"{twice.at},{nobody},{once.at}", "--json", out)
+        assert rc == 1 and checks[nobody][0] == "FAIL", text  # the one that is not there is named, and the others are measured
+        values = {x["name"]: x.get("values", {}) for x in json.loads(out.read_text())["checks"]}
+        for at in (twice.at, once.at):
+            assert checks[at][0] == "ok" and checks[f"{at} tcp"][0] == "ok", text
+            v = values[f"{at} tcp"]
+            assert v["peer"] == at and v["used"] == "tcp" and v["whole_gb_per_s"] > 0
+        rc, theirs, text = once.end()
+        assert rc == 0 and theirs["session"][0] == "ok", text
+        assert twice.p.poll() is None  # it listens on
+        rc, checks, text = doctor(*args, "--peer", twice.at)
+        assert rc == 0 and checks["tcp"][0] == "ok", text
+        rc, theirs, text = twice.end()
+        assert rc == 0 and len(re.findall(r"transfers verified", text)) == 2, text
+
+
 def test_pair_measures_every_path(tmp_path):
     out = tmp_path / "doctor.json"
     with Listener("--timeout-ms", 5000 * SLOW) as other:
