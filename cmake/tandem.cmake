@@ -71,6 +71,13 @@ function(td_program name)
   target_link_libraries(${name} PRIVATE td_flags ${A_DEPS})
 endfunction()
 
+# td_not_sanitized(NAME...): no test runs these programs, so builds with sanitizers make them only when they are named.
+function(td_not_sanitized)
+  if(TANDEM_SANITIZE)
+    set_target_properties(${ARGN} PROPERTIES EXCLUDE_FROM_ALL TRUE)
+  endif()
+endfunction()
+
 # td_test(NAME SOURCES... DEPS... [LABELS ...] [TIMEOUT s] [ONE_THREAD | THREADED pattern]): a cmocka program and its ctest entry. TANDEM_DATA
 # names shared/data. ONE_THREAD: it starts no thread, so ThreadSanitizer could only slow it down; such builds leave it out. THREADED: they
 # run only those of its tests whose names match; its main takes a pattern.
