@@ -18,6 +18,7 @@
 #include "common/base/status.h"
 
 #define TD_DEVICE_HANDLE_BYTES 64
+#define TD_DEVICE_POOL_BYTES 2048
 
 enum td_device_copy { TD_COPY_TO_HOST = 0, TD_COPY_TO_DEVICE, TD_COPY_ON_DEVICE };
 
@@ -51,6 +52,11 @@ struct td_device_memory {
     td_status (*ipc_export)(void *ctx, const void *memory, uint8_t ret_handle[TD_DEVICE_HANDLE_BYTES], uint64_t *ret_offset, struct td_err *err);
     td_status (*ipc_open)(void *ctx, const uint8_t handle[TD_DEVICE_HANDLE_BYTES], void **ret_base, struct td_err *err);
     void (*ipc_close)(void *ctx, void *base);
+    /* The same for a pool that is several allocations and one range of addresses to this table. pool_export (NULL: the pool is one allocation, ipc_export is of
+     * it): a description of at most TD_DEVICE_POOL_BYTES bytes. pool_open takes it, from outside: TD_ERR_CORRUPT unless it is of n_blocks blocks of block_bytes;
+     * what it opens has been seen to be the exporter's; ipc_close ends it. NULL: this table opens no such pool. */
+    td_status (*pool_export)(void *ctx, uint8_t *ret_pool, size_t *ret_bytes, struct td_err *err);
+    td_status (*pool_open)(void *ctx, const uint8_t *pool, size_t bytes, size_t block_bytes, int32_t n_blocks, void **ret_base, struct td_err *err);
 
     /* A dma-buf over the pages that [memory, memory + bytes) lies in, which begins at its byte *ret_offset; the caller closes the descriptor.
      * TD_ERR_UNSUPPORTED with the reason: no such thing here. NULL: not at all. */

@@ -67,8 +67,7 @@ static td_status plan_copies(const struct td_kv_layout *whole, int32_t from, int
 
 /* What a rank tells the others of its memory. */
 struct place {
-    uint8_t handle[TD_DEVICE_HANDLE_BYTES];
-    uint64_t offset;
+    struct td_split_handle at;
     char uuid[48];
 };
 
@@ -77,23 +76,23 @@ static td_status open_places(struct td_rank_kv *kv, const struct place *all, voi
 {
     const struct td_device_memory *m = kv->device;
     for (int32_t r = 1; r < kv->n_ranks; r++) {
-        td_status s = m->ipc_open(m->ctx, all[r].handle, &kv->opened[r], err);
+        td_status s = m->ipc_open(m->ctx, all[r].at.handle, &kv->opened[r], err);
         if (s) return td_err_prefix(err, "rank 0's device %s does not reach the KV of rank %d on %s", m->uuid, r, all[r].uuid);
-        ret_base[r] = (uint8_t *)kv->opened[r] + all[r].offset;
+        ret_base[r] = (uint8_t *)kv->opened[r] + all[r].at.offset;
     }
     return TD_OK;
 }
 
-td_status td_rank_kv_over_devices(struct td_rank_kv *kv, const struct td_device_memory *device, void *const *rank_base, int32_t n_blocks, size_t tail_bytes, void *scratch,
-                                  struct td_err *err)
+td_status td_rank_kv_over_devices(struct td_rank_kv *kv, const struct td_device_memory *device, void *const *rank_base, const struct td_split_handle *handles, int32_t n_blocks,
+                                  size_t tail_bytes, void *scratch, struct td_err *err)
 {
     size_t per_block = 1;
     kv->n_blocks = n_blocks;
     kv->mine = kv->base = rank_base[0];
     kv->stride = kv->part.block_bytes;
-    kv->device = kv->memory = device;
-    if (kv->n_ranks > 1) {
-        struct td_split_config c = {.device = device, .rank_base = rank_base, .n_parts = kv->n_parts, .n_copies = kv->n_copies, .n_blocks = n_blocks,
+    kv->device = device;
+    if (device) {
+        struct td_split_config c = {.device = device, .rank_base = rank_base, .handles = handles, .n_parts = kv->n_parts, .n_copies = kv->n_copies, .n_blocks = n_blocks,
                                     .part_bytes = kv->part.block_bytes, .tail_bytes = tail_bytes};
         td_status s = td_split_memory_create(&c, &kv->split, err);
         if (s) return s;
@@ -115,20 +114,22 @@ td_status td_rank_kv_over_devices(struct td_rank_kv *kv, const struct td_device_
 td_status td_rank_kv_on_devices(struct td_rank_kv *kv, struct td_comm *comm, const struct td_device_memory *device, void *mine, int32_t n_blocks, size_t tail_bytes,
                                 void *scratch, struct td_err *err)
 {
-    struct place place = {.offset = 0}, all[TD_COMM_MAX_RANKS];
+    struct place place = {.uuid = ""}, all[TD_COMM_MAX_RANKS];
+    struct td_split_handle handles[TD_COMM_MAX_RANKS];
     void *base[TD_COMM_MAX_RANKS] = {mine};
     int32_t rank = td_comm_rank(comm);
     td_status s = TD_OK;
     kv->device = device;
     if (kv->n_ranks > 1) {
-        if (!device->ipc_export || !device->ipc_open) s = td_fail(err, TD_ERR_UNSUPPORTED, "tp: device %s hands no memory to other processes", device->name);
-        else if (rank > 0) s = device->ipc_export(device->ctx, mine, place.handle, &place.offset, err);
+        if (!device || !device->ipc_export || !device->ipc_open) s = td_fail(err, TD_ERR_UNSUPPORTED, "tp: this device hands no memory to other processes");
+        else s = device->ipc_export(device->ctx, mine, place.at.handle, &place.at.offset, err);
         if (s) return s;
         memcpy(place.uuid, device->uuid, sizeof place.uuid);
         if ((s = td_comm_all_gather(comm, &place, sizeof place, all))) return lost(comm, s, err);
         if (rank == 0 && (s = open_places(kv, all, base, err))) return s;
+        for (int32_t r = 0; r < kv->n_ranks; r++) handles[r] = all[r].at;
     }
-    if (rank == 0) return td_rank_kv_over_devices(kv, device, base, n_blocks, tail_bytes, scratch, err);
+    if (rank == 0) return td_rank_kv_over_devices(kv, device, base, kv->n_ranks > 1 ? handles : NULL, n_blocks, tail_bytes, scratch, err);
     kv->n_blocks = n_blocks;
     kv->mine = mine;
     kv->stride = kv->part.block_bytes;
@@ -246,6 +247,7 @@ td_status td_rank_kv_import(const struct td_rank_kv *kv, const int32_t *block_id
     if (k == 5 || kv->whole.n_kv_heads % from_parts)
         return td_fail(err, TD_ERR_INVALID, "KV in %d parts: a model of %d KV heads is in 1, 2, 4, 8 or 16 that divide them", from_parts, kv->whole.n_kv_heads);
     if (from_parts == kv->n_parts && kv->n_copies == 1) return TD_OK;
+    if (kv->runs && !kv->memory) return td_fail(err, TD_ERR_UNSUPPORTED, "KV in %d parts cannot be brought into %d on this device: it has no copies", from_parts, kv->n_parts);
     if (kv->memory) return import_on_device(kv, block_ids, n, k, err);
     struct import m = {.kv = kv, .block_ids = block_ids, .n = n, .how = k};
     td_thread_pool_run(threads, import_part, &m);

@@ -43,7 +43,7 @@ struct td_rank_kv {
     int32_t n_scratch;
     /* devices, rank 0 */
     const struct td_device_memory *memory; /* what reaches base; NULL: the host's */
-    struct td_split_memory *split;   /* several ranks: memory is its table */
+    struct td_split_memory *split;   /* memory is its table */
     const struct td_device_memory *device;
     void *opened[TD_COMM_MAX_RANKS]; /* the others' memory */
     struct td_device_run *runs;      /* [max_runs], of an import */
@@ -59,9 +59,10 @@ void td_rank_kv_on_host(struct td_rank_kv *kv, int32_t rank, uint8_t *base, int3
  * are for imports, scratch of TD_RANK_SCRATCH_BLOCKS whole blocks on its device. TD_ERR_UNSUPPORTED: rank 0's device does not reach another's memory. */
 td_status td_rank_kv_on_devices(struct td_rank_kv *kv, struct td_comm *comm, const struct td_device_memory *device, void *mine, int32_t n_blocks, size_t tail_bytes,
                                 void *scratch, struct td_err *err);
-/* on_devices' part that rank 0 does alone: rank_base[r] is rank r's part of block 0 as rank 0's device reaches it. */
-td_status td_rank_kv_over_devices(struct td_rank_kv *kv, const struct td_device_memory *device, void *const *rank_base, int32_t n_blocks, size_t tail_bytes, void *scratch,
-                                  struct td_err *err);
+/* on_devices' part that rank 0 does alone: rank_base[r] is rank r's part of block 0 as rank 0's device reaches it, handles[r] (NULL: none)
+ * is for other processes. device NULL: it has no copies. */
+td_status td_rank_kv_over_devices(struct td_rank_kv *kv, const struct td_device_memory *device, void *const *rank_base, const struct td_split_handle *handles, int32_t n_blocks,
+                                  size_t tail_bytes, void *scratch, struct td_err *err);
 void td_rank_kv_free(struct td_rank_kv *kv); /* zeroed is fine; not the memory. Rank 0 before the others give theirs back */
 size_t td_rank_kv_bytes(const struct td_rank_kv *kv, int32_t n_blocks);
 #define TD_RANK_SCRATCH_BLOCKS 8

@@ -49,7 +49,8 @@ struct xfer_device {
     char lost[TD_XFER_REASON_MAX];
     /* cuda-ipc. offers: the handle is good */
     bool offers;
-    struct td_xfer_device_mem offer;
+    struct { struct td_xfer_device_mem mem; uint8_t pool[TD_DEVICE_POOL_BYTES]; } offer;
+    size_t pool_bytes;             /* of offer.pool; 0: the pool is one allocation */
     uint64_t refused[REFUSED_PEERS], n_refused;
 };
 

@@ -297,7 +297,8 @@ bool xfer_pool_crc(struct td_xfer *x, int32_t block, uint32_t *ret_crc);
 td_status xfer_ipc_open(struct td_xfer *x, const struct td_arena *arena, struct td_err *err); /* the offer that peers will get */
 bool xfer_ipc_may_offer(const struct td_xfer *x);
 bool xfer_ipc_send_offer(struct td_xfer *x, struct td_xfer_conn *c);
-td_status xfer_ipc_take_offer(struct td_xfer *x, struct td_xfer_conn *c, const struct td_xfer_device_mem *mem, char reason[TD_XFER_REASON_MAX]);
+td_status xfer_ipc_take_offer(struct td_xfer *x, struct td_xfer_conn *c, const struct td_xfer_device_mem *mem, const uint8_t *pool, size_t pool_bytes,
+                              char reason[TD_XFER_REASON_MAX]);
 void xfer_ipc_refused(struct td_xfer *x, uint64_t incarnation);                    /* this peer can not: not asked again */
 bool xfer_ipc_was_refused(const struct td_xfer *x, uint64_t incarnation);
 

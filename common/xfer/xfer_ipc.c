@@ -9,6 +9,8 @@
  *             control words as a descriptor
  *   receiver  opens the handle, reads those bytes through it, DEVICE_ACCEPT; or says why not, and the sender takes the next path
  *
+ * A pool of several allocations (ranks with a device each) goes as a description of them all, behind the offer, which the receiver's table opens as one.
+ *
  * So wrong handles, devices that cannot reach one another and containers that hide them show before a block depends on it. In one process a handle
  * cannot be opened and need not be: the address is good.
  *
@@ -41,13 +43,13 @@ td_status xfer_ipc_open(struct td_xfer *x, const struct td_arena *arena, struct 
 {
     struct xfer_device *d = x->device;
     const struct td_device_memory *m = d->memory;
-    struct td_xfer_device_mem *o = &d->offer;
-    uint64_t pool_bytes = (uint64_t)x->block_bytes * (uint64_t)x->n_blocks, offset, ticket;
-    uint8_t handle[TD_DEVICE_HANDLE_BYTES];
-    if (!m->ipc_export) return td_fail(err, TD_ERR_UNSUPPORTED, "cuda-ipc: device %s hands no memory to other processes", m->name);
+    struct td_xfer_device_mem *o = &d->offer.mem;
+    uint64_t pool_bytes = (uint64_t)x->block_bytes * (uint64_t)x->n_blocks, offset = 0, ticket;
+    uint8_t handle[TD_DEVICE_HANDLE_BYTES] = {0};
+    if (!m->ipc_export && !m->pool_export) return td_fail(err, TD_ERR_UNSUPPORTED, "cuda-ipc: device %s hands no memory to other processes", m->name);
     if (arena->bytes - pool_bytes < PROBE_BYTES)
         return td_fail(err, TD_ERR_UNSUPPORTED, "cuda-ipc: the pool's allocation of %zu bytes has no room for a probe of %zu behind its blocks", arena->bytes, PROBE_BYTES);
-    td_status status = m->ipc_export(m->ctx, x->base, handle, &offset, err);
+    td_status status = m->pool_export ? m->pool_export(m->ctx, d->offer.pool, &d->pool_bytes, err) : m->ipc_export(m->ctx, x->base, handle, &offset, err);
     if (status) return status;
     *o = (struct td_xfer_device_mem){.offset = offset, .process = this_process(), .address = (uintptr_t)x->base, .block_bytes = x->block_bytes,
                                      .probe_offset = pool_bytes, .n_blocks = (uint32_t)x->n_blocks, .n_words = x->core.max_ops};
@@ -84,10 +86,11 @@ bool xfer_ipc_was_refused(const struct td_xfer *x, uint64_t incarnation)
 bool xfer_ipc_send_offer(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct td_xfer_frame f = {.type = TD_XFER_DEVICE_OFFER};
-    return xfer_shm_send_fds(c, &f, &x->device->offer, sizeof x->device->offer, &x->words_fd, 1);
+    return xfer_shm_send_fds(c, &f, &x->device->offer, sizeof x->device->offer.mem + x->device->pool_bytes, &x->words_fd, 1);
 }
 
-td_status xfer_ipc_take_offer(struct td_xfer *x, struct td_xfer_conn *c, const struct td_xfer_device_mem *mem, char reason[TD_XFER_REASON_MAX])
+td_status xfer_ipc_take_offer(struct td_xfer *x, struct td_xfer_conn *c, const struct td_xfer_device_mem *mem, const uint8_t *pool, size_t pool_bytes,
+                              char reason[TD_XFER_REASON_MAX])
 {
     struct xfer_device *d = x->device;
     const struct td_device_memory *m = d->memory;
@@ -96,27 +99,28 @@ td_status xfer_ipc_take_offer(struct td_xfer *x, struct td_xfer_conn *c, const s
     xfer_say(reason, "device offer: a field or the descriptor does not hold what it says");
     if (c->peer_pool || c->n_fds != 1 || mem->uuid[sizeof mem->uuid - 1] || mem->name[sizeof mem->name - 1] || mem->process == 0) return TD_ERR_CORRUPT;
     if (mem->block_bytes != x->block_bytes || mem->n_blocks < 1 || mem->n_blocks > 1u << 28 || mem->probe_offset < mem->block_bytes * mem->n_blocks ||
-        mem->probe_offset > UINT64_MAX / 4 || mem->offset > UINT64_MAX / 4)
+        mem->probe_offset > UINT64_MAX / 4 || mem->offset > UINT64_MAX / 4 || (pool_bytes && (mem->offset || mem->probe_offset != mem->block_bytes * mem->n_blocks)))
         return TD_ERR_CORRUPT;
     if ((status = xfer_shm_take_words(c, c->fds[0], mem->n_words))) return status;
     if (d->is_lost) {
         xfer_say(reason, "%s", d->lost);
         return TD_ERR_DEVICE;
     }
-    if (mem->process == this_process()) {
+    if (mem->process == this_process() && !pool_bytes) {
         c->peer_pool = (const uint8_t *)(uintptr_t)mem->address; /* it shares this process's address space: it could not lie to better effect */
     } else {
-        if (!m->ipc_open) {
-            xfer_say(reason, "device %.60s opens no memory of other processes", m->name);
+        if (pool_bytes ? !m->pool_open : !m->ipc_open) {
+            xfer_say(reason, "device %.60s opens no %s of other processes", m->name, pool_bytes ? "pool of several devices" : "memory");
             return TD_ERR_UNSUPPORTED;
         }
         void *base = NULL;
         pthread_mutex_unlock(&x->lock); /* the driver takes its time */
-        status = m->ipc_open(m->ctx, mem->handle, &base, &err);
+        status = pool_bytes ? m->pool_open(m->ctx, pool, pool_bytes, x->block_bytes, (int32_t)mem->n_blocks, &base, &err) : m->ipc_open(m->ctx, mem->handle, &base, &err);
         pthread_mutex_lock(&x->lock);
+        if (status == TD_ERR_DEVICE) xfer_device_say_lost(x, err.msg);
         if (status) {
             xfer_say(reason, "%.90s: %.40s opens the memory of %.40s", err.msg, m->uuid, mem->uuid);
-            return TD_ERR_UNSUPPORTED;
+            return status == TD_ERR_DEVICE || status == TD_ERR_CORRUPT ? status : TD_ERR_UNSUPPORTED;
         }
         c->peer_base = base;
         c->peer_pool = (const uint8_t *)base + mem->offset;

@@ -565,7 +565,7 @@ static void on_device_offer(struct td_xfer *x, struct td_xfer_conn *c)
     struct td_xfer_device_mem mem;
     char reason[TD_XFER_REASON_MAX];
     memcpy(&mem, c->rx_payload, sizeof mem);
-    td_status status = xfer_ipc_take_offer(x, c, &mem, reason);
+    td_status status = xfer_ipc_take_offer(x, c, &mem, c->rx_payload + sizeof mem, c->rx_frame.length - sizeof mem, reason);
     if (status == TD_ERR_CORRUPT) {
         xfer_conn_refuse(x, c, reason);
     } else if (status) {

@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/base/device_memory.h"
 #include "common/base/status.h"
 #include "common/xfer/xfer.h"
 
@@ -46,7 +47,8 @@ enum td_xfer_frame_type {
                          * these grant blocks are */
     TD_XFER_DIGEST,     /* sender, before FINAL: payload td_xfer_digest[] */
     TD_XFER_BYE,        /* both, last: this side ends the connection; payload is the reason. status AGAIN: it may open another for the same grants */
-    TD_XFER_DEVICE_OFFER,  /* cuda-ipc, sender after HELLO_ACK: payload td_xfer_device_mem, the control words' descriptor rides along */
+    TD_XFER_DEVICE_OFFER,  /* cuda-ipc, sender after HELLO_ACK: payload td_xfer_device_mem, then the description of a pool of several
+                            * allocations, if it is one; the control words' descriptor rides along */
     TD_XFER_DEVICE_ACCEPT, /* cuda-ipc, receiver: it has opened the pool and read its probe; status != 0: refused, payload is the reason */
     TD_XFER_N_TYPES
 };
@@ -88,7 +90,7 @@ struct td_xfer_mem {
 _Static_assert(sizeof(struct td_xfer_mem) == 24, "wire: mem");
 
 struct td_xfer_device_mem {
-    uint8_t handle[64];               /* of the allocation that the pool lies in */
+    uint8_t handle[64];               /* of the allocation that the pool lies in; of no use where a description follows */
     uint64_t offset;                  /* of the pool's block 0 in it */
     uint64_t process, address;        /* a random number of the sender's process, and where block 0 lies there: of use in the same process alone */
     uint64_t block_bytes, probe_offset; /* probe_offset: from block 0 to the probe's 64 bytes */
@@ -96,7 +98,7 @@ struct td_xfer_device_mem {
     uint8_t probe[64];
     char uuid[48], name[64];          /* the device's, NUL-terminated */
 };
-_Static_assert(sizeof(struct td_xfer_device_mem) == 288, "wire: device mem");
+_Static_assert(sizeof(struct td_xfer_device_mem) == 288 && 288 + TD_DEVICE_POOL_BYTES <= TD_XFER_PAYLOAD_MAX, "wire: device mem");
 
 struct td_xfer_rail {
     uint8_t gid[16];

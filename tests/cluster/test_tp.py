@@ -208,20 +208,21 @@ def devices(monkeypatch):
 
 
 CUDA = ["--device", "cuda", "--max-step-tokens", 48]
-EQUAL_DEVICES = [("tcp", 2, None, {}), ("small-pool", 2, None, {"kv_memory": "512KiB"}), ("shared-heads", 4, 2, {})][:2 if SHORT else 3]
+EQUAL_DEVICES = [("cuda-ipc", 2, None, {}), ("tcp", 2, None, {"kv_memory": "512KiB"}), ("cuda-ipc", 4, 2, {})][:2 if SHORT else 3]
 
 
-@pytest.mark.parametrize("name,tp,n_kv,kwargs", EQUAL_DEVICES, ids=[e[0] for e in EQUAL_DEVICES])
-def test_devices_of_equal_degrees(wide, devices, name, tp, n_kv, kwargs):
-    """Each rank on a device of its own, KV staged over tcp: the tokens of one engine of that degree, with and without prefix hits."""
+@pytest.mark.parametrize("path,tp,n_kv,kwargs", EQUAL_DEVICES)
+def test_devices_of_equal_degrees(wide, devices, path, tp, n_kv, kwargs):
+    """Each rank on a device of its own: the tokens of one engine of that degree, with and without prefix hits; tcp, staged, in a pool that is too small for all;
+    cuda-ipc with 4 ranks of 2 KV heads: an import fills the second copies."""
     model = wide[n_kv] if n_kv else POCKET
     want = one_process(model, tp, FEW, "cuda")
     with Cluster(prefill=0, decode=0, **kwargs) as c:
-        start_pair(c, tp, tp, model, [*CUDA, "--transfer", "tcp", "--kv-digest", "always"])
+        start_pair(c, tp, tp, model, [*CUDA, "--transfer", path, "--kv-digest", "always"])
         requests = cluster_requests(c, FEW)
         results = c.generate_many(requests)
         check([as_result(r) for r in results], want)
-        assert results[0].ledger.transfer_path == "tcp"
+        assert results[0].ledger.transfer_path == path
         check([as_result(r) for r in c.generate_many(requests)], want)  # with prefix hits
         c.wait_idle()
 
@@ -236,7 +237,7 @@ def test_devices_of_unequal_degrees(wide, devices, p, d, n_kv):
     greedy = [dict(q, temperature=0.0) for q in FEW]
     want = one_process(model, 1, greedy, "cuda")
     with Cluster(prefill=0, decode=0) as c:
-        start_pair(c, p, d, model, [*CUDA, "--kv-digest", "always"])
+        start_pair(c, p, d, model, [*CUDA, "--transfer", "cuda-ipc", "--kv-digest", "always"])
         assert {w.role: w.tp for w in c.status().workers} == {"prefill": p, "decode": d}
         requests = cluster_requests(c, greedy)
         alone = [as_result(c.generate(r)) for r in requests]
@@ -284,8 +285,7 @@ def test_lost_device(devices, role, fault, says):
         c.wait_idle(4)
 
 
-@pytest.mark.parametrize("args,says", [(["--transfer", "cuda-ipc"], "the pool lies on the devices of 2 ranks (tp), and a handle is of one"),
-                                       (["--transfer", "rdma"], "transfer is rdma, and RDMA is not to be had: the pool lies on the devices of 2 ranks (tp)"),
+@pytest.mark.parametrize("args,says", [(["--transfer", "rdma"], "transfer is rdma, and RDMA is not to be had: the pool lies on the devices of 2 ranks (tp)"),
                                        (["--device-index", 7], "rank 1: device cuda: "), (["--kv-memory", "1"], "kv_memory 1 bytes holds 0 KV blocks"),
                                        (["nopeer"], "does not reach the KV of rank 1 on GPU-")])
 def test_refusals_of_devices(devices, monkeypatch, args, says):

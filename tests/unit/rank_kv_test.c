@@ -54,7 +54,7 @@ static void one_case(int32_t n_kv_heads, int32_t n_ranks, int32_t from_parts)
     td_rank_kv_on_host(&host, 0, base, N_BLOCKS);
     for (int32_t r = 0; r < n_ranks; r++) rank_base[r] = fake_device_alloc(d, N_BLOCKS * there.part.block_bytes + TAIL);
     void *scratch = fake_device_alloc(d, TD_RANK_SCRATCH_BLOCKS * there.whole.block_bytes);
-    if (td_rank_kv_over_devices(&there, fake_device_memory(d), rank_base, N_BLOCKS, TAIL, scratch, &err)) fail_msg("%s", err.msg);
+    if (td_rank_kv_over_devices(&there, fake_device_memory(d), rank_base, NULL, N_BLOCKS, TAIL, scratch, &err)) fail_msg("%s", err.msg);
     if (td_thread_pool_create(2, NULL, 0, &threads, &err)) fail_msg("%s", err.msg);
     for (int32_t copy = 0; copy < host.n_copies; copy++)
         for (size_t i = 0; i < copy_bytes; i++) *byte_of(d, &there, rank_base, copy, i) = base[(size_t)copy * copy_bytes + i] = (uint8_t)draw(256);

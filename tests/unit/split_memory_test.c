@@ -1,12 +1,14 @@
 /* split_memory_test.c - random batches of copies through the table of a split pool against one plain array laid out as the pool says: every byte of
  * every rank's memory is compared after each batch, the guards around it too. The ranks' memory is a fake device's, whose addresses nobody can follow
- * and whose copies run late. */
+ * and whose copies run late. A pool of another process is opened from its description, whole or spoilt. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -213,9 +215,181 @@ static void test_refusals(void **state)
     pool_close(&p);
 }
 
+/* ---- a pool of another process ----------------------------------------------------------------------------------------------------------------- */
+
+enum { PEER_BLOCKS = 9, PEER_PART = 96, PEER_TAIL = 64 };
+
+/* Byte i of the peer's copy 0 as one array; its second copies hold other bytes. */
+static uint8_t peer_byte(size_t i) { return (uint8_t)(i * 13 + i / 256 * 7 + 1); }
+
+struct peer {
+    pid_t pid;
+    int end;                           /* closed: it ends */
+    uint8_t pool[TD_DEVICE_POOL_BYTES];
+    size_t bytes;
+    int32_t n_parts;
+};
+
+/* The child's life: writes the size and bytes of its description to `out`, stays until `end` is closed at the other side. */
+static void be_a_peer(int32_t n_parts, int out, int end)
+{
+    struct fake_device *d = fake_device_open("");
+    const struct td_device_memory *dm = fake_device_memory(d);
+    void *base[TD_SPLIT_RANKS_MAX];
+    struct td_split_handle handles[TD_SPLIT_RANKS_MAX];
+    struct td_split_memory *m;
+    uint8_t pool[TD_DEVICE_POOL_BYTES];
+    size_t bytes = 0, block = (size_t)n_parts * PEER_PART;
+    for (int32_t r = 0; r < 2 * n_parts; r++) {
+        uint8_t *p = fake_device_alloc(d, GUARD + PEER_BLOCKS * PEER_PART + PEER_TAIL), *b = fake_device_bytes(d, p) + GUARD;
+        base[r] = p + GUARD;
+        for (size_t i = 0; i < PEER_BLOCKS * PEER_PART; i++)
+            b[i] = r % 2 ? 0xee : peer_byte(i / PEER_PART * block + (size_t)(r / 2) * PEER_PART + i % PEER_PART);
+        if (dm->ipc_export(dm->ctx, base[r], handles[r].handle, &handles[r].offset, NULL)) _exit(2);
+    }
+    struct td_split_config c = {.device = dm, .rank_base = base, .handles = handles, .n_parts = n_parts, .n_copies = 2, .n_blocks = PEER_BLOCKS, .part_bytes = PEER_PART,
+                                .tail_bytes = PEER_TAIL};
+    if (td_split_memory_create(&c, &m, NULL)) _exit(3);
+    const struct td_device_memory *t = td_split_memory_table(m);
+    if (t->pool_export(t->ctx, pool, &bytes, NULL) || write(out, &bytes, sizeof bytes) != sizeof bytes || write(out, pool, bytes) != (ssize_t)bytes) _exit(4);
+    char c1;
+    if (read(end, &c1, 1) != 0) _exit(5);
+    td_split_memory_destroy(m);
+    fake_device_close(d);
+    _exit(0);
+}
+
+static void peer_start(struct peer *p, int32_t n_parts)
+{
+    int out[2], end[2];
+    assert_int_equal(pipe(out), 0);
+    assert_int_equal(pipe(end), 0);
+    *p = (struct peer){.pid = fork(), .end = end[1], .n_parts = n_parts};
+    if (p->pid == 0) {
+        close(end[1]);
+        be_a_peer(n_parts, out[1], end[0]);
+    }
+    close(out[1]);
+    close(end[0]);
+    assert_int_equal(read(out[0], &p->bytes, sizeof p->bytes), sizeof p->bytes);
+    assert_true(p->bytes <= sizeof p->pool);
+    assert_int_equal(read(out[0], p->pool, p->bytes), p->bytes);
+    close(out[0]);
+}
+
+/* All of them: a later one has inherited an earlier one's pipe. */
+static void peers_stop(struct peer *p, int n)
+{
+    int status;
+    for (int i = 0; i < n; i++) close(p[i].end);
+    for (int i = 0; i < n; i++) {
+        assert_int_equal(waitpid(p[i].pid, &status, 0), p[i].pid);
+        assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+}
+
+static td_status open_peer(struct pool *p, const struct peer *peer, const uint8_t *pool, size_t bytes, void **ret_base, struct td_err *err)
+{
+    return p->table->pool_open(p->table->ctx, pool, bytes, (size_t)peer->n_parts * PEER_PART, PEER_BLOCKS, ret_base, err);
+}
+
+/* Whole blocks of a peer of 1, 2 or 4 parts to a pool of 1, 2, 3 or 4: two peers at once, and what was there before them is untouched. */
+static void test_pool_of_another_process(void **state)
+{
+    (void)state;
+    static const int32_t degrees[][2] = {{1, 4}, {2, 1}, {4, 2}, {3, 4}, {4, 4}};
+    for (size_t k = 0; k < sizeof degrees / sizeof *degrees; k++) {
+        struct peer peers[2];
+        struct td_err err = {0};
+        struct pool p;
+        void *base[2];
+        int32_t from = degrees[k][0], to = degrees[k][1];
+        peer_start(&peers[0], from);
+        peer_start(&peers[1], from);
+        random_state = k + 1;
+        pool_open(&p, (struct shape){to, 1, PEER_BLOCKS, (size_t)from * PEER_PART / (size_t)to, 64}, "");
+        size_t block = (size_t)from * PEER_PART;
+        for (int i = 0; i < 2; i++)
+            if (open_peer(&p, &peers[i], peers[i].pool, peers[i].bytes, &base[i], &err)) fail_msg("%d to %d: %s", from, to, err.msg);
+        for (int i = 0; i < 40; i++) {
+            size_t src = draw(PEER_BLOCKS), dst = draw(PEER_BLOCKS), in = draw(2) ? 0 : draw(block), n = in ? 1 + draw(block - in) : block;
+            struct td_device_run run = {.to = p.base + dst * block + in, .from = (uint8_t *)base[i & 1] + src * block + in, .bytes = n};
+            uint64_t ticket = 0;
+            for (size_t b = 0; b < n; b++) p.want[dst * block + in + b] = peer_byte(src * block + in + b);
+            if (p.table->copy(p.table->ctx, TD_COPY_ON_DEVICE, &run, 1, &ticket, &err) || p.table->wait(p.table->ctx, ticket, &err)) fail_msg("%s", err.msg);
+        }
+        compare(&p, (int)k);
+        for (int i = 0; i < 2; i++) p.table->ipc_close(p.table->ctx, base[i]);
+        for (int b = 0; b < 10; b++) one_batch(&p, b);
+        pool_close(&p);
+        peers_stop(peers, 2);
+    }
+}
+
+static void put(uint8_t *pool, size_t at, uint64_t value, size_t bytes) { memcpy(pool + at, &value, bytes); }
+
+/* What comes from outside and is not the description of such a pool. */
+static void test_spoilt_descriptions(void **state)
+{
+    (void)state;
+    static const struct {
+        size_t at, bytes;
+        uint64_t value;
+        td_status status;
+        const char *says;
+    } cases[] = {
+        {0, 4, 1, TD_ERR_CORRUPT, "are no description of a pool"},
+        {4, 4, 0, TD_ERR_CORRUPT, "are no description of a pool"},
+        {4, 4, 1, TD_ERR_CORRUPT, "are no description of a pool"},
+        {4, 4, 17, TD_ERR_CORRUPT, "are no description of a pool"},
+        {4, 4, 0xffffffff, TD_ERR_CORRUPT, "are no description of a pool"},
+        {8, 8, PEER_BLOCKS + 1, TD_ERR_CORRUPT, "a pool of 10 blocks in 2 parts of 96 bytes, tail 64: it must be 9 of 192 bytes"},
+        {8, 8, 1ull << 32 | PEER_BLOCKS, TD_ERR_CORRUPT, "it must be 9 of 192 bytes"},
+        {16, 8, PEER_PART / 2, TD_ERR_CORRUPT, "it must be 9 of 192 bytes"},
+        {16, 8, UINT64_MAX, TD_ERR_CORRUPT, "it must be 9 of 192 bytes"},
+        {24, 8, 15, TD_ERR_CORRUPT, "tail 15"},
+        {24, 8, UINT64_MAX, TD_ERR_CORRUPT, "it must be 9 of 192 bytes"},
+        {32, 8, 1, TD_ERR_UNSUPPORTED, "part 0 of 2: invalid resource handle"},
+        {32 + 88, 8, 1, TD_ERR_UNSUPPORTED, "part 1 of 2: invalid resource handle"},
+        {32 + 64, 8, UINT64_MAX / 2, TD_ERR_CORRUPT, "part 0 of the pool begins at 9223372036854775807"},
+        {32 + 72, 8, 0, TD_ERR_UNSUPPORTED, "part 0 of 2 holds other bytes than were put there"},
+        {32 + 88 + 72, 8, 0, TD_ERR_UNSUPPORTED, "part 1 of 2 holds other bytes than were put there"},
+    };
+    struct peer peer;
+    struct pool p, wrong;
+    struct td_err err = {0};
+    uint8_t pool[TD_DEVICE_POOL_BYTES];
+    void *base;
+    peer_start(&peer, 2);
+    pool_open(&p, (struct shape){2, 1, PEER_BLOCKS, PEER_PART, 64}, "");
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        memcpy(pool, peer.pool, peer.bytes);
+        put(pool, cases[k].at, cases[k].value, cases[k].bytes);
+        td_status s = open_peer(&p, &peer, pool, peer.bytes, &base, &err);
+        if (s != cases[k].status || !strstr(err.msg, cases[k].says)) fail_msg("case %zu: %d, %s", k, s, err.msg);
+    }
+    for (size_t bytes = 0; bytes < peer.bytes; bytes++) assert_int_equal(open_peer(&p, &peer, peer.pool, bytes, &base, &err), TD_ERR_CORRUPT);
+    memcpy(pool, peer.pool, peer.bytes); /* the parts the other way round */
+    memcpy(pool + 32, peer.pool + 32 + 88, 72);
+    memcpy(pool + 32 + 88, peer.pool + 32, 72);
+    assert_int_equal(open_peer(&p, &peer, pool, peer.bytes, &base, &err), TD_ERR_UNSUPPORTED);
+    assert_int_equal(open_peer(&p, &peer, peer.pool, peer.bytes, &base, &err), TD_OK);
+    p.table->ipc_close(p.table->ctx, base);
+    pool_close(&p);
+    static const char *const words[][2] = {{"blind-ipc", "part 0 of 2: peer access is not supported"}, {"wrong-ipc", "part 0 of 2 holds other bytes"}};
+    for (int k = 0; k < 2; k++) {
+        pool_open(&wrong, (struct shape){1, 1, PEER_BLOCKS, 2 * PEER_PART, 64}, words[k][0]);
+        assert_int_equal(open_peer(&wrong, &peer, peer.pool, peer.bytes, &base, &err), TD_ERR_UNSUPPORTED);
+        assert_non_null(strstr(err.msg, words[k][1]));
+        pool_close(&wrong);
+    }
+    peers_stop(&peer, 1);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_as_one_array), cmocka_unit_test(test_longer_than_the_list),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_pool_of_another_process), cmocka_unit_test(test_spoilt_descriptions),
+                                       cmocka_unit_test(test_as_one_array), cmocka_unit_test(test_longer_than_the_list),
                                        cmocka_unit_test(test_refusals)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
