@@ -1,7 +1,7 @@
 /* split_memory.c - see split_memory.h.
  *
- * A batch of runs becomes one batch of the device's: a cut run is several, and neighbours on both sides are joined again. The list is the table's, under its
- * lock, and grows when a batch is longer than any before it, which boot's size makes rare. A ticket is the device's own. */
+ * A batch of runs becomes one batch of the device's: a cut run is several, and neighbours on both sides are joined again. The list is the table's,
+ * under its lock, and grows when a batch is longer than any before it, which boot's size makes rare. A ticket is the device's own. */
 #include "common/worker/split_memory.h"
 
 #include <errno.h>
@@ -53,7 +53,8 @@ struct td_split_memory {
     uint8_t *marks;                    /* page-locked, [TD_SPLIT_RANKS_MAX][TD_SPLIT_MARK_BYTES] */
 };
 
-static td_status range_init(struct range *r, int32_t n_parts, int32_t n_copies, int32_t n_blocks, size_t part_bytes, size_t tail_bytes, struct td_err *err)
+static td_status range_init(struct range *r, int32_t n_parts, int32_t n_copies, int32_t n_blocks, size_t part_bytes,
+                            size_t tail_bytes, struct td_err *err)
 {
     r->n_parts = n_parts, r->n_copies = n_copies, r->n_blocks = n_blocks;
     r->part_bytes = part_bytes, r->tail_bytes = tail_bytes;
@@ -61,7 +62,8 @@ static td_status range_init(struct range *r, int32_t n_parts, int32_t n_copies, 
     r->copy_bytes = (size_t)n_blocks * r->block_bytes + tail_bytes;
     r->bytes = (size_t)n_copies * r->copy_bytes;
     void *base = mmap(NULL, r->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED) return td_fail(err, TD_ERR_NOMEM, "split memory: %zu bytes of addresses asked and refused: %s", r->bytes, strerror(errno));
+    if (base == MAP_FAILED)
+        return td_fail(err, TD_ERR_NOMEM, "split memory: %zu bytes of addresses asked and refused: %s", r->bytes, strerror(errno));
     r->base = base;
     return TD_OK;
 }
@@ -78,7 +80,8 @@ static uint8_t *place_of(const struct td_split_memory *m, const void *p, size_t 
     while (r && !holds(r, p)) r = r->next;
     *ret_bytes = bytes;
     if (!r) return (uint8_t *)(uintptr_t)p;
-    size_t offset = (uintptr_t)p - (uintptr_t)r->base, copy = offset / r->copy_bytes, in_copy = offset % r->copy_bytes, blocks = (size_t)r->n_blocks * r->block_bytes;
+    size_t offset = (uintptr_t)p - (uintptr_t)r->base, copy = offset / r->copy_bytes, in_copy = offset % r->copy_bytes,
+           blocks = (size_t)r->n_blocks * r->block_bytes;
     TD_ASSERT(bytes <= r->bytes - offset);
     size_t part = 0, there, left;
     if (in_copy < blocks) {
@@ -201,7 +204,11 @@ static td_status pool_export(void *ctx, uint8_t *ret_pool, size_t *ret_bytes, st
 {
     struct td_split_memory *m = ctx;
     const struct range *r = &m->own;
-    struct pool_head head = {.magic = POOL_MAGIC, .n_parts = (uint32_t)r->n_parts, .n_blocks = (uint64_t)r->n_blocks, .part_bytes = r->part_bytes, .tail_bytes = r->tail_bytes};
+    struct pool_head head = {.magic = POOL_MAGIC,
+                             .n_parts = (uint32_t)r->n_parts,
+                             .n_blocks = (uint64_t)r->n_blocks,
+                             .part_bytes = r->part_bytes,
+                             .tail_bytes = r->tail_bytes};
     memcpy(ret_pool, &head, sizeof head);
     pthread_mutex_lock(&m->mark_lock);
     td_random_fill(m->marks, (size_t)r->n_parts * TD_SPLIT_MARK_BYTES);
@@ -229,7 +236,8 @@ static td_status open_parts(struct td_split_memory *m, struct range *r, const ui
     struct pool_part part;
     for (int32_t p = 0; p < r->n_parts; p++) {
         memcpy(&part, parts + (size_t)p * sizeof part, sizeof part);
-        if (part.at.offset > UINT64_MAX / 4) return td_fail(err, TD_ERR_CORRUPT, "part %d of the pool begins at %llu", p, (unsigned long long)part.at.offset);
+        if (part.at.offset > UINT64_MAX / 4)
+            return td_fail(err, TD_ERR_CORRUPT, "part %d of the pool begins at %llu", p, (unsigned long long)part.at.offset);
         td_status s = m->device->ipc_open(m->device->ctx, part.at.handle, &r->opened[p], err);
         if (s) return td_err_prefix(err, "part %d of %d", p, r->n_parts);
         r->rank_base[p] = (uint8_t *)r->opened[p] + part.at.offset;
@@ -239,7 +247,8 @@ static td_status open_parts(struct td_split_memory *m, struct range *r, const ui
     for (int32_t p = 0; p < r->n_parts && !s; p++) {
         memcpy(&part, parts + (size_t)p * sizeof part, sizeof part);
         if (memcmp(part.mark, m->marks + p * TD_SPLIT_MARK_BYTES, sizeof part.mark) != 0)
-            s = td_fail(err, TD_ERR_UNSUPPORTED, "part %d of %d holds other bytes than were put there: the handle is not its memory's", p, r->n_parts);
+            s = td_fail(err, TD_ERR_UNSUPPORTED,
+                        "part %d of %d holds other bytes than were put there: the handle is not its memory's", p, r->n_parts);
     }
     pthread_mutex_unlock(&m->mark_lock);
     return s;
@@ -254,8 +263,10 @@ static td_status pool_open(void *ctx, const uint8_t *pool, size_t bytes, size_t 
         return td_fail(err, TD_ERR_CORRUPT, "%zu bytes are no description of a pool", bytes);
     if (n_blocks < 1 || h.n_blocks != (uint64_t)n_blocks || h.part_bytes != block_bytes / h.n_parts || block_bytes % h.n_parts || h.part_bytes < 1 ||
         h.tail_bytes < TD_SPLIT_MARK_BYTES || h.tail_bytes > TAIL_MAX)
-        return td_fail(err, TD_ERR_CORRUPT, "a pool of %llu blocks in %u parts of %llu bytes, tail %llu: it must be %d of %zu bytes", (unsigned long long)h.n_blocks, h.n_parts,
-                       (unsigned long long)h.part_bytes, (unsigned long long)h.tail_bytes, n_blocks, block_bytes);
+        return td_fail(err, TD_ERR_CORRUPT,
+                       "a pool of %llu blocks in %u parts of %llu bytes, tail %llu: it must be %d of %zu bytes",
+                       (unsigned long long)h.n_blocks, h.n_parts, (unsigned long long)h.part_bytes,
+                       (unsigned long long)h.tail_bytes, n_blocks, block_bytes);
     struct range *r = calloc(1, sizeof *r);
     if (!r) return td_fail(err, TD_ERR_NOMEM, "split memory: out of memory");
     td_status s = range_init(r, (int32_t)h.n_parts, 1, n_blocks, (size_t)h.part_bytes, (size_t)h.tail_bytes, err);

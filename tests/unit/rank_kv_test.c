@@ -1,5 +1,6 @@
-/* rank_kv_test.c - KV that came from another number of parts, brought into order on devices: the whole pools, all copies, against the same import in the host's
- * memory (which engine_test.c has compared with the plain formula). The devices are fakes, whose addresses nobody can follow and whose copies run late. */
+/* rank_kv_test.c - KV that came from another number of parts, brought into order on devices: the whole pools, all copies, against the same import
+ * in the host's memory (which engine_test.c has compared with the plain formula). The devices are fakes, whose addresses nobody can follow and
+ * whose copies run late. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -26,7 +27,11 @@ static size_t draw(size_t n)
 static void plan(struct td_rank_kv *kv, int32_t n_kv_heads, int32_t n_ranks)
 {
     struct td_err err = {0};
-    struct td_kv_layout part = {.n_layers = 3, .n_kv_heads = n_ranks < n_kv_heads ? n_kv_heads / n_ranks : 1, .head_dim = 8, .block_size = 4, .dtype = TD_BF16};
+    struct td_kv_layout part = {.n_layers = 3,
+                                .n_kv_heads = n_ranks < n_kv_heads ? n_kv_heads / n_ranks : 1,
+                                .head_dim = 8,
+                                .block_size = 4,
+                                .dtype = TD_BF16};
     *kv = (struct td_rank_kv){0};
     if (td_kv_layout_init(&part, &err) || td_rank_kv_plan(kv, &part, n_kv_heads, n_ranks, 2, &err)) fail_msg("%s", err.msg);
 }
@@ -66,12 +71,14 @@ static void one_case(int32_t n_kv_heads, int32_t n_ranks, int32_t from_parts)
         ids[i] = ids[k];
         ids[k] = t;
     }
-    if (td_rank_kv_import(&host, ids, N_IDS, from_parts, threads, &err) || td_rank_kv_import(&there, ids, N_IDS, from_parts, threads, &err)) fail_msg("%s", err.msg);
+    if (td_rank_kv_import(&host, ids, N_IDS, from_parts, threads, &err) ||
+        td_rank_kv_import(&there, ids, N_IDS, from_parts, threads, &err))
+        fail_msg("%s", err.msg);
     for (int32_t copy = 0; copy < host.n_copies; copy++)
         for (size_t i = 0; i < copy_bytes; i++)
             if (*byte_of(d, &there, rank_base, copy, i) != base[(size_t)copy * copy_bytes + i])
-                fail_msg("%d KV heads, %d ranks, from %d parts: copy %d block %zu byte %zu differs", n_kv_heads, n_ranks, from_parts, copy, i / host.whole.block_bytes,
-                         i % host.whole.block_bytes);
+                fail_msg("%d KV heads, %d ranks, from %d parts: copy %d block %zu byte %zu differs", n_kv_heads, n_ranks,
+                         from_parts, copy, i / host.whole.block_bytes, i % host.whole.block_bytes);
     td_thread_pool_destroy(threads);
     td_rank_kv_free(&host);
     td_rank_kv_free(&there);

@@ -247,11 +247,19 @@ static void be_a_peer(int32_t n_parts, int out, int end)
             b[i] = r % 2 ? 0xee : peer_byte(i / PEER_PART * block + (size_t)(r / 2) * PEER_PART + i % PEER_PART);
         if (dm->ipc_export(dm->ctx, base[r], handles[r].handle, &handles[r].offset, NULL)) _exit(2);
     }
-    struct td_split_config c = {.device = dm, .rank_base = base, .handles = handles, .n_parts = n_parts, .n_copies = 2, .n_blocks = PEER_BLOCKS, .part_bytes = PEER_PART,
+    struct td_split_config c = {.device = dm,
+                                .rank_base = base,
+                                .handles = handles,
+                                .n_parts = n_parts,
+                                .n_copies = 2,
+                                .n_blocks = PEER_BLOCKS,
+                                .part_bytes = PEER_PART,
                                 .tail_bytes = PEER_TAIL};
     if (td_split_memory_create(&c, &m, NULL)) _exit(3);
     const struct td_device_memory *t = td_split_memory_table(m);
-    if (t->pool_export(t->ctx, pool, &bytes, NULL) || write(out, &bytes, sizeof bytes) != sizeof bytes || write(out, pool, bytes) != (ssize_t)bytes) _exit(4);
+    if (t->pool_export(t->ctx, pool, &bytes, NULL) || write(out, &bytes, sizeof bytes) != sizeof bytes ||
+        write(out, pool, bytes) != (ssize_t)bytes)
+        _exit(4);
     char c1;
     if (read(end, &c1, 1) != 0) _exit(5);
     td_split_memory_destroy(m);
@@ -316,7 +324,8 @@ static void test_pool_of_another_process(void **state)
             struct td_device_run run = {.to = p.base + dst * block + in, .from = (uint8_t *)base[i & 1] + src * block + in, .bytes = n};
             uint64_t ticket = 0;
             for (size_t b = 0; b < n; b++) p.want[dst * block + in + b] = peer_byte(src * block + in + b);
-            if (p.table->copy(p.table->ctx, TD_COPY_ON_DEVICE, &run, 1, &ticket, &err) || p.table->wait(p.table->ctx, ticket, &err)) fail_msg("%s", err.msg);
+            if (p.table->copy(p.table->ctx, TD_COPY_ON_DEVICE, &run, 1, &ticket, &err) || p.table->wait(p.table->ctx, ticket, &err))
+                fail_msg("%s", err.msg);
         }
         compare(&p, (int)k);
         for (int i = 0; i < 2; i++) p.table->ipc_close(p.table->ctx, base[i]);
@@ -376,7 +385,8 @@ static void test_spoilt_descriptions(void **state)
     assert_int_equal(open_peer(&p, &peer, peer.pool, peer.bytes, &base, &err), TD_OK);
     p.table->ipc_close(p.table->ctx, base);
     pool_close(&p);
-    static const char *const words[][2] = {{"blind-ipc", "part 0 of 2: peer access is not supported"}, {"wrong-ipc", "part 0 of 2 holds other bytes"}};
+    static const char *const words[][2] = {{"blind-ipc", "part 0 of 2: peer access is not supported"},
+                                           {"wrong-ipc", "part 0 of 2 holds other bytes"}};
     for (int k = 0; k < 2; k++) {
         pool_open(&wrong, (struct shape){1, 1, PEER_BLOCKS, 2 * PEER_PART, 64}, words[k][0]);
         assert_int_equal(open_peer(&wrong, &peer, peer.pool, peer.bytes, &base, &err), TD_ERR_UNSUPPORTED);
