@@ -207,7 +207,8 @@ def devices(monkeypatch):
     monkeypatch.setenv("TD_CUDA_EMU_STRICT", "1")  # who follows a device's address ends with SIGSEGV
 
 
-CUDA = ["--device", "cuda", "--max-step-tokens", 48]
+PATIENCE_MS = 6000 * SLOW  # eight emulated GPUs on two cores: a worker that says nothing for a second is not dead
+CUDA = ["--device", "cuda", "--max-step-tokens", 48, "--peer-timeout-ms", PATIENCE_MS]
 EQUAL_DEVICES = [("cuda-ipc", 2, None, {}), ("tcp", 2, None, {"kv_memory": "512KiB"}), ("cuda-ipc", 4, 2, {})][:2 if SHORT else 3]
 
 
@@ -217,7 +218,7 @@ def test_devices_of_equal_degrees(wide, devices, path, tp, n_kv, kwargs):
     cuda-ipc with 4 ranks of 2 KV heads: an import fills the second copies."""
     model = wide[n_kv] if n_kv else POCKET
     want = one_process(model, tp, FEW, "cuda")
-    with Cluster(prefill=0, decode=0, **kwargs) as c:
+    with Cluster(prefill=0, decode=0, worker_timeout_ms=PATIENCE_MS, **kwargs) as c:
         start_pair(c, tp, tp, model, [*CUDA, "--transfer", path, "--kv-digest", "always"])
         requests = cluster_requests(c, FEW)
         results = c.generate_many(requests)
@@ -236,7 +237,7 @@ def test_devices_of_unequal_degrees(wide, devices, p, d, n_kv):
     model = wide[n_kv] if n_kv else POCKET
     greedy = [dict(q, temperature=0.0) for q in FEW]
     want = one_process(model, 1, greedy, "cuda")
-    with Cluster(prefill=0, decode=0) as c:
+    with Cluster(prefill=0, decode=0, worker_timeout_ms=PATIENCE_MS) as c:
         start_pair(c, p, d, model, [*CUDA, "--transfer", "cuda-ipc", "--kv-digest", "always"])
         assert {w.role: w.tp for w in c.status().workers} == {"prefill": p, "decode": d}
         requests = cluster_requests(c, greedy)
@@ -258,7 +259,7 @@ LOSSES = [("decode", "kill", r'ev=ranks_lost reason="rank 1 \(pid \d+\) is dead"
 def test_lost_device(devices, role, fault, says):
     """A rank, or the device of a rank, is lost while requests are on its worker: the worker ends as a whole, naming it; the requests go on, token for token."""
     want = one_process(POCKET, 2, FEW, "cuda")
-    with Cluster(prefill=0, decode=0) as c:
+    with Cluster(prefill=0, decode=0, worker_timeout_ms=PATIENCE_MS) as c:
         env = dict(os.environ) if fault == "kill" else dict(os.environ, TD_CUDA_EMU_FAULT=fault)
         args = ["--tp", 2, "--threads", 2, *CUDA]
         victim = c.start_worker(role, wait=False, env=env, args=args)
