@@ -116,6 +116,7 @@ static td_status admit_import(struct td_worker *w, struct td_req *r)
     }
     r->xfer_live = true;
     td_xfer_slot_priority(w->xfer, r->xfer_id, seq->priority);
+    td_debug("kv_granted", "req=%llx key=%llu", (unsigned long long)seq->request, (unsigned long long)td_xfer_slot_key(w->xfer, r->xfer_id));
     r->granted_ns = now;
     td_fault_point("decode_armed");
     r->state = TD_REQ_IMPORT;

@@ -51,6 +51,7 @@ static td_status prefill_admit(struct td_worker *w, struct td_req *r)
     if (!s) {
         r->xfer_live = true;
         td_xfer_op_priority(w->xfer, r->xfer_id, seq->priority);
+        td_debug("kv_push_started", "req=%llx key=%llu", (unsigned long long)seq->request, (unsigned long long)td_xfer_op_key(w->xfer, r->xfer_id));
         if (n_granted != seq->n_blocks - (int32_t)r->n_skip)
             s = td_fail(&err, TD_ERR_INVALID, "grant is for %d blocks, the sequence has %d and skip_tokens leaves out %u", n_granted, seq->n_blocks,
                         r->n_skip);

@@ -1130,6 +1130,22 @@ void td_xfer_slot_priority(struct td_xfer *x, uint32_t slot, uint64_t priority)
     pthread_mutex_unlock(&x->lock);
 }
 
+uint64_t td_xfer_op_key(struct td_xfer *x, uint32_t op)
+{
+    pthread_mutex_lock(&x->lock);
+    uint64_t key = op < x->core.max_ops ? x->core.ops[op].priority : 0;
+    pthread_mutex_unlock(&x->lock);
+    return key;
+}
+
+uint64_t td_xfer_slot_key(struct td_xfer *x, uint32_t slot)
+{
+    pthread_mutex_lock(&x->lock);
+    uint64_t key = slot < x->core.max_slots ? x->core.slots[slot].priority : 0;
+    pthread_mutex_unlock(&x->lock);
+    return key;
+}
+
 td_status td_xfer_submit(struct td_xfer *x, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n, bool final, const void *note,
                          size_t note_bytes)
 {

@@ -129,6 +129,9 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
  * the smallest key's, the turns between go round, so nobody starves and a small transfer never waits for a large one to end. */
 void td_xfer_op_priority(struct td_xfer *x, uint32_t op, uint64_t priority);
 void td_xfer_slot_priority(struct td_xfer *x, uint32_t slot, uint64_t priority);
+/* What they have now; 0 for an index out of range. */
+uint64_t td_xfer_op_key(struct td_xfer *x, uint32_t op);
+uint64_t td_xfer_slot_key(struct td_xfer *x, uint32_t slot);
 /* Sends source blocks block_ids[0..n) as grant blocks [first, first + n). May be called many times, each grant block once, any order.
  * final: nothing follows; note (at most TD_XFER_NOTE_MAX bytes, copied) is delivered with SLOT_READY. n may be 0 then. */
 td_status td_xfer_submit(struct td_xfer *x, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n, bool final, const void *note,

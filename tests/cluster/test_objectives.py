@@ -110,6 +110,24 @@ def test_gold_overtakes_bulk(tmp_path):
         assert starts(log) == [0, 8, 7, 1, 2, 3, 4, 5, 6], starts(log)  # the one that held the place, gold, urgent, bulk
 
 
+def test_the_ordering_key_reaches_the_transfers(tmp_path):
+    """The key that the router's core made, as its decision log has it, is the one by which both ends order the request's KV transfer."""
+    log = tmp_path / "decisions"
+    with Cluster(router_args=["--slo-class", "bulk:weight=1 gold:weight=4,ttft=60000", "--decision-log", log], worker_timeout_ms=20000,
+                 worker_args=["--log-level", "debug", "--peer-timeout-ms", 20000]) as c:
+        for fields in ({}, dict(slo_class="gold"), dict(priority=7), dict(slo_class="gold", priority=-7)):
+            assert c.generate(prompt="Once there was a fox", max_tokens=3, ignore_eos=True, **fields).code == OK
+        c.wait_idle()
+        asked = re.compile(r"^a kind=(\d+) slot=\d+ id=(\d+) .* key=(\d+) ", re.MULTILINE)
+        c.wait_for(lambda: len([m for m in asked.finditer(log.read_text()) if m[1] in "12"]) >= 8, "eight calls in the decision log", 10 * SLOW)
+        calls = [(m[1], m[2], m[3]) for m in asked.finditer(log.read_text()) if m[1] in "12"]  # to decode, to prefill
+        decode, prefill = ({int(i): int(k) for kind, i, k in calls if kind == want} for want in "12")
+        assert decode == prefill and len(decode) == 4 and len(set(decode.values())) == 4 and min(decode.values()) >> 60 == 0, calls
+        for name, event in (("decode-0", "kv_granted"), ("prefill-0", "kv_push_started")):
+            told = {int(m[1], 16): int(m[2]) for m in re.finditer(rf" ev={event} req=([0-9a-f]+) key=(\d+)", c.workers[name].log())}
+            assert told == decode, (name, told, decode)
+
+
 def block_adds(path, roles):
     """How many blocks prefill workers have reported, by the decision log."""
     text = path.read_text()
