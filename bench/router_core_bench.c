@@ -237,6 +237,7 @@ static void bench_index(void)
 static struct td_core *core;
 static struct td_core_action actions[TD_CORE_MAX_ACTIONS_PER_EVENT];
 static uint64_t core_now, core_oldest, core_next;
+static bool core_two_classes; /* every second request is of the lesser one, and each walk looks at how full the fleet is */
 
 static uint64_t cpu_ns(void)
 {
@@ -261,6 +262,7 @@ static void core_arrive(const uint64_t *prompt_hashes, bool objectives)
                                                  .id = id,
                                                  .a = CORE_TOKENS,
                                                  .b = 400,
+                                                 .c = core_two_classes ? id & 1 : 0,
                                                  .e = objectives ? 2000000 : 0,
                                                  .f = objectives ? 100000 : 0,
                                                  .hashes = prompt_hashes,
@@ -303,6 +305,11 @@ static void core_open(const char *policy, bool prefixes_too)
             {{.prefill = {4e-3, 4e-5, 1e-10}, .decode = {9e-3, 3e-5, 2.5e-8, 4e-5, 0}, .link_tau = 1e-4, .link_bytes_per_s = 2e10, .known = true}},
         .n_thetas = 1,
         .seed = 1};
+    if (core_two_classes) {
+        cfg.classes[0] = (struct td_core_class){.name = "gold", .ttft_ms = 2000, .tpot_ms = 100, .weight = 4};
+        cfg.classes[1] = (struct td_core_class){.name = "bulk", .ttft_ms = 20000, .weight = 1};
+        cfg.n_classes = 2;
+    }
     struct td_err err = {.msg = ""};
     if (td_core_create(&cfg, &core, &err)) fprintf(stderr, "%s\n", err.msg);
     need(core != NULL, "td_core_create");
@@ -348,7 +355,7 @@ static void core_rows(const char *policy, bool prefixes_too)
     }
     td_core_destroy(core);
     core = NULL;
-    const char *shape = prefixes_too ? "prompts of 100 blocks that 5 hold" : "no prefixes";
+    const char *shape = prefixes_too ? "prompts of 100 blocks that 5 hold" : core_two_classes ? "no prefixes; two classes" : "no prefixes";
     qsort(place_ns, (size_t)n, sizeof place_ns[0], by_value);
     qsort(life_ns, (size_t)n, sizeof life_ns[0], by_value);
     printf("place %s,%s,%.1f,%.1f,%.1f,%ld\n", policy, shape, place_ns[n / 2], place_ns[0], place_ns[n - 1], n);
@@ -364,6 +371,9 @@ static void bench_core(const char *only)
     for (int prefixes_too = 0; prefixes_too < 2; prefixes_too++)
         for (size_t i = 0; i < sizeof policies / sizeof *policies; i++)
             if (!*only || !strcmp(only, policies[i])) core_rows(policies[i], prefixes_too);
+    core_two_classes = true;
+    core_rows("goodput", false);
+    core_two_classes = false;
     struct td_core_memory m = td_core_memory(0), with = td_core_memory(2u << 20);
     printf("memory,bytes for each request without prefixes,%zu,,,1\n", m.per_request);
     printf("memory,bytes for each request with prefixes,%zu,,,1\n", with.per_request);

@@ -10,6 +10,7 @@
 #define N_TENANTS (TD_ORDER_MAX_TENANTS + 1)    /* the last is shared by the surplus */
 #define HALF_LIFE_S 60.0
 #define NO TD_ORDER_NONE
+#define MAX_LOOKS 16
 #define N_ACCOUNTS 4096 /* a power of two, four times the tenants: probes are short */
 
 struct item {
@@ -40,7 +41,8 @@ struct td_order {
     uint16_t (*busy)[N_TENANTS];            /* [n_classes]: tenants with a list that is not empty */
     uint32_t n_busy[TD_ORDER_MAX_CLASSES];
     struct tenant tenants[N_TENANTS];
-    uint32_t n_tenants;
+    uint32_t n_tenants, hand;               /* hand: where the search for an account to forget goes on */
+    uint64_t n_looks;
     uint16_t account[N_ACCOUNTS];           /* tenant by hash; 0 = none */
     /* the walk */
     double service[N_TENANTS];  /* now, of those with a list in its class: worked out once, since next would cost an exp2 for each of them each
@@ -118,8 +120,9 @@ static void account_forget(struct td_order *o, uint64_t hash)
     }
 }
 
-/* An account for the hash: its own, a new one, that of somebody with nothing waiting and least service, or the shared one. All are looked at only for
- * a tenant that is new when there are as many as can be. */
+/* An account for the hash: its own, a new one, that of somebody with nothing waiting and no service worth a token, or the shared one. For the third
+ * at most MAX_LOOKS are looked at, from where the last search ended: a flood of tenants that come once costs each of them no more than that, and an
+ * account that can be forgotten is found by one of the next N_TENANTS / MAX_LOOKS who ask. */
 static uint16_t tenant_of(struct td_order *o, uint64_t hash, uint64_t now_ns)
 {
     if (hash == 0) return 0;
@@ -128,15 +131,13 @@ static uint16_t tenant_of(struct td_order *o, uint64_t hash, uint64_t now_ns)
     if (o->n_tenants < TD_ORDER_MAX_TENANTS) {
         idle = o->n_tenants++;
     } else {
-        double least = INFINITY;
-        for (uint32_t i = 1; i < o->n_tenants; i++) {
-            double s = o->tenants[i].n_waiting == 0 ? service_at(&o->tenants[i], now_ns) : INFINITY;
-            if (s < least) {
-                least = s;
-                idle = i;
-            }
+        for (uint32_t looks = 0; looks < MAX_LOOKS && idle == NO; looks++) {
+            uint32_t i = 1 + o->hand;
+            o->hand = (o->hand + 1) % (TD_ORDER_MAX_TENANTS - 1);
+            o->n_looks++;
+            if (o->tenants[i].n_waiting == 0 && service_at(&o->tenants[i], now_ns) <= 1) idle = i;
         }
-        if (idle == NO || least > 1) return N_TENANTS - 1; /* nobody may be forgotten yet */
+        if (idle == NO) return N_TENANTS - 1; /* nobody there may be forgotten yet */
         account_forget(o, o->tenants[idle].hash);
         at = account_at(o, hash);
     }
@@ -375,6 +376,8 @@ uint32_t td_order_next(struct td_order *o)
     }
     return NO;
 }
+
+uint64_t td_order_looks(const struct td_order *o) { return o->n_looks; }
 
 size_t td_order_slot_bytes(void) { return sizeof(struct item); }
 

@@ -48,6 +48,7 @@ uint32_t td_order_next(struct td_order *order);
 void td_order_fill(struct td_order *order, double fullness);   /* it has changed during the walk: what was placed counts */
 
 void td_order_charge(struct td_order *order, uint64_t tenant, double tokens, uint64_t now_ns);     /* service attained */
+uint64_t td_order_looks(const struct td_order *order);      /* accounts of tenants looked at so far to find one to forget: 16 a new tenant at most */
 size_t td_order_slot_bytes(void);           /* memory for each slot */
 /* One 64-bit key for the queues of workers: class rank, priority, deadline in us. Smaller goes first. */
 uint64_t td_order_wire_key(const struct td_order *order, const struct td_order_key *key);

@@ -235,6 +235,38 @@ static void test_many_tenants(void **state)
     td_order_destroy(o);
 }
 
+/* At the limit: a flood of tenants that come once finds few accounts to look at, shares one while nobody may be forgotten, and the one that may be is
+ * found by one of the next 64. */
+static void test_tenants_at_the_limit(void **state)
+{
+    (void)state;
+    enum { OWN = TD_ORDER_MAX_TENANTS - 1, FLOOD = 20000 };
+    struct td_order *o = order_of(1);
+    for (uint32_t i = 0; i < OWN; i++) td_order_charge(o, 1 + i, 1000, 0);
+    assert_true(td_order_looks(o) == 0); /* there is an account for each */
+    for (uint32_t i = 0; i < FLOOD; i++) td_order_charge(o, 100000 + i, 1, 0);
+    assert_true(td_order_looks(o) <= 16ull * FLOOD);
+    /* nobody was forgotten: who had an account has its service, and goes after one who has none; the flood shares what it was given */
+    put(o, 0, 0, 1 + OWN / 2, 0, 9 * SEC, 1);
+    put(o, 1, 0, 0, 0, 9 * SEC, 1);
+    put(o, 2, 0, 100000 + FLOOD, 0, 9 * SEC, 1);
+    EXPECT_WALK(o, 0, 2, 1, 0, 2);
+    for (uint32_t i = 0; i < 3; i++) td_order_remove(o, i);
+    /* 600 s later all are worth a token but one tenant of the flood's account, which is charged on; each new one has its own at once */
+    uint64_t before = td_order_looks(o), now = 700 * SEC;
+    for (uint32_t i = 0; i < OWN; i++) td_order_charge(o, 300000 + i, 1000, now);
+    assert_true(td_order_looks(o) - before == OWN);
+    /* one alone may be forgotten: 64 new ones find it */
+    now += 700 * SEC;
+    for (uint32_t i = 0; i < OWN; i++)
+        if (i != 500) td_order_charge(o, 300000 + i, 1000, now);
+    for (uint32_t i = 0; i < 64; i++) td_order_charge(o, 400000 + i, 7, now);
+    before = td_order_looks(o); /* whoever has it looks no more */
+    for (uint32_t i = 0; i < 64; i++) td_order_charge(o, 400000 + i, 7, now);
+    assert_true(td_order_looks(o) - before == 63 * 16);
+    td_order_destroy(o);
+}
+
 /* The key for workers' queues says the same as the order within a tenant. */
 static void test_wire_key(void **state)
 {
@@ -409,6 +441,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_classes_and_ceilings), cmocka_unit_test(test_within_a_tenant), cmocka_unit_test(test_hopeless_while_waiting),
         cmocka_unit_test(test_tenants_share), cmocka_unit_test(test_fairness_in_the_long_run), cmocka_unit_test(test_walk_under_removal),
+        cmocka_unit_test(test_tenants_at_the_limit),
         cmocka_unit_test(test_many_tenants), cmocka_unit_test(test_wire_key), cmocka_unit_test(test_random_play),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
