@@ -5,6 +5,9 @@
  *   attn_wide   128 packed rows, two warpgroups of 64 (prefill chunks)
  *   attn_thin   up to 16 packed rows: the first warp's of one warpgroup; the 48 other rows of the product are nobody's (their q is what lies behind the real
  *               one). A decode step waits for memory long enough to pay for that, and three stages keep two tiles on their way
+ * Tried, and left out: attn_wide asks for the scores of the next tile before the softmax of this one. Where one warpgroup sees a tile and the other does not, nvcc 13.0
+ * finds the products in a divergent path and serializes them all (C7518), and attn_wide<128> spills. K and V by bulk copies: those bring a row as it lies, wgmma wants
+ * its 16-byte chunks swizzled, and a tensor map would have to know the blocks' places.
  * Whether a row of wgmma has the bits of the same row of mma.sync is the hardware's business, so a process uses one of the two files for all rows (I1). Until both
  * have been measured on a card, attn_mma.cu is the one, and TANDEM_CUDA_ATTN=wgmma asks for this. */
 #include "kernels/cuda/attn_rows.h"

@@ -5,7 +5,7 @@
     cuda_registers.py check BUILD_DIR NVCC_VERSION [--write]  writes BUILD_DIR/cuda_registers.csv and compares it with bench/results/cuda_registers.csv
 
 The check fails for a kernel with more spilled bytes, or more bytes of stack, than its row in the record has (none, where it has no row): register pressure is
-found when it comes in and not on a GPU months later. --write makes this build the record. Another version of nvcc than the record's is not compared (exit 77)."""
+found when it comes in and not on a GPU months later. It also fails where ptxas tells of a performance loss, such as asynchronous products that it had to serialize. --write makes this build the record. Another version of nvcc than the record's is not compared (exit 77)."""
 import csv
 import os
 import re
@@ -53,6 +53,11 @@ def parse(text):
     return found
 
 
+def losses(text):
+    """What ptxas says it had to make slow, as information only: -Werror does not stop it."""
+    return [line.removeprefix("ptxas info    : ") for line in text.splitlines() if "Performance Loss" in line]
+
+
 def demangle(names):
     result = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True)
     return dict(zip(names, (readable(line) for line in result.stdout.splitlines())))
@@ -83,7 +88,8 @@ def compare(rows, record):
     return problems
 
 
-PLANTED = """ptxas info    : Compiling entry function '_Z4goodILi2EEvPf' for 'sm_80'
+PLANTED = """ptxas info    : (C7518) Potential Performance Loss: wgmma.mma_async instructions are serialized in the function '_Z3badPf'
+ptxas info    : Compiling entry function '_Z4goodILi2EEvPf' for 'sm_80'
 ptxas info    : Function properties for _Z4goodILi2EEvPf
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 30 registers, used 1 barriers, 1024 bytes smem, 372 bytes cmem[0]
@@ -98,6 +104,8 @@ def self_test():
     entries = parse(PLANTED)
     if entries != [("_Z4goodILi2EEvPf", "sm_80", 30, 0, 0, 0, 1024), ("_Z3badPf", "sm_80", 255, 8, 4, 12, 0)]:
         sys.exit(f"cuda_registers.py is broken: it read {entries}")
+    if len(losses(PLANTED)) != 1 or losses(PLANTED.partition("\n")[2]):
+        sys.exit("cuda_registers.py is broken: it does not tell a loss from none")
     names = demangle([e[0] for e in entries])
     if list(names.values()) != ["good<2>", "bad"]:
         sys.exit(f"cuda_registers.py is broken: names {names}")
@@ -125,14 +133,16 @@ def read(path):
 
 def check(build_dir, nvcc_version, is_writing):
     self_test()
-    nvcc, rows = ".".join(nvcc_version.split(".")[:2]), []
+    nvcc, rows, slow = ".".join(nvcc_version.split(".")[:2]), [], []
     folder = os.path.join(build_dir, "kernels", "cuda", "CMakeFiles", "tandem_cuda.dir")
     for name in sorted(os.listdir(folder)):
         source = name.removesuffix(".o.ptxas")
         if source == name or not os.path.exists(os.path.join(ROOT, "kernels", "cuda", source)):
             continue
         with open(os.path.join(folder, name), encoding="utf-8") as f:
-            entries = parse(f.read())
+            text = f.read()
+        entries = parse(text)
+        slow += [f"{source}: {loss}" for loss in losses(text)]
         names = demangle([e[0] for e in entries]) if entries else {}
         rows += [row_of(source, e, names, nvcc) for e in entries]
     if not rows:
@@ -148,12 +158,12 @@ def check(build_dir, nvcc_version, is_writing):
         print(f"cuda_registers: the record is of nvcc {record[0]['nvcc']}, this is {nvcc}: not compared")
         return 77
     problems = compare(rows, record)
-    for problem in problems:
+    for problem in slow + problems:
         print(problem)
     if problems:
         print("cuda_registers: fewer registers a thread (smaller tiles, __launch_bounds__), or, with a reason in the commit, tests/tools/cuda_registers.py check "
               "BUILD_DIR NVCC_VERSION --write")
-    return 1 if problems else 0
+    return 1 if slow or problems else 0
 
 
 def main():
