@@ -617,8 +617,8 @@ static void auto_row(struct lead *l)
     bool rdma_missed = !l->same_host && l->rdma_here && l->rdma_there && !strcmp(path_name(f.used), "tcp");
     bool shm_missed = l->same_host && f.used != TD_XFER_PATH_SHM;
     struct doctor_check *c =
-        doctor_add(l->r, GROUP, rdma_missed || shm_missed ? DOCTOR_WARN : DOCTOR_OK, row_name(l, "auto"), "workers of these two hosts use %s%s", path_name(f.used),
-                   rdma_missed ? ", though both have RDMA devices" : "");
+        doctor_add(l->r, GROUP, rdma_missed || shm_missed ? DOCTOR_WARN : DOCTOR_OK, row_name(l, "auto"), "workers of these two hosts use %s%s",
+                   path_name(f.used), rdma_missed ? ", though both have RDMA devices" : "");
     doctor_fix(c, "--transfer %s asks for the faster path and refuses to fall back; its line below says what is wrong", shm_missed ? "shm" : "rdma");
     doctor_string(c, "used", path_name(f.used));
 }

@@ -1,7 +1,8 @@
 /* doctor_wire.h - the talk between two doctors: messages of one size over a stream socket, a question and its answer at a time.
  *
  * Both sides check every field before they use it; a message that is not as it should be ends the session. Whoever reaches the port of
- * a listening doctor can make it receive test data and nothing else; it serves as many sessions as it was told, one unless told, and ends. Little-endian. */
+ * a listening doctor can make it receive test data and nothing else; it serves as many sessions as it was told, one unless told, and ends.
+ * Little-endian. */
 #ifndef TD_CLI_DOCTOR_WIRE_H
 #define TD_CLI_DOCTOR_WIRE_H
 
