@@ -21,6 +21,7 @@ enum node_verb {
     NODE_OP,
     NODE_SUBMIT,
     NODE_SUBMIT_PULL,
+    NODE_SUBMIT_PART,                   /* offset, n_bytes */
     NODE_CANCEL,
     NODE_EVENT,
     NODE_FILL,
@@ -53,6 +54,7 @@ struct node_command {
     /* the rest: GRANT, OP, SUBMIT, FILL, CHECK (ids); EVENT: deadline_ms is how long to wait */
     uint32_t id;
     int32_t first, n;
+    uint64_t offset, n_bytes;
     bool final;
     uint64_t deadline_ms, user, seed;   /* deadline_ms 0: never */
     uint32_t note_bytes;

@@ -224,13 +224,26 @@ static void op(struct end *e, const struct soak_message *c)
     tell(e, &m);
 }
 
+/* The same blocks in parts, so many of them at a time as each block has: layers that are finished before others. */
+static td_status submit_parts(struct end *e, uint32_t op, const struct soak_message *c, const int32_t *ids, int n_parts)
+{
+    uint64_t at = 0, part = SOAK_BLOCK_BYTES / (uint64_t)n_parts;
+    td_status status = TD_OK;
+    for (int k = 0; k < n_parts && !status; k++, at += part)
+        status = td_xfer_submit_part(e->x, op, c->first, ids, c->n, at, k + 1 < n_parts ? part : SOAK_BLOCK_BYTES - at);
+    if (status || !c->final) return status;
+    return td_xfer_submit(e->x, op, c->first + c->n, NULL, 0, true, &c->user, sizeof c->user);
+}
+
 static void submit(struct end *e, const struct soak_message *c)
 {
     struct soak_lane *l = &e->s->lane[c->lane];
     struct end_lane *mine = &e->lane[c->lane];
     if (mine->op_user != c->user) return; /* its end is told already */
-    td_status status = c->pull ? td_xfer_submit_pull(e->x, mine->op, c->first, l->src + c->first, c->n)
-                               : td_xfer_submit(e->x, mine->op, c->first, l->src + c->first, c->n, c->final, &c->user, c->final ? sizeof c->user : 0);
+    int n_parts = c->n ? 1 + (int)((c->user * 31 + (uint64_t)c->first) % 4) : 1;
+    td_status status = c->pull       ? td_xfer_submit_pull(e->x, mine->op, c->first, l->src + c->first, c->n)
+                       : n_parts > 1 ? submit_parts(e, mine->op, c, l->src + c->first, n_parts)
+                                     : td_xfer_submit(e->x, mine->op, c->first, l->src + c->first, c->n, c->final, &c->user, c->final ? sizeof c->user : 0);
     if (status != TD_ERR_INVALID && status != TD_ERR_NOT_FOUND) return; /* others: it has failed, and the event is queued */
     violation(e, c->user, "submit", "the submit of %d blocks was refused with status %d", c->n, (int32_t)status);
 }

@@ -96,7 +96,11 @@ static bool start(struct side *p, struct side *d, int32_t first, uint64_t user, 
         return false;
     }
     for (int32_t i = 0; i < N; i++) ids[i] = i;
-    return td_xfer_submit(p->x, op, 0, ids, N, true, "", 0) == TD_OK;
+    size_t half = user % 2 ? SOAK_BLOCK_BYTES / 2 : 0; /* every other one in two parts */
+    if (!half) return td_xfer_submit(p->x, op, 0, ids, N, true, "", 0) == TD_OK;
+    for (size_t at = 0; at < SOAK_BLOCK_BYTES; at += half)
+        if (td_xfer_submit_part(p->x, op, 0, ids, N, at, half)) return false;
+    return td_xfer_submit(p->x, op, N, NULL, 0, true, "", 0) == TD_OK;
 }
 
 static bool content(const struct side *d, int32_t first, uint64_t user)

@@ -527,6 +527,65 @@ static void moved(struct pair *t, uint64_t want)
     }
 }
 
+static td_status submit_part(struct pair *t, const struct transfer *m, int32_t first, int32_t n, uint64_t offset, uint64_t n_bytes)
+{
+    struct node_command c = {.verb = NODE_SUBMIT_PART, .id = m->op, .first = first, .n = n, .offset = offset, .n_bytes = n_bytes};
+    memcpy(c.ids, m->src + first, (size_t)n * sizeof c.ids[0]);
+    return ask(t->p, &c).status;
+}
+
+/* Layers first: parts of blocks go before the rest of them is there, and beside them whole ones. */
+static void parts_arrive_whole(void **state)
+{
+    struct pair t;
+    struct transfer m;
+    pair_open(&t, *state, BLOCK_BYTES);
+    whole(&t, 2);
+    for (int round = 0; round < 3; round++) {
+        uint64_t third = t.block_bytes / 3, at = 0, before = n_moved(&t);
+        grant(&t, &m, 12, WAIT_MS);
+        op(&t, &m, WAIT_MS);
+        for (int part = 0; part < 3; part++) {
+            uint64_t n_bytes = part < 2 ? third : t.block_bytes - at;
+            assert_int_equal(submit_part(&t, &m, 0, 8, at, n_bytes), TD_OK);
+            assert_int_equal(submit_part(&t, &m, 3, 1, at, n_bytes), TD_ERR_INVALID); /* twice */
+            assert_int_equal(submit(&t, &m, 12, 0, true), TD_ERR_INVALID);            /* not every byte is there */
+            if (round && part < 2) moved(&t, before + 8 * (at + n_bytes)); /* with the sender awake, and with it asleep */
+            at += n_bytes;
+        }
+        assert_int_equal(submit(&t, &m, 8, 4, round != 1), TD_OK); /* whole ones beside them */
+        if (round == 1) assert_int_equal(submit(&t, &m, 12, 0, true), TD_OK);
+        struct td_xfer_event e = event(t.d);
+        if (e.kind != TD_XFER_SLOT_READY) fail_msg("round %d: event %d: %s", round, (int)e.kind, e.reason);
+        assert_int_equal(e.bytes, 12 * t.block_bytes);
+        check_pool(&t, &m, true);
+        expect(t.p, TD_XFER_OP_DONE, TD_OK);
+        give_back(&t, m.slot);
+        expect(t.d, TD_XFER_SLOT_FREE, TD_OK);
+        check_idle(&t);
+        poison_all(&t);
+    }
+    /* the sender gives up in the middle of blocks; the receiver does */
+    for (int who = 0; who < 2; who++) {
+        uint64_t before = n_moved(&t);
+        grant(&t, &m, 6, WAIT_MS);
+        op(&t, &m, WAIT_MS);
+        assert_int_equal(submit_part(&t, &m, 0, 6, 0, t.block_bytes / 2), TD_OK);
+        moved(&t, before + 6 * (t.block_bytes / 2));
+        if (who == 0) cancel(&t, m.op);
+        else give_back(&t, m.slot);
+        assert_int_equal(event(t.p).kind, TD_XFER_OP_FAILED);
+        assert_int_not_equal(submit_part(&t, &m, 0, 6, t.block_bytes / 2, t.block_bytes - t.block_bytes / 2), TD_OK);
+        if (who == 0) assert_int_equal(event(t.d).kind, TD_XFER_SLOT_FAILED);
+        if (who == 0) give_back(&t, m.slot);
+        assert_int_equal(event(t.d).kind, TD_XFER_SLOT_FREE);
+        check_idle(&t);
+        poison_all(&t);
+    }
+    whole(&t, 5);
+    pair_close(&t);
+}
+
 /* Waits until the receiver has counted what was submitted up to this point: only then the point is reached on both sides. */
 static void reached(struct pair *t, enum point point, uint64_t before)
 {
@@ -2201,6 +2260,7 @@ int main(int argc, char **argv)
         {"no_wake_is_lost", no_wake_is_lost, false, false, false, false, false},
         {"blocks_larger_than_a_frame_arrive_whole", blocks_larger_than_a_frame_arrive_whole, false, false, false, false, false},
         {"any_order_and_late_final", any_order_and_late_final, false, false, false, false, false},
+        {"parts_arrive_whole", parts_arrive_whole, false, false, false, false, false},
         {"cancel_at_every_point", cancel_at_every_point, false, false, false, false, false},
         {"revoke_at_every_point", revoke_at_every_point, false, false, false, false, false},
         {"deadlines_end_both_sides", deadlines_end_both_sides, false, false, false, false, false},
