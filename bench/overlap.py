@@ -1,7 +1,8 @@
 #!/usr/bin/python3
-"""How much of a transfer is hidden behind the computing of its own prompt (chunk by chunk), on tcp over a slow link.
+"""How much of a transfer is hidden behind the computing of its own prompt (chunk by chunk, layers by layers), on tcp over a slow link.
 
-    TANDEM_BIN=build/release/bin bench/overlap.py [--mbit 200] [--prompt 1900] [--step-tokens 64] [--rounds 9] [--requests 8] [--csv FILE --machine NAME]
+    TANDEM_BIN=build/release/bin bench/overlap.py [--mbit 200] [--prompt 1900] [--step-tokens 64] [--parts 1,5] [--rounds 9] [--requests 8]
+                                                  [--csv FILE --machine NAME]
 
 Real daemons in a network namespace of this script's own (root, or a kernel that lets users make one), whose loopback interface carries --mbit. Per request:
 
@@ -10,7 +11,7 @@ Real daemons in a network namespace of this script's own (root, or a kernel that
   compute   the same prompts in colocated mode: prefill with no transfer at all
 
 exposed = (with - compute) / alone; hidden = 1 - exposed, of the medians of a round. `waited` is transfer_exposed / alone: it leaves out what the transfer takes
-from computing on a machine with few CPUs."""
+from computing on a machine with few CPUs. --parts: values of --transfer-parts, in turn in each round; 1: a chunk's blocks go when it is computed."""
 import argparse
 import csv
 import os
@@ -36,12 +37,13 @@ def one(c, ids, want):
     return r
 
 
-def one_round(g, rng):
+def one_round(g, rng, parts):
     prompts = [[rng.randrange(3, 1000) for _ in range(g.prompt)] for _ in range(g.requests + WARM_UP)]
     v = {name: [] for name in ("with", "prefill", "waited", "alone", "compute")}
     common = {"dtype": "bf16", "model": g.model, "kv_memory": "128MiB", "worker_timeout_ms": 10000}
-    with Cluster(worker_args=["--transfer", "tcp", "--max-step-tokens", g.step_tokens], **common, prefill=1, decode=0) as c, \
+    with Cluster(worker_args=["--transfer", "tcp", "--max-step-tokens", g.step_tokens], **common, prefill=0, decode=0) as c, \
             Cluster(mode="colocated", prefill=0, worker_args=["--max-step-tokens", g.step_tokens], **common) as alone:
+        c.start_worker("prefill", args=["--transfer-parts", parts])
         c.start_worker("decode", args=["--prefix-cache=false"])
         for i, ids in enumerate(prompts):  # in turn, so that foreign work falls on all three
             a, b, only = one(c, ids, "tcp"), one(c, ids, "tcp"), one(alone, ids, "local")
@@ -63,6 +65,7 @@ def main():
     a.add_argument("--mbit", type=int, default=200)
     a.add_argument("--prompt", type=int, default=1900)
     a.add_argument("--step-tokens", type=int, default=64)
+    a.add_argument("--parts", type=lambda text: [int(x) for x in text.split(",")], default=[0])
     a.add_argument("--rounds", type=int, default=9)
     a.add_argument("--requests", type=int, default=8)
     a.add_argument("--machine", default="")
@@ -71,15 +74,21 @@ def main():
     for command in ("ip link set lo up", f"tc qdisc add dev lo root tbf rate {g.mbit}mbit burst 256kb latency 2s"):
         subprocess.run(command.split(), check=True)
     rng, load = random.Random(1), os.getloadavg()[0]
-    rounds = []
-    for _ in range(g.rounds):
-        r, n_bytes = one_round(g, rng)
+    rounds = {parts: [] for parts in g.parts}
+    for i in range(g.rounds * len(g.parts)):
+        parts = g.parts[i % len(g.parts)]
+        r, n_bytes = one_round(g, rng, parts)
         assert r["alone"] < r["compute"], f"the transfer alone takes {r['alone']:.1f} ms and computing {r['compute']:.1f}: nothing could hide it; a faster link"
         r["hidden"] = 1 - (r["with"] - r["compute"]) / r["alone"]
         r["hidden_waited"] = 1 - r["waited"] / r["alone"]
-        rounds.append(r)
+        rounds[parts].append(r)
+    for parts in g.parts:
+        show(g, parts, rounds[parts], n_bytes, load)
+
+
+def show(g, parts, rounds, n_bytes, load):
     commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False).stdout.strip()
-    print(f"{os.path.basename(os.path.abspath(g.model))} bf16, prompt {g.prompt} in steps of {g.step_tokens}, {n_bytes / 1024:.0f} KiB over {g.mbit} Mbit/s, "
+    print(f"{os.path.basename(os.path.abspath(g.model))} bf16, prompt {g.prompt} in steps of {g.step_tokens}, {parts} parts, {n_bytes / 1024:.0f} KiB over {g.mbit} Mbit/s, "
           f"{g.rounds} rounds of {g.requests}, load {load:.1f} .. {os.getloadavg()[0]:.1f}, commit {commit}")
     names = {"with": "with transfer, ms", "prefill": "prefill meanwhile, ms", "compute": "compute only, ms",
              "alone": "transfer alone, ms", "waited": "decode waited, ms",
@@ -94,9 +103,9 @@ def main():
         with open(g.csv, "a", newline="", encoding="utf-8") as f:
             w = csv.writer(f)
             if new:
-                w.writerow(["commit", "machine", "kernel", "load_before", "load_after", "prompt_tokens", "step_tokens", "bytes", "mbit", "rounds", "requests",
+                w.writerow(["commit", "machine", "kernel", "load_before", "load_after", "prompt_tokens", "step_tokens", "parts", "bytes", "mbit", "rounds", "requests",
                             *(f"{name}{end}" for name in names for end in ("_median", "_least", "_greatest")), "command"])
-            w.writerow([commit, g.machine, platform.release(), f"{load:.2f}", f"{os.getloadavg()[0]:.2f}", g.prompt, g.step_tokens, n_bytes, g.mbit, g.rounds,
+            w.writerow([commit, g.machine, platform.release(), f"{load:.2f}", f"{os.getloadavg()[0]:.2f}", g.prompt, g.step_tokens, parts, n_bytes, g.mbit, g.rounds,
                         g.requests, *(f"{x:.3f}" for name in names for x in out[name]), " ".join(["bench/overlap.py", *sys.argv[1:]])])
 
 
