@@ -241,9 +241,10 @@ static void submit(struct end *e, const struct soak_message *c)
     struct end_lane *mine = &e->lane[c->lane];
     if (mine->op_user != c->user) return; /* its end is told already */
     int n_parts = c->n ? 1 + (int)((c->user * 31 + (uint64_t)c->first) % 4) : 1;
-    td_status status = c->pull       ? td_xfer_submit_pull(e->x, mine->op, c->first, l->src + c->first, c->n)
-                       : n_parts > 1 ? submit_parts(e, mine->op, c, l->src + c->first, n_parts)
-                                     : td_xfer_submit(e->x, mine->op, c->first, l->src + c->first, c->n, c->final, &c->user, c->final ? sizeof c->user : 0);
+    const int32_t *ids = l->src + c->first;
+    td_status status = c->pull       ? td_xfer_submit_pull(e->x, mine->op, c->first, ids, c->n)
+                       : n_parts > 1 ? submit_parts(e, mine->op, c, ids, n_parts)
+                                     : td_xfer_submit(e->x, mine->op, c->first, ids, c->n, c->final, &c->user, c->final ? sizeof c->user : 0);
     if (status != TD_ERR_INVALID && status != TD_ERR_NOT_FOUND) return; /* others: it has failed, and the event is queued */
     violation(e, c->user, "submit", "the submit of %d blocks was refused with status %d", c->n, (int32_t)status);
 }
