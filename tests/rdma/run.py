@@ -38,7 +38,8 @@ TESTS = [
     ("cluster", 600, PYTEST + " tests/rdma/test_rdma_cluster.py -k 'not long'"), # one program: gRPC's import alone takes half a minute there
 ]
 LONG = [  # a stop is noticed after seconds, so those tests are here
-    ("cluster_long", 600, PYTEST + " tests/rdma/test_rdma_cluster.py -k long"),
+    ("cluster_long", 600, PYTEST + " tests/rdma/test_rdma_cluster.py -k 'long and not killed'"),
+    ("cluster_killed", 900, PYTEST + " -s tests/rdma/test_rdma_cluster.py -k killed_whenever"),  # begins no kill after 300 s
     ("xfer_all", 700, "env TANDEM_XFER_SOAK=400 " + XFER),
 ]
 # Run when they are named: figures, which depend on the machine and fail nothing.
