@@ -1112,7 +1112,7 @@ static void on_completion(struct td_xfer *x, uint32_t rail_at, const struct td_v
         }
         l->broken = true;
     } else if (!l->broken) {
-        xfer_say(l->reason, "rdma: %s: a queue pair went into the error state", rail->name);
+        xfer_say(l->reason, "rdma: %s: a queue pair went into the error state (a %s was flushed first)", rail->name, is_recv ? "receive" : "request");
         l->broken = l->retry = true;
     }
 }
