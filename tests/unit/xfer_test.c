@@ -1315,6 +1315,95 @@ static uint64_t shake(int fd, const struct td_xfer_grant_blob *g)
     return hello.nonce ^ 42;
 }
 
+#define FAIR_BYTES (1u << 20)
+#define FAIR_BLOCKS 16
+
+/* A receiver by hand, which takes as much as the test lets it: n grants, all of the same blocks of the sender's. */
+struct taker {
+    int listener, fd;
+    struct td_xfer_grant_blob g;
+    uint64_t n_bytes;
+};
+
+static void taker_open(struct taker *h, uint64_t incarnation)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t n = sizeof a;
+    *h = (struct taker){.listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), .fd = -1};
+    assert_int_equal(bind(h->listener, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(listen(h->listener, 4), 0);
+    assert_int_equal(getsockname(h->listener, (struct sockaddr *)&a, &n), 0);
+    h->g = (struct td_xfer_grant_blob){.generation = 1, .n_blocks = FAIR_BLOCKS, .incarnation = incarnation, .layout_hash = 0x1a70,
+                                       .block_bytes = FAIR_BYTES, .port = ntohs(a.sin_port), .path = TD_XFER_PATH_TCP, .host = "127.0.0.1", .instance = "taker"};
+}
+
+static uint32_t taker_grant(struct taker *h, struct node *sender, uint32_t slot)
+{
+    struct node_command c = {.verb = NODE_OP, .user = 2000, .blob_bytes = sizeof h->g};
+    h->g.slot = slot;
+    td_xfer_grant_encode(&h->g, c.blob);
+    struct node_reply r = ask(sender, &c);
+    if (r.status) fail_msg("op: %s", r.msg);
+    return r.id;
+}
+
+static void taker_shake(struct taker *h)
+{
+    uint8_t bytes[64 + sizeof(struct td_xfer_hello)];
+    struct td_xfer_hello hello;
+    h->fd = accept(h->listener, NULL, NULL);
+    assert_true(h->fd >= 0);
+    hear_all(h->fd, bytes, sizeof bytes);
+    memcpy(&hello, bytes + 64, sizeof hello);
+    hello.incarnation = h->g.incarnation;
+    hello.nonce = 99;
+    send_frame(h->fd, (struct td_xfer_frame){.type = TD_XFER_HELLO_ACK, .length = sizeof hello}, &hello);
+}
+
+/* Three large transfers go to one peer and one as large to another. Both take what comes at the same pace, so what each has got when the one has its all
+ * is the sender's choice: about as much. Sockets hold some megabytes, and a turn is 4. */
+static void peers_share_the_link(void **state)
+{
+    static uint8_t bytes[65536];
+    (void)state;
+    struct taker a, b;
+    uint32_t ops[4];
+    struct node *p = node_local();
+    struct node_command c = {.verb = NODE_OPEN, .path = TD_XFER_PATH_TCP, .shareable = true, .max_slots = 4, .max_ops = 4, .timeout_ms = 60000,
+                             .lanes = 1, .block_bytes = FAIR_BYTES, .layout_hash = 0x1a70, .n_blocks = FAIR_BLOCKS};
+    struct node_reply r = ask(p, &c);
+    if (r.status) fail_msg("sender: %s", r.msg);
+    taker_open(&a, 7);
+    taker_open(&b, 8);
+    for (uint32_t i = 0; i < 3; i++) ops[i] = taker_grant(&a, p, i);
+    ops[3] = taker_grant(&b, p, 0);
+    taker_shake(&a);
+    taker_shake(&b);
+    for (int i = 0; i < 4; i++) {
+        struct node_command submit_all = {.verb = NODE_SUBMIT, .id = ops[i], .n = FAIR_BLOCKS, .final = true};
+        for (int32_t k = 0; k < FAIR_BLOCKS; k++) submit_all.ids[k] = k;
+        assert_int_equal(ask(p, &submit_all).status, TD_OK);
+    }
+    const uint64_t all = (uint64_t)FAIR_BYTES * FAIR_BLOCKS;
+    for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS); b.n_bytes < all;) {
+        struct pollfd fds[2] = {{.fd = a.fd, .events = POLLIN}, {.fd = b.fd, .events = POLLIN}};
+        if (td_now_ns() > until) fail_msg("%" PRIu64 " and %" PRIu64 " bytes came", a.n_bytes, b.n_bytes);
+        poll(fds, 2, 10);
+        for (int i = 0; i < 2; i++) {
+            struct taker *h = i ? &b : &a;
+            ssize_t k = recv(h->fd, bytes, sizeof bytes, MSG_DONTWAIT);
+            if (k == 0) fail_msg("peer %d: the sender has gone", i);
+            if (k > 0) h->n_bytes += (uint64_t)k;
+        }
+    }
+    if (a.n_bytes >= 2 * all) fail_msg("when one peer had %" PRIu64 " bytes the other had %" PRIu64, b.n_bytes, a.n_bytes);
+    node_free(p);
+    close(a.fd);
+    close(b.fd);
+    close(a.listener);
+    close(b.listener);
+}
+
 static void strangers_are_refused(void **state)
 {
     struct pair t;
@@ -2313,6 +2402,7 @@ int main(int argc, char **argv)
         }
     size_t n_named = n;
     if (!real) tests[n++] = (struct CMUnitTest)cmocka_unit_test(paths_are_chosen_openly);
+    if (!real) tests[n++] = (struct CMUnitTest)cmocka_unit_test(peers_share_the_link);
     int failed = _cmocka_run_group_tests("xfer", tests, n, make_certificates, remove_certificates);
     for (size_t i = 0; i < n_named; i++) free((void *)(uintptr_t)tests[i].name);
     return failed;
