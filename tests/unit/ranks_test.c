@@ -253,6 +253,89 @@ static void trained_model(void **state)
     compare_degrees(&p, two, 4, 2e-4);
 }
 
+/* Layers that rank 0 is told of while a forward runs are in every rank's cache, whether the forward ends with logits or without. */
+struct told {
+    struct rig *rigs[2];
+    int32_t done, n, n_calls;
+};
+
+struct told_rank {
+    struct told *t;
+    struct td_comm_segment *segment;
+    int32_t rank;
+};
+
+static void check_told(void *ctx, int32_t n_layers)
+{
+    struct told *t = ctx;
+    t->n_calls++;
+    assert_int_equal(n_layers, t->n_calls);
+    for (int r = 0; r < 2; r++) {
+        const struct rig *g = t->rigs[r];
+        const struct td_kv_layout *l = &g->kv;
+        for (int32_t pos = t->done; pos < t->done + t->n; pos++)
+            for (int32_t row = 0; row < n_layers * 2 * l->n_kv_heads; row++) {
+                const uint8_t *block = g->cache + (size_t)g->tables[1][pos / BS] * l->block_bytes;
+                const uint8_t *at = block + ((size_t)row * BS + (size_t)(pos % BS)) * l->row_bytes;
+                for (size_t i = 0; i < l->row_bytes; i += 4) {
+                    uint32_t bits;
+                    memcpy(&bits, at + i, 4);
+                    if (bits == UINT32_MAX) fail_msg("told of %d layers: rank %d has not stored row %d of token %d", n_layers, r, row, pos);
+                }
+            }
+    }
+}
+
+static void *told_rank(void *arg)
+{
+    struct told_rank *me = arg;
+    struct td_comm *comm = NULL;
+    struct td_comm_config cfg = {.timeout_ms = 30000};
+    struct rig g;
+    assert_int_equal(td_comm_open(me->segment, me->rank, &cfg, &comm, NULL), TD_OK);
+    me->t->rigs[me->rank] = &g; /* the group's first meeting comes after it */
+    rig_open(&g, &(struct td_model_params){.dir = TD_POCKET_DIR, .dtype = "f32", .max_model_len = 64, .comm = comm}, 1, BS, MAX_TOKENS, MAX_TOKENS);
+    const struct td_forward_layers layers = {.done = check_told, .ctx = me->t, .every = 1};
+    for (int32_t done = 0; done < 24; done += 12) {
+        int32_t tokens[12], positions[12], row_seq[12] = {0}, wanted[1] = {11};
+        for (int32_t i = 0; i < 12; i++) {
+            tokens[i] = token(done + i, g.vocab);
+            positions[i] = done + i;
+        }
+        const int32_t *table = g.tables[1];
+        struct td_forward_args a = {.tokens = tokens, .positions = positions, .row_seq = row_seq, .block_tables = &table, .n_rows = 12};
+        a.kv_base = g.cache, a.kv = &g.kv, a.logit_rows = wanted, a.n_logit_rows = done ? 1 : 0;
+        if (me->rank == 0) {
+            me->t->done = done, me->t->n = 12, me->t->n_calls = 0;
+            a.layers = &layers;
+        }
+        float *logits;
+        assert_int_equal(td_model_forward(g.model, g.ws, &a, &logits), TD_OK);
+        if (me->rank == 0) assert_int_equal(me->t->n_calls, g.kv.n_layers);
+    }
+    assert_int_equal(td_comm_barrier(comm), TD_OK); /* rank 0 has looked */
+    rig_close(&g);
+    td_comm_close(comm);
+    return NULL;
+}
+
+static void layers_are_told_when_all_ranks_have_them(void **state)
+{
+    (void)state;
+    struct td_comm_segment segment = {0};
+    struct td_err err = {0};
+    struct told t = {0};
+    struct told_rank ranks[2];
+    pthread_t threads[2];
+    if (td_comm_segment_create(2, 4096, &segment, &err)) fail_msg("%s", err.msg);
+    for (int32_t r = 0; r < 2; r++) {
+        ranks[r] = (struct told_rank){&t, &segment, r};
+        assert_int_equal(pthread_create(&threads[r], NULL, told_rank, &ranks[r]), 0);
+    }
+    for (int32_t r = 0; r < 2; r++) pthread_join(threads[r], NULL);
+    td_comm_segment_close(&segment);
+}
+
 static void refusals(void **state)
 {
     (void)state;
@@ -310,6 +393,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_models),
         cmocka_unit_test(trained_model),
+        cmocka_unit_test(layers_are_told_when_all_ranks_have_them),
         cmocka_unit_test(refusals),
         cmocka_unit_test(rank_fails_to_load),
     };
