@@ -263,9 +263,9 @@ static struct figures one(struct nic *v, struct side *p, struct side *d, const i
     struct td_xfer_event e;
     td_xfer_core_cancel(&p->core, op, "measured");
     td_xfer_core_conn_fenced(&d->core, conn, 0);
-    td_xfer_core_conn_lost(&d->core, now, conn, TD_ERR_PEER, "measured", false);
+    td_xfer_core_conn_lost(&d->core, now, conn, TD_ERR_PEER, "measured", TD_XFER_LOST);
     td_xfer_core_revoke(&d->core, slot, "measured");
-    td_xfer_core_conn_lost(&p->core, now, conn, TD_ERR_PEER, "measured", false);
+    td_xfer_core_conn_lost(&p->core, now, conn, TD_ERR_PEER, "measured", TD_XFER_LOST);
     td_xfer_core_tick(&d->core, td_now_ns());
     td_xfer_core_tick(&p->core, td_now_ns());
     while (td_xfer_core_poll(&p->core, &e, 1)) {}

@@ -161,11 +161,15 @@ void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status
     if (c->state == XFER_CONN_FREE) return;
     uint64_t id = c->link;
     char text[TD_XFER_REASON_MAX];
+    bool is_cut = c->is_cut;
     if (c->lane) { /* the connection goes as a whole, but for a lane that never came to be one */
         struct td_xfer_conn *first = xfer_conn_by_id(x, id);
         bool was_part = c->state == XFER_CONN_READY;
         conn_free(x, c);
-        if (first && was_part) xfer_conn_close(x, first, status, reason, retry);
+        if (first && was_part) {
+            first->is_cut |= is_cut;
+            xfer_conn_close(x, first, status, reason, retry);
+        }
         return;
     }
     enum td_xfer_path path = c->path;
@@ -181,7 +185,7 @@ void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status
     conn_free(x, c);
     for (uint32_t i = x->n_conns; i-- > 0;)
         if (x->live[i]->link == id) conn_free(x, x->live[i]);
-    if (was_ready) td_xfer_core_conn_lost(&x->core, xfer_now(x), id, status, text, retry);
+    if (was_ready) td_xfer_core_conn_lost(&x->core, xfer_now(x), id, status, text, !retry ? TD_XFER_LOST : is_cut ? TD_XFER_CUT : TD_XFER_PARTED);
     if (initiator) xfer_path_failed(x, id, path, status, text, was_setup);
 }
 
@@ -429,7 +433,9 @@ static void conn_ended(struct td_xfer *x, struct td_xfer_conn *c, const char *wh
     struct td_xfer_conn *first = c->lane && c->state == XFER_CONN_READY ? xfer_conn_by_id(x, c->link) : NULL;
     xfer_say(reason, "%s", why);
     if (first && first->state == XFER_CONN_READY) conn_read(x, first);
-    if (xfer_conn_by_id(x, id)) xfer_conn_close(x, c, TD_ERR_PEER, reason, c->state == XFER_CONN_READY);
+    if (!xfer_conn_by_id(x, id)) return;
+    c->is_cut = true;
+    xfer_conn_close(x, c, TD_ERR_PEER, reason, c->state == XFER_CONN_READY);
 }
 
 /* The next bytes of the stream, read ahead as far as they are there. */

@@ -51,6 +51,7 @@
 #include "common/base/fault.h"
 
 #define TURN_NONE UINT32_MAX
+#define PARTED_GRACE 4 /* orphan graces: a peer that is known to live dials again, but its machine may be busy */
 #define RETIRE_GRACE 8 /* orphan graces: a peer that lives and does not retire for so long is cut off */
 
 /* --- sets ----------------------------------------------------------------------------------------------------------------------- */
@@ -934,7 +935,7 @@ void td_xfer_core_verify_end(struct td_xfer_core *c, uint64_t now_ns, const stru
     slot_unbind(s);
     s->status = TD_ERR_CORRUPT;
     set_reason(s->reason, reason);
-    s->orphan_ns = now_ns + c->orphan_grace_ns;
+    s->orphan_ns = now_ns + PARTED_GRACE * c->orphan_grace_ns;
     due_by(c, s->orphan_ns);
 }
 
@@ -1567,14 +1568,14 @@ void td_xfer_core_rx_fail(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn
 
 /* --- both ----------------------------------------------------------------------------------------------------------------------- */
 
-void td_xfer_core_conn_lost(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn, td_status status, const char *reason, bool retry)
+void td_xfer_core_conn_lost(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn, td_status status, const char *reason, enum td_xfer_lost how)
 {
     for (uint32_t i = 0; i < c->max_slots; i++) {
         struct td_xfer_slot *s = &c->slots[i];
         if (s->conn != conn) continue;
         if (s->state == TD_SLOT_VERIFYING) slot_unbind(s); /* the bytes are here: the verdict needs no connection */
         if (s->state != TD_SLOT_FILLING) continue;
-        if (!retry) {
+        if (how == TD_XFER_LOST) {
             slot_fail(c, i, status, reason);
             continue;
         }
@@ -1582,7 +1583,7 @@ void td_xfer_core_conn_lost(struct td_xfer_core *c, uint64_t now_ns, uint64_t co
         slot_unbind(s);
         s->status = status;
         set_reason(s->reason, reason);
-        s->orphan_ns = now_ns + c->orphan_grace_ns;
+        s->orphan_ns = now_ns + (how == TD_XFER_PARTED ? PARTED_GRACE : 1) * c->orphan_grace_ns;
         due_by(c, s->orphan_ns);
     }
     for (uint32_t i = 0; i < c->max_ops; i++) {
@@ -1592,7 +1593,7 @@ void td_xfer_core_conn_lost(struct td_xfer_core *c, uint64_t now_ns, uint64_t co
             op_check_stopped(c, i);
         }
         if (op->conn != conn || !op_is_live(op)) continue;
-        if (!retry || ++op->n_lost >= TD_XFER_ATTEMPTS_MAX || op->attempt >= 15) {
+        if (how == TD_XFER_LOST || ++op->n_lost >= TD_XFER_ATTEMPTS_MAX || op->attempt >= 15) {
             op->conn = 0; /* nobody is there to be told */
             op_end(c, i, true, status, reason, false);
         } else {

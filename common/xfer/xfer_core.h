@@ -160,7 +160,7 @@ struct td_xfer_core {
     uint32_t digest_every;        /* of sent blocks; 0 none */
     bool retry_due;               /* tick found an op whose retry_ns has come */
     uint64_t stuck_conn;          /* tick found that its peer does not retire: to be closed; 0: none */
-    uint64_t orphan_grace_ns;     /* how long a slot whose connection broke waits for the next attempt */
+    uint64_t orphan_grace_ns;     /* how long a slot whose connection was cut waits for the next attempt */
     uint64_t block_bytes;         /* 0 until core_mem */
     int32_t n_pool_blocks;
     struct td_xfer_slot *slots;
@@ -347,8 +347,10 @@ td_status td_xfer_core_rx_done(struct td_xfer_core *core, uint64_t now_ns, uint6
 void td_xfer_core_rx_fail(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn, const struct td_xfer_frame *frame, const char *reason);
 
 /* --- both --- */
-/* The connection is gone for good. retry: it broke under way, so ops may try another one and slots wait a moment for that. */
-void td_xfer_core_conn_lost(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn, td_status status, const char *reason, bool retry);
+/* The connection is gone for good, and what it carried ends with it or (CUT, PARTED) gets another attempt: ops try another connection, slots wait for that,
+ * a moment where nothing is known of the peer, longer where one side said that it goes on. */
+enum td_xfer_lost { TD_XFER_LOST = 0, TD_XFER_CUT, TD_XFER_PARTED };
+void td_xfer_core_conn_lost(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn, td_status status, const char *reason, enum td_xfer_lost how);
 /* Applies deadlines; returns when it must be called next (TD_NEVER_NS: no deadline stands). */
 uint64_t td_xfer_core_tick(struct td_xfer_core *core, uint64_t now_ns);
 /* Takes up to max queued events. */

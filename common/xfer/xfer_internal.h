@@ -58,6 +58,7 @@ struct td_xfer_conn {
     int fd;
     struct td_xfer_tls_conn *tls;  /* over fd; NULL: in the clear. Progress thread only */
     bool initiator, proven;        /* proven: has shown the key of a grant */
+    bool is_cut;                   /* its socket came to an end without a word: nothing is known of the peer */
     bool tx_ready;                 /* there may be something to send and the socket may take it */
     bool want_out;                 /* EPOLLOUT is armed */
     bool overflow;                 /* `out` did not hold an answer: close */

@@ -124,7 +124,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
         case TD_XFER_DONE: td_xfer_core_rx_done(&c, now, conn, &f); break;
         case TD_XFER_FAIL: td_xfer_core_rx_fail(&c, now, conn, &f, "fail"); break;
         case TD_XFER_PING: td_xfer_core_tick(&c, now += 10); break;
-        case TD_XFER_MEM: td_xfer_core_conn_lost(&c, now, conn, TD_ERR_PEER, "lost", repair & 8); break;
+        case TD_XFER_MEM: td_xfer_core_conn_lost(&c, now, conn, TD_ERR_PEER, "lost", repair & 8 ? TD_XFER_CUT : TD_XFER_LOST); break;
         default: break;
         }
         struct td_xfer_copy copy;
