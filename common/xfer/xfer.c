@@ -492,7 +492,6 @@ static void read_turn(struct td_xfer *x, struct td_xfer_conn *c)
                 return;
             }
             if (c->tls && td_tls_unsent(c->tls)) c->tx_ready = true; /* an answer that TLS itself owes */
-            if (c->path == TD_XFER_PATH_TCP && !c->tls) xfer_tcp_wait_for(c);
             break;
         }
         if (!xfer_conn_by_id(x, id)) return;
@@ -720,11 +719,6 @@ static void check_conns(struct td_xfer *x, uint64_t now)
         if (i >= x->n_conns) continue; /* a connection went with its lanes */
         struct td_xfer_conn *c = x->live[i];
         bool handshake = c->state == XFER_CONN_TLS;
-        if (c->rx_lowat > 1) { /* what has come and is too little to wake us is no silence */
-            uint64_t id = c->id;
-            conn_read(x, c);
-            if (!xfer_conn_by_id(x, id)) continue;
-        }
         if (c->state == XFER_CONN_SETUP && since(now, c->setup_ns) > (c->initiator ? 1 : 2) * x->peer_timeout_ns) {
             /* Before its silence, which says less; and the initiator first, because it learns which rail was at fault. */
             if (c->initiator && c->rdma) xfer_rdma_late(x, c);

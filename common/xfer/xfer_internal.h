@@ -83,7 +83,6 @@ struct td_xfer_conn {
     uint8_t rx_payload[TD_XFER_PAYLOAD_MAX];
     uint8_t in[XFER_IN_BYTES];     /* in[in_at, in_at + in_used): read ahead of the frame under way. Empty between turns: epoll knows nothing of it */
     uint32_t in_at, in_used;
-    uint32_t rx_lowat;             /* tcp: the socket wakes us for so many bytes; 0: for any */
     bool drained;                  /* the last read of this turn was short: asking again would find nothing */
     /* outgoing: a DATA frame under way, else control frames */
     uint8_t tx_header[64];
@@ -220,7 +219,6 @@ void xfer_tcp_tune(const struct td_xfer *x, int fd);
 /* recv and send by the channel where there is one, else by the socket (shm's, too); never blocking. xfer_tcp_why: what errno means after them. */
 ssize_t xfer_tcp_recv(struct td_xfer_conn *c, void *to, size_t n);
 ssize_t xfer_tcp_send(struct td_xfer_conn *c, const void *from, size_t n);
-void xfer_tcp_wait_for(struct td_xfer_conn *c);                                      /* the socket is empty: how much must come before epoll tells */
 const char *xfer_tcp_why(const struct td_xfer_conn *c);
 ssize_t xfer_tcp_data_read(struct td_xfer *x, struct td_xfer_conn *c);
 ssize_t xfer_tcp_data_write(struct td_xfer *x, struct td_xfer_conn *c);

@@ -19,9 +19,6 @@
 
 #include "common/xfer/xfer_internal.h"
 
-#define LOWAT_MAX 262144
-#define LOWAT_MIN 65536
-
 static td_status resolve(const char *host, uint16_t port, int flags, struct addrinfo **ret_list, struct td_err *err)
 {
     char service[8];
@@ -122,16 +119,6 @@ ssize_t xfer_tcp_send(struct td_xfer_conn *c, const void *from, size_t n)
 const char *xfer_tcp_why(const struct td_xfer_conn *c)
 {
     return c->tls && td_tls_reason(c->tls)[0] ? td_tls_reason(c->tls) : strerror(errno);
-}
-
-/* In the middle of a frame a wake for every packet costs the sender (on one host) and this side more than the bytes do: the next is for a quarter of the
- * largest frame, or for the rest of this one. The kernel tells sooner when its buffer or the window is nearly full, and check_conns reads what has come slowly. */
-void xfer_tcp_wait_for(struct td_xfer_conn *c)
-{
-    uint32_t left = c->n_header == 64 && c->rx_frame.type == TD_XFER_DATA ? c->rx_frame.length - c->n_payload : 0;
-    int n = left >= LOWAT_MAX ? LOWAT_MAX : left >= LOWAT_MIN ? (int)left : 1;
-    if (n == (c->rx_lowat ? (int)c->rx_lowat : 1)) return;
-    if (setsockopt(c->fd, SOL_SOCKET, SO_RCVLOWAT, &n, sizeof n) == 0) c->rx_lowat = (uint32_t)n;
 }
 
 /* Payload up to iov's n_bytes, and what comes behind it ahead: that goes to c->in. The lock is not held. */
