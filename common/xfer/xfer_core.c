@@ -51,7 +51,7 @@
 #include "common/base/fault.h"
 
 #define TURN_NONE UINT32_MAX
-#define PARTED_GRACE 4 /* orphan graces: a peer that is known to live dials again, but its machine may be busy */
+#define PARTED_GRACE 2 /* orphan graces: a peer that is known to live dials again, but its machine may be busy */
 #define RETIRE_GRACE 8 /* orphan graces: a peer that lives and does not retire for so long is cut off */
 
 /* --- sets ----------------------------------------------------------------------------------------------------------------------- */

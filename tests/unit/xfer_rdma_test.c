@@ -36,7 +36,7 @@
 #else
 #define SLOW 1
 #endif
-#define TIMEOUT_MS (4000 * SLOW) /* peer_timeout, half of which a slot waits for another attempt; every wait below is bounded by WAIT_MS */
+#define TIMEOUT_MS (8000 * SLOW) /* peer_timeout, a quarter of which a slot waits for another attempt; every wait below is bounded by WAIT_MS */
 #define WAIT_MS (15000 * SLOW)
 #define POISON 0xdeadull
 #define MAX_QPS 1024
