@@ -6,6 +6,7 @@
 
 Every wait has a deadline. On exit each daemon still running is drained by SIGTERM and must exit 0; sanitizer reports in a log fail the test."""
 import dataclasses
+import json
 import os
 import re
 import signal
@@ -31,6 +32,29 @@ from tandem.v1 import inference_pb2 as pb  # noqa: E402
 from tandem.v1 import worker_pb2 as wpb  # noqa: E402
 
 SANITIZER = re.compile(r"ERROR: (Address|Leak|Thread|UndefinedBehavior)Sanitizer|WARNING: ThreadSanitizer|runtime error:")
+
+
+def one_process(requests, model=POCKET, dtype="bf16", *, concurrency=1, chunk=512, order=0, prefix=0, kv="16MiB", tp=1, device="cpu", library=None):
+    """The oracle: ([(tokens, logprobs)] of the requests, preemptions) of one engine in one process."""
+    args = [model, dtype, concurrency, chunk, order, prefix, kv, tp, device]
+    env = dict(os.environ, TANDEM_CUDA_LIBRARY=library) if library else None
+    done = subprocess.run([os.path.join(BIN, "one_process"), *map(str, args)], input=json.dumps(requests), capture_output=True, text=True, timeout=120 * SLOW,
+                          check=False, env=env)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout)
+    return [(r["tokens"], r["logprobs"]) for r in result["results"]], result["preemptions"]
+
+
+def as_result(r):
+    """What a cluster gave, as one_process tells it."""
+    assert r.code == grpc.StatusCode.OK, (r.code, r.details)
+    return r.tokens, [lp for lp, _ in r.logprobs]
+
+
+def check_results(results, want):
+    for i, (r, expected) in enumerate(zip(results, want)):
+        assert as_result(r) == expected, f"request {i} differs"
+    assert len(results) == len(want)
 
 
 def nap(begin):
@@ -298,6 +322,10 @@ class Cluster:
         r.code, r.details = stream.code(), stream.details() or ""
         r.trailing = {k: v for k, v in stream.trailing_metadata() or ()}
         return r
+
+    def requests(self, many):
+        """Requests of token ids, as one_process takes them."""
+        return [self.request(ids=q["ids"], ignore_eos=True, **{k: v for k, v in q.items() if k != "ids"}) for q in many]
 
     def generate_many(self, requests, stagger_s=0.0, timeout=None):
         """All at once, a thread each; results in order."""

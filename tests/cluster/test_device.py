@@ -1,7 +1,6 @@
 """Workers with --device cuda, on device libraries that need no GPU: the strict table over the plain kernels (tests/unit/deferred_device.c) and, for whatever
 moves KV, the emulated GPU; $TANDEM_TEST_CUDA_LIBRARY puts another in its place (tests/gpu/run: the real one).
 A cluster's tokens are those of one process on the same device; a worker whose device is lost leaves, its requests move, and it exits with status 1."""
-import json
 import os
 import random
 import re
@@ -9,12 +8,10 @@ import signal
 import subprocess
 import threading
 
-import grpc
 import pytest
 
-from harness import BIN, POCKET, SHORT, SLOW, Cluster
+from harness import BIN, POCKET, SHORT, SLOW, Cluster, check_results, one_process
 
-OK = grpc.StatusCode.OK
 DEFERRED = os.path.join(os.path.dirname(BIN), "lib", "libtandem_deferred_device.so")
 EMULATED = os.environ.get("TANDEM_TEST_CUDA_LIBRARY") or os.path.join(BIN, "libtandem_cuda_emu.so")
 N = 4 if SHORT else 10
@@ -31,16 +28,9 @@ def make_requests():
 REQUESTS = make_requests()
 
 
-def one_process(library, dtype, requests):
-    done = subprocess.run([os.path.join(BIN, "one_process"), POCKET, dtype, "1", "512", "0", "0", "16MiB", "1", "cuda"], input=json.dumps(requests), capture_output=True,
-                          text=True, timeout=120 * SLOW, check=False, env=dict(os.environ, TANDEM_CUDA_LIBRARY=library))
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [(r["tokens"], r["logprobs"]) for r in json.loads(done.stdout)["results"]]
-
-
 @pytest.fixture(scope="module")
 def oracle():
-    return one_process(DEFERRED, "bf16", REQUESTS)
+    return one_process(REQUESTS, device="cuda", library=DEFERRED)[0]
 
 
 @pytest.fixture(scope="module")
@@ -49,18 +39,11 @@ def emulated_oracle():
         pytest.skip("the emulated GPU switches stacks, which ThreadSanitizer cannot follow")
     if not os.path.exists(EMULATED):
         pytest.skip("no emulated GPU in this build: it takes a C++ compiler")
-    return one_process(EMULATED, "bf16", REQUESTS)
+    return one_process(REQUESTS, device="cuda", library=EMULATED)[0]
 
 
 def cluster_requests(c):
-    return [c.request(ids=q["ids"], ignore_eos=True, **{k: v for k, v in q.items() if k != "ids"}) for q in REQUESTS]
-
-
-def check(results, want):
-    for i, (r, expected) in enumerate(zip(results, want)):
-        assert r.code == OK, (i, r.code, r.details)
-        assert (r.tokens, [lp for lp, _ in r.logprobs]) == expected, f"request {i} differs"
-    assert len(results) == len(want)
+    return c.requests(REQUESTS)
 
 
 def on_device(n_decode=1, envs=None, library=DEFERRED, **kwargs):
@@ -76,8 +59,8 @@ def test_colocated(oracle):
         log = c.workers["decode-0"].wait_log(r"ev=device .*")
         assert "kind=cuda index=0" in log.group(0) and "emulated=true" in log.group(0) and "deterministic=true" in log.group(0)
         requests = cluster_requests(c)
-        check(c.generate_many(requests), oracle)
-        check(c.generate_many(requests[::-1]), oracle[::-1])  # with prefix hits
+        check_results(c.generate_many(requests), oracle)
+        check_results(c.generate_many(requests[::-1]), oracle[::-1])  # with prefix hits
         c.wait_idle()
 
 
@@ -86,13 +69,13 @@ def test_device_lost(oracle):
     with on_device(2, {"decode-0": {"TD_DEFERRED_FAIL_AT": "6"}}, mode="colocated", prefill=0) as c:
         lost = c.workers["decode-0"]
         for _ in range(20):  # the router may give the first ones all to the other worker
-            check(c.generate_many(cluster_requests(c)), oracle)
+            check_results(c.generate_many(cluster_requests(c)), oracle)
             if not lost.alive() or "ev=device_lost" in lost.log():
                 break
         assert lost.wait_exit(20 * SLOW) == 1
         assert lost.log().count("ev=device_lost") == 1 and "is lost for this process" in lost.log(), lost.log()[-2000:]
         c.wait_for(lambda: [w.name for w in c.status().workers if w.state == "ready"] == ["decode-1"], "decode-0 to be gone", 10 * SLOW)
-        check(c.generate_many(cluster_requests(c)[:2]), oracle[:2])
+        check_results(c.generate_many(cluster_requests(c)[:2]), oracle[:2])
         c.wait_idle()
 
 
@@ -104,7 +87,7 @@ def test_killed_in_the_middle(oracle):
         c.wait_for(lambda: any(w.name == "decode-0" and w.running for w in c.status().workers) or not t.is_alive(), "decode to run", 20 * SLOW)
         c.workers["decode-0"].signal(signal.SIGKILL)
         t.join()
-        check(box, oracle)
+        check_results(box, oracle)
         c.wait_idle(4)
 
 
@@ -120,9 +103,9 @@ def test_pd(emulated_oracle, transfer, tmp_path):
         assert "deterministic=true" in log and re.search(r" driver=\d+\.\d+ runtime=\d+\.\d+ ", log), log
         requests = cluster_requests(c)
         results = c.generate_many(requests)
-        check(results, emulated_oracle)
+        check_results(results, emulated_oracle)
         assert any(r.trailing["tandem-ledger"].find(f"transfer_path={transfer}") >= 0 for r in results), results[0].trailing
-        check(c.generate_many(requests[::-1]), emulated_oracle[::-1])
+        check_results(c.generate_many(requests[::-1]), emulated_oracle[::-1])
         c.wait_idle()
 
 
@@ -136,8 +119,8 @@ def test_pd_killed_in_the_middle(emulated_oracle):
             c.wait_for(lambda: any(w.name == victim and w.running for w in c.status().workers) or not t.is_alive(), f"{victim} to run", 20 * SLOW)
             c.workers[victim].signal(signal.SIGKILL)
             t.join()
-            check(box, emulated_oracle)
-        check(c.generate_many(cluster_requests(c)), emulated_oracle)
+            check_results(box, emulated_oracle)
+        check_results(c.generate_many(cluster_requests(c)), emulated_oracle)
         c.wait_idle(2)
 
 
@@ -148,7 +131,7 @@ def test_pd_device_lost(emulated_oracle, fault, says):
     with on_device(2, {f"{role}-0": {"TD_CUDA_EMU_FAULT": fault}}, library=EMULATED, prefill=2) as c:
         lost = c.workers[f"{role}-0"]
         for _ in range(20):
-            check(c.generate_many(cluster_requests(c)), emulated_oracle)
+            check_results(c.generate_many(cluster_requests(c)), emulated_oracle)
             if not lost.alive() or "ev=device_lost" in lost.log():
                 break
         assert lost.wait_exit(20 * SLOW) == 1

@@ -5,15 +5,12 @@ import json
 import os
 import random
 import signal
-import subprocess
 import threading
 
-import grpc
 import pytest
 
-from harness import BIN, POCKET, SHORT, SLOW, Cluster
+from harness import POCKET, SHORT, SLOW, Cluster, as_result, one_process
 
-OK = grpc.StatusCode.OK
 N = 12 if SHORT else 64
 SEED = int(os.environ.get("SEED", "7"))
 
@@ -35,17 +32,9 @@ def make_requests():
 REQUESTS = make_requests()
 
 
-def one_process(dtype, concurrency=1, chunk=512, order=0, prefix=0, kv="16MiB", requests=None):
-    done = subprocess.run([os.path.join(BIN, "one_process"), POCKET, dtype, str(concurrency), str(chunk), str(order), str(prefix), kv],
-                          input=json.dumps(requests or REQUESTS), capture_output=True, text=True, timeout=120 * SLOW, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    result = json.loads(done.stdout)
-    return [(r["tokens"], r["logprobs"]) for r in result["results"]], result["preemptions"]
-
-
 @pytest.fixture(scope="module", params=["f32"] if SHORT else ["f32", "bf16"])
 def oracle(request):
-    results, _ = one_process(request.param)
+    results, _ = one_process(REQUESTS, dtype=request.param)
     assert any(len(set(t)) > 3 for t, _ in results)
     return request.param, results
 
@@ -60,7 +49,7 @@ def check(results, want):
 @pytest.mark.parametrize("concurrency,chunk,order,prefix", [(16, 512, 0, 0), (16, 512, 3, 0), (8, 48, 5, 0), (8, 17, 1, 1), (16, 64, 2, 1)])
 def test_engine(oracle, concurrency, chunk, order, prefix):
     dtype, want = oracle
-    check(one_process(dtype, concurrency, chunk, order, prefix)[0], want)
+    check(one_process(REQUESTS, dtype=dtype, concurrency=concurrency, chunk=chunk, order=order, prefix=prefix)[0], want)
 
 
 def test_engine_preempts(oracle):
@@ -70,23 +59,10 @@ def test_engine_preempts(oracle):
         m = json.load(f)
     block_bytes = 16 * 2 * m["num_hidden_layers"] * m["num_key_value_heads"] * m["head_dim"] * (4 if dtype == "f32" else 2)
     requests = [dict(q, ids=q["ids"][:10], max_tokens=60) for q in REQUESTS[:12]]  # 5 blocks each in the end, 12 in all
-    want, _ = one_process(dtype, requests=requests)
-    results, preemptions = one_process(dtype, 12, 64, kv=str(block_bytes * 12), requests=requests)
+    want, _ = one_process(requests, dtype=dtype)
+    results, preemptions = one_process(requests, dtype=dtype, concurrency=12, chunk=64, kv=str(block_bytes * 12))
     check(results, want)
     assert preemptions > 0
-
-
-def as_result(r):
-    assert r.code == OK, (r.code, r.details)
-    return r.tokens, [lp for lp, _ in r.logprobs]
-
-
-def cluster_requests(c):
-    out = []
-    for q in REQUESTS:
-        q = dict(q)
-        out.append(c.request(ids=q.pop("ids"), ignore_eos=True, **q))
-    return out
 
 
 CLUSTERS = [
@@ -103,7 +79,7 @@ CLUSTERS = [
 def test_cluster(oracle, name, kwargs):
     dtype, want = oracle
     with Cluster(dtype=dtype, **kwargs) as c:
-        requests = cluster_requests(c)
+        requests = c.requests(REQUESTS)
         order = list(range(N))
         random.Random(1).shuffle(order)
         results = c.generate_many([requests[i] for i in order])
@@ -120,7 +96,7 @@ def test_cluster(oracle, name, kwargs):
 def test_decode_killed_in_the_middle(oracle, path):
     dtype, want = oracle
     with Cluster(prefill=1, decode=2, dtype=dtype, worker_args=["--transfer", path]) as c:
-        requests = cluster_requests(c)
+        requests = c.requests(REQUESTS)
         box = []
         t = threading.Thread(target=lambda: box.extend(c.generate_many(requests)))
         t.start()

@@ -1,18 +1,14 @@
 """Layers of a chunk are handed over while its later ones are computed (--transfer-parts): the tokens and logprobs are those of one process on every path, with
 digests of every block and without, with prefix hits, and when a worker or its device goes in the middle of such a step."""
-import json
 import os
 import random
 import signal
-import subprocess
 import threading
 
-import grpc
 import pytest
 
-from harness import BIN, POCKET, SHORT, SLOW, Cluster
+from harness import BIN, SHORT, SLOW, Cluster, check_results, one_process
 
-OK = grpc.StatusCode.OK
 EMULATED = os.path.join(BIN, "libtandem_cuda_emu.so")
 N = 6 if SHORT else 12
 CHUNK = 48
@@ -36,16 +32,9 @@ def parts(monkeypatch):
     monkeypatch.setenv("TANDEM_TRANSFER_PARTS", "5")  # a layer each
 
 
-def one_process(env=None, *device):
-    done = subprocess.run([os.path.join(BIN, "one_process"), POCKET, "bf16", "1", "512", "0", "0", "16MiB", *device], input=json.dumps(REQUESTS), capture_output=True,
-                          text=True, timeout=120 * SLOW, check=False, env=dict(os.environ, **(env or {})))
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [(r["tokens"], r["logprobs"]) for r in json.loads(done.stdout)["results"]]
-
-
 @pytest.fixture(scope="module")
 def oracle():
-    return one_process()
+    return one_process(REQUESTS)[0]
 
 
 @pytest.fixture(scope="module")
@@ -54,18 +43,11 @@ def emulated_oracle():
         pytest.skip("the emulated GPU switches stacks, which ThreadSanitizer cannot follow")
     if not os.path.exists(EMULATED):
         pytest.skip("no emulated GPU in this build: it takes a C++ compiler")
-    return one_process({"TANDEM_CUDA_LIBRARY": EMULATED}, "1", "cuda")
+    return one_process(REQUESTS, device="cuda", library=EMULATED)[0]
 
 
 def requests_of(c):
-    return [c.request(ids=q["ids"], ignore_eos=True, **{k: v for k, v in q.items() if k != "ids"}) for q in REQUESTS]
-
-
-def check(results, want):
-    for i, (r, expected) in enumerate(zip(results, want)):
-        assert r.code == OK, (i, r.code, r.details)
-        assert (r.tokens, [lp for lp, _ in r.logprobs]) == expected, f"request {i} differs"
-    assert len(results) == len(want)
+    return c.requests(REQUESTS)
 
 
 @pytest.mark.parametrize("n_parts", ["5", "2"])
@@ -78,10 +60,10 @@ def test_same_tokens(oracle, path, n_parts, tmp_path, monkeypatch):
     with Cluster(dtype="bf16", worker_args=[*ARGS, "--transfer", path, *digests]) as c:
         requests = requests_of(c)
         results = c.generate_many(requests)
-        check(results, oracle)
+        check_results(results, oracle)
         assert any(r.ledger.transfer_path == path for r in results)
-        check(c.generate_many(requests[::-1]), oracle[::-1])  # with prefix hits
-        check([c.generate(r) for r in requests], oracle)      # one at a time
+        check_results(c.generate_many(requests[::-1]), oracle[::-1])  # with prefix hits
+        check_results([c.generate(r) for r in requests], oracle)      # one at a time
         c.wait_idle()
 
 
@@ -93,7 +75,7 @@ def test_prefill_gone_between_layers(oracle, path, what, n):
     with Cluster(prefill=2, decode=2, dtype="bf16", worker_args=[*ARGS, "--transfer", path], router_args=SPREAD, envs=env) as c:
         d = c.workers["prefill-0"]
         for _ in range(8):
-            check(c.generate_many(requests_of(c)), oracle)
+            check_results(c.generate_many(requests_of(c)), oracle)
             if "ev=fault_fires" in d.log():
                 break
         assert "ev=fault_fires" in d.log()
@@ -105,7 +87,7 @@ def test_prefill_gone_between_layers(oracle, path, what, n):
         c.wait_idle(4)
         d.signal(signal.SIGCONT)  # it computes the other layers and hands over what nobody waits for
         c.wait_for(lambda: sum(w.state == "ready" for w in c.status().workers) == 4, "the stopped worker to come back", 10 * SLOW)
-        check(c.generate_many(requests_of(c)), oracle)
+        check_results(c.generate_many(requests_of(c)), oracle)
         c.wait_idle(4)
 
 
@@ -117,7 +99,7 @@ def test_decode_killed(oracle):
         c.wait_for(lambda: any(w.name == "decode-0" and w.running for w in c.status().workers) or not t.is_alive(), "decode to run", 20 * SLOW)
         c.workers["decode-0"].signal(signal.SIGKILL)
         t.join()
-        check(box, oracle)
+        check_results(box, oracle)
         c.wait_idle(4)
 
 
@@ -133,7 +115,7 @@ def test_cancelled(oracle):
         for call in gone:
             call.cancel()
         t.join()
-        check(box, oracle)
+        check_results(box, oracle)
         c.wait_idle(4)
 
 
@@ -148,7 +130,7 @@ def test_device(emulated_oracle, path, monkeypatch):
     """The emulated device does its work as late as CUDA allows: a layer that is sent before its mark was waited for is old bytes."""
     with on_device(EMULATED, monkeypatch, worker_args=["--transfer", path]) as c:
         results = c.generate_many(requests_of(c))
-        check(results, emulated_oracle)
+        check_results(results, emulated_oracle)
         assert any(r.ledger.transfer_path == path for r in results)
         c.wait_idle()
 
@@ -158,7 +140,7 @@ def test_device_lost_between_layers(emulated_oracle, monkeypatch):
             "prefill-0": dict(os.environ, TD_CUDA_EMU_FAULT="launch:150", TANDEM_CUDA_LIBRARY=EMULATED, TANDEM_TRANSFER_PARTS="5")}) as c:
         lost = c.workers["prefill-0"]
         for _ in range(8):
-            check(c.generate_many(requests_of(c)), emulated_oracle)
+            check_results(c.generate_many(requests_of(c)), emulated_oracle)
             if "ev=device_lost" in lost.log():
                 break
         assert lost.wait_exit(20 * SLOW) == 1

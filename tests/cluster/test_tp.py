@@ -10,12 +10,10 @@ import subprocess
 import threading
 import time
 
-import grpc
 import pytest
 
-from harness import BIN, POCKET, SHORT, SLOW, Cluster
+from harness import BIN, POCKET, SHORT, SLOW, Cluster, as_result, one_process
 
-OK = grpc.StatusCode.OK
 N = 6 if SHORT else 16
 
 
@@ -27,22 +25,6 @@ def make_requests():
 
 
 REQUESTS = make_requests()
-
-
-def cluster_requests(c, requests):
-    return [c.request(ids=q["ids"], ignore_eos=True, **{k: v for k, v in q.items() if k != "ids"}) for q in requests]
-
-
-def as_result(r):
-    assert r.code == OK, (r.code, r.details)
-    return r.tokens, [lp for lp, _ in r.logprobs]
-
-
-def one_process(model, tp, requests=None, device="cpu"):
-    done = subprocess.run([os.path.join(BIN, "one_process"), model, "f32", "1", "512", "0", "0", "16MiB", str(tp), device], input=json.dumps(requests or REQUESTS),
-                          capture_output=True, text=True, timeout=120 * SLOW, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [(r["tokens"], r["logprobs"]) for r in json.loads(done.stdout)["results"]]
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +67,10 @@ EQUAL = [
 @pytest.mark.parametrize("name,tp,n_kv,kwargs", EQUAL, ids=[e[0] for e in EQUAL])
 def test_equal_degrees(wide, name, tp, n_kv, kwargs):
     model = wide[n_kv] if n_kv else POCKET
-    want = one_process(model, tp)
+    want = one_process(REQUESTS, model, "f32", tp=tp)[0]
     with Cluster(prefill=0, decode=0, **kwargs) as c:
         start_pair(c, tp, tp, model)
-        requests = cluster_requests(c, REQUESTS)
+        requests = c.requests(REQUESTS)
         check([as_result(r) for r in c.generate_many(requests)], want)
         check([as_result(r) for r in c.generate_many(requests)], want)  # with prefix hits
         c.wait_idle()
@@ -102,13 +84,13 @@ def test_unequal_degrees(wide, p, d, n_kv, path):
     """Greedy, so that rounding alone decides nothing: the tokens of one rank, logprobs within rounding; and the same bits alone and in a batch."""
     model = wide[n_kv] if n_kv else POCKET
     greedy = [dict(q, temperature=0.0) for q in REQUESTS[:8]]
-    want = one_process(model, 1, greedy)
+    want = one_process(greedy, model, "f32")[0]
     fabric = f"/dev/shm/tandem-tp-{os.getpid()}"
     env = {"TANDEM_VERBS_FAKE": f"path={fabric}"} if path == "rdma" else {}
     try:
         with Cluster(prefill=0, decode=0, envs={"prefill-0": env, "decode-0": env}, worker_args=["--transfer", path, "--max-step-tokens", 48]) as c:
             start_pair(c, p, d, model)
-            requests = cluster_requests(c, greedy)
+            requests = c.requests(greedy)
             alone = [as_result(c.generate(r)) for r in requests]
             for i, (got, expected) in enumerate(zip(alone, want, strict=True)):
                 assert got[0] == expected[0], f"request {i}: not the tokens of one rank"
@@ -144,14 +126,14 @@ def wait_gone(pids, timeout):
 @pytest.mark.parametrize("victim", ["rank-1", "rank-0"])
 def test_killed_rank(wide, victim):
     """In the middle of decoding: the worker is dead as a whole within 2 s, its requests go on elsewhere, token for token."""
-    want = one_process(wide[4], 2)
+    want = one_process(REQUESTS, wide[4], "f32", tp=2)[0]
     with Cluster(prefill=0, decode=0) as c:
         start_pair(c, 2, 2, wide[4])
         c.start_worker("decode", args=["--tp", 2, "--threads", 2, *model_args(wide[4])])
         ranks = rank_pids(c.workers["decode-0"])
         assert list(ranks) == [1]
         box = []
-        t = threading.Thread(target=lambda: box.extend(c.generate_many(cluster_requests(c, REQUESTS))))
+        t = threading.Thread(target=lambda: box.extend(c.generate_many(c.requests(REQUESTS))))
         t.start()
         c.wait_for(lambda: any(w.name == "decode-0" and w.running for w in c.status().workers) or not t.is_alive(), "decode to run", 20 * SLOW)
         if victim == "rank-1":
@@ -217,10 +199,10 @@ def test_devices_of_equal_degrees(wide, devices, path, tp, n_kv, kwargs):
     """Each rank on a device of its own: the tokens of one engine of that degree, with and without prefix hits; tcp, staged, in a pool that is too small for all;
     cuda-ipc with 4 ranks of 2 KV heads: an import fills the second copies."""
     model = wide[n_kv] if n_kv else POCKET
-    want = one_process(model, tp, FEW, "cuda")
+    want = one_process(FEW, model, "f32", tp=tp, device="cuda")[0]
     with Cluster(prefill=0, decode=0, worker_timeout_ms=PATIENCE_MS, **kwargs) as c:
         start_pair(c, tp, tp, model, [*CUDA, "--transfer", path, "--kv-digest", "always"])
-        requests = cluster_requests(c, FEW)
+        requests = c.requests(FEW)
         results = c.generate_many(requests)
         check([as_result(r) for r in results], want)
         assert results[0].ledger.transfer_path == path
@@ -236,11 +218,11 @@ def test_devices_of_unequal_degrees(wide, devices, p, d, n_kv):
     """Greedy: the tokens of one device, logprobs within rounding; the same bits alone and in a batch. 1 to 4 with 2 KV heads: an import fills copies, too."""
     model = wide[n_kv] if n_kv else POCKET
     greedy = [dict(q, temperature=0.0) for q in FEW]
-    want = one_process(model, 1, greedy, "cuda")
+    want = one_process(greedy, model, "f32", device="cuda")[0]
     with Cluster(prefill=0, decode=0, worker_timeout_ms=PATIENCE_MS) as c:
         start_pair(c, p, d, model, [*CUDA, "--transfer", "cuda-ipc", "--kv-digest", "always"])
         assert {w.role: w.tp for w in c.status().workers} == {"prefill": p, "decode": d}
-        requests = cluster_requests(c, greedy)
+        requests = c.requests(greedy)
         alone = [as_result(c.generate(r)) for r in requests]
         for i, (got, expected) in enumerate(zip(alone, want, strict=True)):
             assert got[0] == expected[0], f"request {i}: not the tokens of one device"
@@ -258,7 +240,7 @@ LOSSES = [("decode", "kill", r'ev=ranks_lost reason="rank 1 \(pid \d+\) is dead"
 @pytest.mark.parametrize("role,fault,says", LOSSES, ids=[f"{role}-{fault.split(':')[0]}" for role, fault, _ in LOSSES])
 def test_lost_device(devices, role, fault, says):
     """A rank, or the device of a rank, is lost while requests are on its worker: the worker ends as a whole, naming it; the requests go on, token for token."""
-    want = one_process(POCKET, 2, FEW, "cuda")
+    want = one_process(FEW, POCKET, "f32", tp=2, device="cuda")[0]
     with Cluster(prefill=0, decode=0, worker_timeout_ms=PATIENCE_MS) as c:
         env = dict(os.environ) if fault == "kill" else dict(os.environ, TD_CUDA_EMU_FAULT=fault)
         args = ["--tp", 2, "--threads", 2, *CUDA]
@@ -267,7 +249,7 @@ def test_lost_device(devices, role, fault, says):
             c.start_worker(other, wait=False, args=args)
         c.wait_workers(3)
         ranks = rank_pids(victim)
-        requests = cluster_requests(c, FEW)
+        requests = c.requests(FEW)
         for _ in range(20):
             box = []
             t = threading.Thread(target=lambda: box.extend(c.generate_many(requests)))
