@@ -56,6 +56,7 @@ static td_status open_parts(struct td_core *c, struct td_err *err)
         c->guarded_tpot_s = g->classes[i].tpot_ms * 1e-3;
         c->guarded_tpot_class = i;
     }
+    td_fullness_init(&c->fullness, c->guarded_ttft_s);
     td_status s = td_order_create(g->max_requests, g->n_classes, ranks, &c->order, err);
     struct td_lat_config lc = {.attainment = g->attainment, .eta = 0.02, .forgetting = 0.999};
     if (!s) s = td_latency_create(&lc, &c->latency, err);
@@ -94,7 +95,11 @@ td_status td_core_create(const struct td_core_config *config, struct td_core **r
         c->cfg.classes[0] = (struct td_core_class){.name = "default", .weight = 1};
     }
     c->policy = policy;
-    for (uint32_t i = 0; i < TD_CORE_MAX_WORKERS; i++) c->workers[i].scan = &c->scans[i];
+    for (uint32_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
+        c->workers[i].scan = &c->scans[i];
+        c->workers[i].fullness = &c->fullness;
+        c->workers[i].at = i;
+    }
     c->random = config->seed;
     if ((s = open_parts(c, err))) {
         td_core_destroy(c);
@@ -786,7 +791,9 @@ void td_core_account(const struct td_core *c, uint32_t worker, struct td_core_ac
                                             .min_tpot_s = w->min_tpot_s, .kept = w->kept};
     struct td_core_scan want;
     td_ledger_scan(w, &want);
-    ret_account->stale = memcmp(&want, w->scan, sizeof want) != 0;
+    struct td_fullness_part part;
+    td_ledger_part(w, &part);
+    ret_account->stale = memcmp(&want, w->scan, sizeof want) != 0 || memcmp(&part, &c->fullness.parts[worker], sizeof part) != 0;
 }
 
 void td_core_stats(const struct td_core *c, struct td_core_stats *ret_stats)

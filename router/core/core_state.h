@@ -4,6 +4,7 @@
 #define TD_ROUTER_CORE_STATE_H
 
 #include "router/core/core.h"
+#include "router/core/fullness.h"
 #include "router/core/ledger.h"
 #include "router/core/order.h"
 #include "router/core/policy.h"
@@ -17,6 +18,7 @@ enum { G_OK = 0, G_CANCELLED = 1, G_INVALID = 3, G_DEADLINE = 4, G_NOT_FOUND = 5
        G_UNAVAILABLE = 14 };
 
 _Static_assert(TD_CORE_MAX_CLASSES <= TD_ORDER_MAX_CLASSES, "the queue has a place for each class");
+_Static_assert(TD_CORE_MAX_WORKERS <= TD_FULLNESS_MAX_WORKERS, "fullness has a part for each worker");
 
 enum phase { FREE = 0, QUEUED, RESERVING, PREFILLING, DECODING };
 
@@ -46,6 +48,7 @@ struct td_core {
     td_policy_fn policy;
     struct td_core_worker workers[TD_CORE_MAX_WORKERS];
     struct td_core_scan scans[TD_CORE_MAX_WORKERS];
+    struct td_fullness fullness;
     uint32_t n_workers, by_role[2][TD_CORE_MAX_WORKERS], n_by_role[2];
     uint64_t cursor[2], random;
     struct request *requests;

@@ -108,33 +108,6 @@ static enum outcome place(struct td_core *c, struct request *r, const struct td_
     return PLACED;
 }
 
-/* How full the fleet is, 0..1: of sequences, of KV, of what decode steps may take, or of what prompts may wait, whichever is nearest its end. A class
- * whose objectives are loose would else fill steps and prefill queues to its own, and leave those above it places in which theirs cannot be kept. */
-static double fullness(const struct td_core *c)
-{
-    double seqs = 0, max_seqs = 0, kv = 0, max_kv = 0, steps = 0, backlog = 0;
-    uint32_t n = 0, n_prefill = 0;
-    for (uint32_t i = 0; i < c->n_by_role[TD_ROLE_DECODE]; i++) {
-        const struct td_core_worker *w = &c->workers[c->by_role[TD_ROLE_DECODE][i]];
-        if (w->state != TD_WORKER_READY) continue;
-        n++;
-        seqs += w->assigned;
-        max_seqs += w->max_seqs;
-        kv += (double)w->promised_tokens;
-        max_kv += (double)w->kv_tokens;
-        steps += w->step_share;
-    }
-    if (max_seqs <= 0) return 1;
-    for (uint32_t i = 0; c->guarded_ttft_s < INFINITY && i < c->n_by_role[TD_ROLE_PREFILL]; i++) {
-        const struct td_core_worker *w = &c->workers[c->by_role[TD_ROLE_PREFILL][i]];
-        if (w->state != TD_WORKER_READY) continue;
-        n_prefill++;
-        backlog += fmin(1, fmax(0, w->free_at_s - c->now_s) / c->guarded_ttft_s);
-    }
-    double full = fmax(fmax(seqs / max_seqs, kv / max_kv), steps / n);
-    return fmin(1, n_prefill ? fmax(full, backlog / n_prefill) : full);
-}
-
 /* What was held in this dispatch: who is no easier to place is not tried, so that many that fit nowhere do not use up the tries of those behind
  * them. */
 struct held {
@@ -173,7 +146,7 @@ void core_dispatch(struct td_core *c)
 {
     c->room_changed = false;
     if (td_order_n(c->order) == 0) return;
-    td_order_walk(c->order, c->cfg.n_classes > 1 ? fullness(c) : 0, c->now_ns);
+    td_order_walk(c->order, c->cfg.n_classes > 1 ? td_fullness_value(&c->fullness, c->now_ns) : 0, c->now_ns);
     struct held no_room = {.any = false}, tight[TD_CORE_MAX_CLASSES] = {{.any = false}};
     uint32_t kept[2 * MAX_TRIES], n_kept = 0;
     for (int tries = 0, passed = 0, rejected = 0; tries < MAX_TRIES && passed < MAX_PASSED;) {
@@ -197,7 +170,7 @@ void core_dispatch(struct td_core *c)
             continue;
         }
         tries++;
-        if (o == PLACED && c->cfg.n_classes > 1 && td_order_n(c->order) > 0) td_order_fill(c->order, fullness(c));
+        if (o == PLACED && c->cfg.n_classes > 1 && td_order_n(c->order) > 0) td_order_fill(c->order, td_fullness_value(&c->fullness, c->now_ns));
         if (o != HELD) continue;
         note_held(short_of_room ? &no_room : &tight[r->slo_class], &a);
         if (waited_ns > c->cfg.queue_timeout_ms * NS_PER_MS / 4) keep_room(c, &a, kept, &n_kept);

@@ -2,6 +2,9 @@
 #include "router/core/ledger.h"
 
 #include <math.h>
+#include <string.h>
+
+#define MAX_FREE_S 9e9   /* in ns that still fits 64 bits; three centuries */
 
 void td_ledger_scan(const struct td_core_worker *w, struct td_core_scan *s)
 {
@@ -17,18 +20,41 @@ void td_ledger_scan(const struct td_core_worker *w, struct td_core_scan *s)
     }
 }
 
+void td_ledger_part(const struct td_core_worker *w, struct td_fullness_part *p)
+{
+    memset(p, 0, sizeof *p); /* parts are compared byte by byte */
+    if (w->state != TD_WORKER_READY) return;
+    if (w->role == TD_ROLE_PREFILL) {
+        p->kind = TD_FULLNESS_PREFILL;
+        p->free_ns = w->free_at_s >= MAX_FREE_S ? (uint64_t)(MAX_FREE_S * 1e9) : w->free_at_s > 0 ? (uint64_t)(w->free_at_s * 1e9) : 0;
+        return;
+    }
+    p->kind = TD_FULLNESS_DECODE;
+    p->assigned = w->assigned;
+    p->max_seqs = w->max_seqs;
+    p->promised_tokens = w->promised_tokens;
+    p->kv_tokens = w->kv_tokens;
+    p->step_share = (uint64_t)(w->step_share * (double)TD_FULLNESS_SHARE_ONE);
+}
+
 void td_ledger_changed(struct td_core_worker *w)
 {
     if (w->scan) td_ledger_scan(w, w->scan);
+    if (!w->fullness) return;
+    struct td_fullness_part part;
+    td_ledger_part(w, &part);
+    td_fullness_put(w->fullness, w->at, &part);
 }
 
 void td_ledger_join(struct td_core_worker *w, const struct td_core_event *e)
 {
     struct td_core_scan *scan = w->scan;
+    struct td_fullness *fullness = w->fullness;
+    uint32_t at = w->at;
     *w = (struct td_core_worker){.state = TD_WORKER_READY, .role = e->role, .kv_tokens = e->a, .max_seqs = (uint32_t)e->b,
                                  .node_class = (uint32_t)e->c,
                                  .max_step_tokens = (uint32_t)e->d, .kv_bytes_per_token = e->e, .snapshot_ns = e->now_ns, .correction = 1,
-                                 .min_tpot_s = INFINITY, .scan = scan};
+                                 .min_tpot_s = INFINITY, .scan = scan, .fullness = fullness, .at = at};
     td_ledger_changed(w);
 }
 

@@ -23,9 +23,10 @@ struct td_leg {
     double tpot_s;              /* decode: its objective */
 };
 
-/* Makes w->scan true again: called by everybody who writes to *w, the functions below included. */
+/* Makes w->scan and w's part of w->fullness true again: called by everybody who writes to *w, the functions below included. */
 void td_ledger_changed(struct td_core_worker *w);
 void td_ledger_scan(const struct td_core_worker *w, struct td_core_scan *ret_scan);     /* what it should be */
+void td_ledger_part(const struct td_core_worker *w, struct td_fullness_part *ret_part); /* what it adds to the fleet's fullness */
 
 /* *w is zeroed, or a former holder of the place. */
 void td_ledger_join(struct td_core_worker *w, const struct td_core_event *join);

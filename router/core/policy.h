@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "router/core/core.h"
+#include "router/core/fullness.h"
 #include "router/core/prefix_index.h"
 
 #define TD_NO_WORKER UINT32_MAX
@@ -59,6 +60,8 @@ struct td_core_worker {
     uint64_t busy_us;           /* sum of reported step times since the last tick */
     uint64_t snapshot_seq, snapshot_ns, held_tokens, queued_tokens, calls_sent, calls_seen;
     struct td_core_scan *scan;  /* its place in the core's array; NULL = none */
+    struct td_fullness *fullness; /* of the fleet; NULL = not counted */
+    uint32_t at;                /* its index there */
 };
 
 /* What is asked: one request. Times in seconds; INFINITY = no objective. */
