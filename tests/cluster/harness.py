@@ -8,8 +8,10 @@ Every wait has a deadline. On exit each daemon still running is drained by SIGTE
 import dataclasses
 import json
 import os
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -55,6 +57,21 @@ def check_results(results, want):
     for i, (r, expected) in enumerate(zip(results, want)):
         assert as_result(r) == expected, f"request {i} differs"
     assert len(results) == len(want)
+
+
+def free_port():
+    """A port of loopback for a program that cannot be given port 0. Below the kernel's ephemeral range: one of that range may be given to a connection
+    or to another test's port 0 before the program binds it."""
+    with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as f:
+        first_ephemeral = int(f.read().split()[0])
+    while True:
+        port = random.randrange(min(10000, first_ephemeral // 2), first_ephemeral)
+        with socket.socket() as s:
+            try:
+                s.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                pass  # somebody's
 
 
 def nap(begin):

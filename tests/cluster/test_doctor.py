@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from harness import BIN, SANITIZER, SLOW, Cluster
+from harness import BIN, SANITIZER, SLOW, Cluster, free_port
 from test_surface import certs, credentials, run  # noqa: F401 (certs is a fixture)
 
 LINE = re.compile(r"^  (ok  |warn|FAIL)  (.+?): (.+)$")
@@ -367,12 +367,10 @@ def test_pair_whose_tls_does_not_fit(certs, fabric, path, pair):  # noqa: F811
 
 def test_data_port_can_be_pinned():
     """For a firewall between the two. The variable of a worker in the same pod does not count: its port is taken."""
-    with socket.socket() as free, socket.socket() as taken:
-        for s in (free, taken):
-            s.bind(("127.0.0.1", 0))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
         taken.listen(1)
-        port, worker_port = free.getsockname()[1], taken.getsockname()[1]
-        free.close()
+        port, worker_port = free_port(), taken.getsockname()[1]
         with Listener("--timeout-ms", 5000 * SLOW, "--transfer-port", port, env={"TANDEM_TRANSFER_PORT": str(worker_port)}) as other:
             rc, checks, text = doctor(*PAIR, "--peer", other.at, "--transfer", "tcp", env={"TANDEM_TRANSFER_PORT": str(worker_port)})
             assert rc == 0, text

@@ -1,20 +1,13 @@
 """The router's /metrics say what happened: ends of requests, tokens, failovers, stages; and /healthz answers."""
 import re
-import socket
 import urllib.error
 import urllib.request
 
 import grpc
 
-from harness import Cluster
+from harness import Cluster, free_port
 
 OK = grpc.StatusCode.OK
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def scrape(port):

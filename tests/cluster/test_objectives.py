@@ -8,8 +8,8 @@ import threading
 import grpc
 import pytest
 
-from harness import BIN, SLOW, Cluster, pb
-from test_metrics import free_port, scrape
+from harness import BIN, SLOW, Cluster, free_port, pb
+from test_metrics import scrape
 
 OK, INVALID, EXHAUSTED = grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
 CLASSES = "chat:ttft=60000,tpot=5000 gold:ttft=30000,tpot=2000,weight=4 bulk:weight=0.5,best_effort"

@@ -17,7 +17,7 @@ import grpc
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from harness import BIN, POCKET, ROOT, SANITIZER, SHORT, SLOW, Cluster, nap, pb, wpb
+from harness import BIN, POCKET, ROOT, SANITIZER, SHORT, SLOW, Cluster, free_port, nap, pb, wpb
 from test_bad_input import call, field, tcp_ports
 
 Code = grpc.StatusCode
@@ -113,12 +113,6 @@ def test_no_cluster_is_said_so():
 # ---- tandem up and its clients -----------------------------------------------------------------------------------------------------------------
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 class Up:
     """`tandem up` as a user starts it; stdout and stderr are read as they come."""
 
@@ -165,7 +159,7 @@ class Up:
             t.join(5 * SLOW)
         text = self.err.decode("utf-8", "replace")
         assert not SANITIZER.search(text), text[-5000:]
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 5 * SLOW
         while left := [pid for pid in self.pids if os.path.exists(f"/proc/{pid}")]:
             assert time.monotonic() < deadline, f"left behind: {left}"
             time.sleep(0.01)
@@ -858,28 +852,23 @@ def test_metrics(tmp_path):
 # ---- exhaustion is back-pressure -------------------------------------------------------------------------------------------------------------------
 
 
-def refused(r):
-    assert r.code == Code.RESOURCE_EXHAUSTED, (r.code, r.details)
-    assert int(r.trailing["retry-delay-ms"]) > 0 and r.details and not r.tokens
-
-
-def test_too_many_requests():
-    """More than max_requests, more than max_queued: the rest is told when to come back, and what was taken is finished."""
+@pytest.mark.parametrize("option,limit", [("--max-requests", 4), ("--max-queued", 3)])
+def test_too_many_requests(option, limit):
+    """While no worker can take any, as many as the limit wait and the rest is told at once when to come back; those that wait are finished."""
     n = 10 if SHORT else 40
-    for args in [["--max-requests", 4], ["--max-queued", 3]][SHORT:]:
-        with Cluster(router_args=args, worker_args=["--max-seqs", 4]) as c:
-            alone = c.generate(prompt="A fox", max_tokens=40, temperature=0, ignore_eos=True)
-            results = c.generate_many([c.request(prompt="A fox", max_tokens=40, temperature=0, ignore_eos=True) for _ in range(n)])
-            done = [r for r in results if r.code == OK]
-            for r in results:
-                if r.code == OK:
-                    assert r.tokens == alone.tokens
-                else:
-                    refused(r)
-            assert 1 <= len(done) < n, args
-            c.wait_idle()
-            again = c.generate(prompt="A fox", max_tokens=40, temperature=0, ignore_eos=True)
-            assert again.code == OK and again.tokens == alone.tokens
+    with Cluster(decode=0, router_args=[option, limit, "--queue-timeout-ms", 30000 * SLOW], worker_args=["--max-seqs", 4]) as c:
+        streams = [c.stream(c.request(prompt="A fox", max_tokens=40, temperature=0, ignore_eos=True)) for _ in range(n)]
+        c.wait_for(lambda: sum(s.done() for s in streams) == n - limit, f"{n - limit} refused requests", 20 * SLOW)
+        assert c.status().queued == limit
+        waiting = [s for s in streams if not s.done()]
+        for s in streams:
+            assert s in waiting or (s.code() == Code.RESOURCE_EXHAUSTED and int(dict(s.trailing_metadata())["retry-delay-ms"]) > 0 and s.details()), s
+        c.start_worker("decode")
+        tokens = [[t for m in s for t in m.token_ids] for s in waiting]
+        assert [s.code() for s in waiting] == [OK] * limit
+        c.wait_idle()
+        again = c.generate(prompt="A fox", max_tokens=40, temperature=0, ignore_eos=True)
+        assert again.code == OK and len(again.tokens) == 40 and tokens == [again.tokens] * limit
 
 
 @pytest.mark.parametrize("mode", ["pd"] if SHORT else ["pd", "colocated"])

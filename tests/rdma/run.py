@@ -22,7 +22,7 @@ BOOT_S = 120
 
 # The transfer suite's cases over both devices.
 XFER = "env TANDEM_XFER_REAL=rxe0,rxe1 BIN/xfer_test"
-PYTEST = "/usr/bin/python3 -m pytest -q -rs -p no:cacheprovider"
+PYTEST = "/usr/bin/python3 -m pytest -q -rfEs -p no:cacheprovider"
 # BIN stands for the build's bin/ folder. The limits are three times what an emulated VM on a busy machine needs.
 TESTS = [
     ("verbs_real", 120, "BIN/verbs_real_test rxe0 rxe1"),
