@@ -9,6 +9,7 @@ skipped when it exits with 77. Exit status: 0; 1 when one failed; 77 when the VM
 import ctypes
 import os
 import re
+import resource
 import shlex
 import signal
 import subprocess
@@ -62,6 +63,12 @@ def die_with_parent():
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: where ctest kills this, the VM ends too
 
 
+def cpu_s():
+    """What all that has ended took: the VM, and what started it."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
@@ -100,7 +107,8 @@ def main():
             if code not in (0, SKIPPED):
                 failed.append(name)
         print(f"rdma: {name}: {result}")
-    print(f"rdma: {len(tests)} programs, {len(failed)} failed; {time.monotonic() - begin:.1f} s with the VM's boot")
+    wall_s = time.monotonic() - begin
+    print(f"rdma: {len(tests)} programs, {len(failed)} failed; {wall_s:.1f} s with the VM's boot, {cpu_s():.1f} s of CPU time")
     if failed or status != 0:
         if status != 0:
             print(f"rdma: scripts/rdma-vm ended with {status}")
