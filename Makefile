@@ -6,7 +6,7 @@ endif
 PYTHON = /usr/bin/python3
 
 .DEFAULT_GOAL = help
-.PHONY: help install-deps build demo check check-short check-rdma-long check-sim-long dev tsan fuzz tidy format bench soak clean
+.PHONY: help install-deps build demo check check-long check-short check-rdma-long check-sim-long dev tsan fuzz tidy format bench soak clean
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -24,6 +24,9 @@ demo: install-deps ## from nothing to a completion: router, prefill and decode o
 
 check: install-deps ## every test that needs neither GPU nor NIC, under all compilers and sanitizers
 	@scripts/check
+
+check-long: install-deps ## make check without short forms, and with the tests it leaves out (an hour and more)
+	@scripts/check --long
 
 check-short: install-deps ## unit and golden tests of the release build
 	@scripts/check --stages release --labels unit,golden

@@ -26,7 +26,7 @@ POCKET = os.environ.get("TANDEM_TEST_MODEL", os.path.join(ROOT, "models", "pocke
 DATA = os.environ.get("TANDEM_DATA", os.path.join(ROOT, "..", "shared", "data"))
 SHORT = os.environ.get("TANDEM_TEST_SHORT") == "1"
 # Sanitizer builds on a shared core are many times slower: deadlines that catch hangs are stretched, none that a test asserts on.
-SLOW = 6 if SHORT else 1
+SLOW = 6 if SHORT or os.environ.get("TANDEM_TEST_SANITIZER") else 1
 START_S = 30 * SLOW
 sys.path.insert(0, os.environ.get("TANDEM_PYTHON_STUBS", os.path.join(os.path.dirname(BIN), "python")))
 
