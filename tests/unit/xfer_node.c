@@ -229,14 +229,14 @@ static void execute(struct node *n, const struct node_command *c, struct node_re
         if (!r->ok) r->ok = next_event(n, &r->event);
         break;
     }
-    case NODE_FILL: /* block ids[i] gets the content seed + i */
+    case NODE_FILL:
         for (int32_t i = 0; i < c->n; i++)
-            node_fill_bytes(n->pool + (uint64_t)c->ids[i] * n->block_bytes, n->block_bytes, c->seed + (uint64_t)i);
+            node_fill_bytes(n->pool + (uint64_t)c->ids[i] * n->block_bytes, n->block_bytes, c->seed + (uint64_t)(c->by_id ? c->ids[i] : i));
         break;
     case NODE_CHECK:
         r->ok = true;
         for (int32_t i = 0; i < c->n && r->ok; i++) {
-            r->ok = node_check_bytes(n->pool + (uint64_t)c->ids[i] * n->block_bytes, n->block_bytes, c->seed + (uint64_t)i);
+            r->ok = node_check_bytes(n->pool + (uint64_t)c->ids[i] * n->block_bytes, n->block_bytes, c->seed + (uint64_t)(c->by_id ? c->ids[i] : i));
             r->n = i;
         }
         break;

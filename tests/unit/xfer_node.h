@@ -57,6 +57,7 @@ struct node_command {
     uint64_t offset, n_bytes;
     bool final;
     uint64_t deadline_ms, user, seed;   /* deadline_ms 0: never */
+    bool by_id;                         /* FILL, CHECK: block ids[i] has the content seed + ids[i], not seed + i */
     uint32_t note_bytes;
     uint8_t note[64];
     uint32_t blob_bytes;
