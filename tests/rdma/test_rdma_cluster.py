@@ -80,9 +80,10 @@ class RdmaCluster(Cluster):
             return {m[1]: float(m[2]) for m in re.finditer(r"^(td_\S+) (\S+)$", r.read().decode(), re.MULTILINE)}
 
 
-# 2 to 4 blocks of KV each, in up to two chunks; greedy and sampled.
-REQUESTS = [{"ids": [3 + (i * 131 + k * 17) % 1000 for k in range(20 + (i * 19 + 18) % 43)], "max_tokens": 4 + i % 2, "seed": 100 + i, "logprobs": 0,
-             "temperature": 0.0 if i % 2 else 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.0, "repetition_penalty": 1.0} for i in range(8)]
+# 2 to 4 blocks of KV each, in one chunk or two; greedy and sampled. Rounds under faults take the first four: an emulated CPU prefills slowly.
+N_IDS = (40, 23, 34, 28, 47, 57, 33, 62)
+REQUESTS = [{"ids": [3 + (i * 131 + k * 17) % 1000 for k in range(n)], "max_tokens": 4 + i % 2, "seed": 100 + i, "logprobs": 0,
+             "temperature": 0.0 if i % 2 else 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.0, "repetition_penalty": 1.0} for i, n in enumerate(N_IDS)]
 
 
 def one_process(dtype):
@@ -246,7 +247,7 @@ def link_down_for_a_second():
 def test_link_down_for_a_second(cluster, want):
     """The port goes down with the link, and with it the queue pairs: what was under way is fenced, and sent anew over new ones."""
     before, was = device_counters(), {name: cluster.scrape(name) for name in ("prefill-0", "decode-0")}
-    with netem("delay 100ms"), requests_running(cluster, want):  # slow enough that some transfer is met in the middle
+    with netem("delay 100ms"), requests_running(cluster, want, 2):  # slow enough that some transfer is met in the middle
         for _ in range(10):
             cluster.wait_for(lambda: cluster.scrape("decode-0")["td_kv_cache_usage_ratio"] > 0, "a request", 30 * SLOW)
             link_down_for_a_second()
@@ -305,19 +306,23 @@ def test_long_bf16():
         c.wait_idle()
 
 
-def test_killed_workers(want):
+def test_killed_workers(cluster, want):
     """Either role, in the middle of a transfer; another worker of the role stands by, and a new one takes the dead one's place."""
-    victims = {"decode-0": "decode_armed:kill:2", "prefill-0": "final_submitted:kill:2"}
-    envs = {name: {"TANDEM_FAULT": fault} for name, fault in victims.items()}
-    with RdmaCluster(prefill=2, decode=2, worker_args=["--no-prefix-cache"], envs=envs) as c, stalls_explained(c):
+    c, victims = cluster, {"decode-1": "decode_armed:kill:2", "prefill-1": "final_submitted:kill:2"}
+    with stalls_explained(c):
+        for name, fault in victims.items():
+            c.start_worker(name.split("-")[0], wait=False, env={"TANDEM_FAULT": fault})
+        c.wait_workers(4)
         for _ in range(8):
             send(c, want)
             if len(exits_by_kill(c, victims)) == len(victims):
                 break
         assert exits_by_kill(c, victims) == list(victims), "not every victim reached its fault point"
         c.wait_idle()
-        c.start_worker("decode")
-        c.start_worker("prefill")
+        for role in ("decode", "prefill"):
+            c.start_worker(role, wait=False)
+        c.wait_for(lambda: all(any(w.name == name and w.state == "ready" for w in c.status().workers) for name in ("decode-2", "prefill-2")), "new workers",
+                   harness.START_S)
         send(c, want)
         c.wait_idle()
 
