@@ -42,7 +42,7 @@ static td_status check_classes(const struct td_core_config *g, struct td_err *er
 static td_status open_parts(struct td_core *c, struct td_err *err)
 {
     const struct td_core_config *g = &c->cfg;
-    uint32_t ranks[TD_CORE_MAX_CLASSES];
+    uint32_t *ranks = c->ranks;
     for (uint32_t i = 0; i < g->n_classes; i++) {
         ranks[i] = 0;
         for (uint32_t j = 0; j < g->n_classes; j++)
@@ -393,6 +393,7 @@ static void on_snapshot(struct td_core *c, const struct td_core_event *e)
     struct td_core_worker *w = known_worker(c, e->worker);
     if (!w || e->a <= w->snapshot_seq) return;              /* an old one */
     if (e->a - w->snapshot_seq > MAX_SEQ_JUMP) return;      /* of no future of ours: taken, it would shut out all that follow */
+    if (td_worker_doubt(w, c->now_s) > 1) c->room_changed = true; /* its margins are what they were */
     td_ledger_snapshot(w, e, c->now_s);
     w->snapshot_ns = c->now_ns;
     if (w->shunned || w->state == TD_WORKER_SUSPECT) c->room_changed = true;
@@ -502,9 +503,8 @@ static void on_ticket(struct td_core *c, const struct td_core_event *e)
             requeue(c, r, false); /* give the reservation back, wait in the queue */
             return;
         }
-        td_ledger_prefill_open(&c->workers[p], &r->prefill, p, r->n_tokens, td_latency_prefill(c->latency, p, r->n_tokens, 0,
-                                                                                               c->workers[p].max_step_tokens),
-                               c->now_s);
+        double work_s = td_latency_prefill(c->latency, p, r->n_tokens, 0, c->workers[p].max_step_tokens);
+        td_ledger_prefill_open(&c->workers[p], &r->prefill, p, c->ranks[r->slo_class], r->n_tokens, work_s, c->now_s);
         r->choice.ttft_s = 0; /* it was predicted of another: nothing is learned from it */
     }
     r->phase = PREFILLING;

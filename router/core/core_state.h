@@ -55,6 +55,7 @@ struct td_core {
     uint64_t *hash_store;
     uint32_t *hit_tokens;     /* [TD_CORE_MAX_WORKERS] */
     struct td_order *order;
+    uint32_t ranks[TD_CORE_MAX_CLASSES]; /* of each class: 0 goes first */
     double guarded_ttft_s, guarded_tpot_s;  /* the tightest objectives of all classes but the last: lesser ones leave room; INFINITY = none */
     uint32_t guarded_tpot_class;
     struct td_latency *latency;

@@ -50,7 +50,8 @@ static struct td_policy_ask ask_of(const struct td_core *c, const struct request
     bool local = core_wants_local(c, r);
     const struct td_core_class *k = &c->cfg.classes[r->slo_class];
     struct td_policy_ask a = {.id = r->id, .n_tokens = r->n_tokens, .max_tokens = left, .n_out = fmin(fmax(expected, 1), (double)left),
-                              .slo_class = r->slo_class, .ttft_s = r->ttft_s, .tpot_s = r->tpot_s, .best_effort = k->best_effort,
+                              .slo_class = r->slo_class, .rank = c->ranks[r->slo_class], .ttft_s = r->ttft_s, .tpot_s = r->tpot_s,
+                              .best_effort = k->best_effort,
                               .started = r->first_ns != 0, .force_local = local, .allow_deflect = c->cfg.mode == TD_MODE_HYBRID && !local,
                               .hashes = r->hashes, .n_hashes = c->index ? r->n_hashes : 0, .hash_tokens = r->hash_tokens};
     if (a.started) a.ttft_s = INFINITY;
@@ -87,7 +88,7 @@ static enum outcome place(struct td_core *c, struct request *r, const struct td_
     core_refresh_step(c, choice.decode);
     if (!choice.local) {
         struct td_core_worker *p = &c->workers[choice.prefill];
-        td_ledger_prefill_open(p, &r->prefill, choice.prefill, uncomputed, choice.prefill_s, c->now_s);
+        td_ledger_prefill_open(p, &r->prefill, choice.prefill, a.rank, uncomputed, choice.prefill_s, c->now_s);
         p->link_free_at_s = fmax(p->link_free_at_s, c->now_s + choice.ttft_s - choice.prefill_s) +
                             td_latency_transfer(c->latency, p->node_class, 0, (double)(choice.send_tokens * p->kv_bytes_per_token));
         td_ledger_changed(p);

@@ -58,14 +58,18 @@ void td_ledger_join(struct td_core_worker *w, const struct td_core_event *e)
     td_ledger_changed(w);
 }
 
-void td_ledger_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker, uint64_t n_tokens, double work_s, double now_s)
+void td_ledger_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker, uint32_t rank, uint64_t n_tokens, double work_s,
+                            double now_s)
 {
-    *leg = (struct td_leg){.worker = worker, .pending = true, .planned = true, .tokens = n_tokens, .work_s = work_s, .tpot_s = INFINITY};
+    *leg = (struct td_leg){.worker = worker, .pending = true, .planned = true, .tokens = n_tokens, .work_s = work_s, .rank = rank,
+                           .tpot_s = INFINITY};
     w->assigned++;
     w->assigned_tokens += n_tokens;
     w->n_pending++;
     w->pending_tokens += n_tokens;
     w->pending_s += work_s;
+    w->pending_by_rank[rank].n++;
+    w->pending_by_rank[rank].s += work_s;
     w->planned_tokens += n_tokens;
     w->planned_s += work_s;
     w->free_at_s = fmax(w->free_at_s, now_s) + work_s;
@@ -94,6 +98,8 @@ static void prefill_settle(struct td_core_worker *w, struct td_leg *leg)
     w->pending_tokens -= leg->tokens;
     w->assigned_tokens -= leg->tokens;
     w->pending_s = w->n_pending ? fmax(0, w->pending_s - leg->work_s) : 0; /* exact at rest: no rounding is carried on */
+    w->pending_by_rank[leg->rank].n--;
+    w->pending_by_rank[leg->rank].s = w->pending_by_rank[leg->rank].n ? fmax(0, w->pending_by_rank[leg->rank].s - leg->work_s) : 0;
 }
 
 void td_ledger_prefill_done(struct td_core_worker *w, struct td_leg *leg, double now_s)

@@ -197,6 +197,28 @@ void td_policy_hits_clear(const struct td_policy_view *v, const struct td_prefix
         if (m[i].worker < v->n_workers) v->hit_tokens[m[i].worker] = 0;
 }
 
+double td_worker_doubt(const struct td_core_worker *w, double now_s)
+{
+    double silent_s = now_s - (double)w->snapshot_ns * 1e-9;
+    return 1 + 0.5 * fmin(1, fmax(0, (silent_s - TD_WORKER_SILENT_S) / (TD_WORKER_UNKNOWN_S - TD_WORKER_SILENT_S)));
+}
+
+/* How long the worker computes what its queue holds before the request: all of it, unless some of that is of lesser classes. Of those only the step
+ * that runs is waited for: queue and batch are in the order of the key. */
+static double prefill_wait(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t at)
+{
+    const struct td_core_worker *w = &v->workers[at];
+    double all_s = fmax(0, w->free_at_s - v->now_s), before_s = 0;
+    uint32_t n_before = 0;
+    for (uint32_t rank = 0; rank <= a->rank; rank++) {
+        n_before += w->pending_by_rank[rank].n;
+        before_s += w->pending_by_rank[rank].s;
+    }
+    if (n_before == w->n_pending || w->max_step_tokens == 0) return all_s;
+    before_s = fmin(before_s, all_s);
+    return before_s + fmin(all_s - before_s, td_latency_prefill(v->latency, at, w->max_step_tokens, 0, w->max_step_tokens));
+}
+
 void td_policy_predict_prefill(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t worker, struct td_prefill_part *r)
 {
     const struct td_core_worker *w = &v->workers[worker];
@@ -204,9 +226,10 @@ void td_policy_predict_prefill(const struct td_policy_view *v, const struct td_p
     r->worker = worker;
     r->bucket = td_load_bucket(w->n_pending, 16);
     r->hit_tokens = hit;
-    r->wait_s = fmax(0, w->free_at_s - v->now_s);
+    r->wait_s = prefill_wait(v, a, worker);
     r->prefill_s = td_latency_prefill(v->latency, worker, u, hit, w->max_step_tokens);
-    r->link_wait_s = fmax(0, w->link_free_at_s - v->now_s - r->wait_s);
+    /* what the link is behind the computing: a prompt that overtakes others' computing overtakes their transfers, too */
+    r->link_wait_s = fmax(0, w->link_free_at_s - v->now_s - fmax(0, w->free_at_s - v->now_s));
     /* The KV leaves chunk by chunk while later chunks are computed: what is exposed is the last chunk, or what the link is behind. */
     r->last_tokens = u < rows ? u : u % rows ? u % rows : rows;
     double chunks = u > rows ? (double)((u + rows - 1) / rows) : 1;

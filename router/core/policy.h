@@ -46,6 +46,7 @@ struct td_core_worker {
     uint64_t kv_bytes_per_token;
     uint32_t n_pending;         /* prefill: jobs without a first token; decode: reserved, not yet decoding */
     double pending_s;           /* prefill: sum of their predicted times */
+    struct { uint32_t n; double s; } pending_by_rank[TD_CORE_MAX_CLASSES]; /* prefill: the same by rank of class: lesser ones are overtaken */
     uint64_t pending_tokens;    /* prefill: sum of their uncomputed tokens */
     double planned_s;           /* prefill: of pending_s and pending_tokens, what the worker has not been told of yet */
     uint64_t planned_tokens;
@@ -70,7 +71,7 @@ struct td_policy_ask {
     uint64_t n_tokens;          /* to have KV for before the first new token */
     uint64_t max_tokens;        /* output still allowed */
     double n_out;               /* output still expected, >= 1 */
-    uint32_t slo_class;
+    uint32_t slo_class, rank;   /* rank: 0 goes first, in the workers' queues too */
     double ttft_s, tpot_s;      /* what is left of the TTFT objective; the TPOT objective */
     bool best_effort;           /* may not be rejected */
     bool started;               /* its first token was sent: only TPOT counts, and it is never rejected */
@@ -117,6 +118,11 @@ static inline bool td_worker_can_take(const struct td_core_worker *w, uint64_t n
 {
     return w->state == TD_WORKER_READY && !w->shunned && !w->kept && w->assigned < w->max_seqs && n_tokens <= w->kv_tokens;
 }
+/* A worker that is silent for longer than two of the reports that even an idle one sends (common/worker/registry.c: every 200 ms) is known less and
+ * less: by this, 1 to 1.5, its margins widen. After 2 s or --worker-timeout-ms it is suspect, and nothing goes there. */
+#define TD_WORKER_SILENT_S 0.5
+#define TD_WORKER_UNKNOWN_S 2.0
+double td_worker_doubt(const struct td_core_worker *worker, double now_s);
 /* The worker of a role that would soonest have room for the request once nothing more is given to it; TD_NO_WORKER when none ever has, or when even
  * alone there it would miss its TPOT objective. */
 uint32_t td_policy_keep(const struct td_policy_view *view, const struct td_policy_ask *ask, enum td_core_role role);

@@ -4,7 +4,7 @@
  *     ledgers; every worker that holds a part of its prefix; in hybrid mode also decode workers that prefill it themselves.
  *  2. A pair is feasible when predicted TTFT * q_T <= what is left of the objective, predicted TPOT * q_D <= the objective, the KV that it is
  *     expected to need fits at its end, and the decode worker's step with it keeps the tightest objective among those who are there. q are learned
- *     margins (latency.h).
+ *     margins (latency.h), wider for a worker that is silent for too long (policy.h).
  *  3. Among feasible pairs: least TTFT + gap; within 5 % of that the least TPOT; within 5 % of both, at random: equal nodes share, nobody is
  *     herded. Prefix hits act through the uncomputed work alone: they need no weight.
  *  4. None: reject when no worker could keep the TPOT objective even alone; else hold while there is slack; reject when even now TTFT * q_T with
@@ -129,7 +129,7 @@ static double price_of(const struct td_policy_view *v, bool local)
 }
 
 /* What its predictions are judged by: learned margins, and the price of what it uses. */
-struct factors { double price, q_t, q_d; };
+struct factors { double price, q_t, q_d, doubt_d; };
 
 static double ttft_margin(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t bucket, double price)
 {
@@ -149,6 +149,7 @@ static void consider(const struct td_policy_view *v, const struct td_policy_ask 
     double price = x->price, q_t = x->q_t, q_d = x->q_d;
     const struct td_core_worker *d = &v->workers[c->decode];
     if (d->assigned == 0 && q_d > 1) q_d = 1; /* waiting would not make it better, and nobody else is there to suffer */
+    q_d *= x->doubt_d;
     double need = c->ttft_s * q_t, cost = c->ttft_s + c->gap_s + price * c->prefill_s;
     if (need < f->least_ttft_need) f->least_ttft_need = need;
     if (fits && (!f->room || cost < f->fastest_cost)) {
@@ -180,21 +181,23 @@ static void consider(const struct td_policy_view *v, const struct td_policy_ask 
 static void consider_pairs(const struct td_policy_view *v, const struct td_policy_ask *a, const struct side *p, const struct side *d, struct found *f)
 {
     struct td_decode_part parts[MAX_CANDIDATES];
-    double q_d[MAX_CANDIDATES];
+    double q_d[MAX_CANDIDATES], doubt_d[MAX_CANDIDATES];
     bool fits[MAX_CANDIDATES];
     struct factors x = {.price = price_of(v, false)};
     for (uint32_t j = 0; j < d->n; j++) {
         td_policy_predict_decode(v, a, d->c[j].at, &parts[j]);
         q_d[j] = tpot_margin(v, a, parts[j].bucket);
+        doubt_d[j] = td_worker_doubt(&v->workers[d->c[j].at], v->now_s);
         fits[j] = kv_fits(&v->workers[d->c[j].at], a, TD_POLICY_KV_CEILING);
     }
     struct td_choice c = {.verdict = TD_PLACE};
     for (uint32_t i = 0; i < p->n; i++) {
         struct td_prefill_part part;
         td_policy_predict_prefill(v, a, p->c[i].at, &part);
-        x.q_t = ttft_margin(v, a, part.bucket, x.price);
+        x.q_t = ttft_margin(v, a, part.bucket, x.price) * td_worker_doubt(&v->workers[p->c[i].at], v->now_s);
         for (uint32_t j = 0; j < d->n; j++) {
             x.q_d = q_d[j];
+            x.doubt_d = doubt_d[j];
             td_policy_predict_pair(v, a, &part, &parts[j], &c);
             consider(v, a, &c, fits[j], &x, f);
         }
@@ -217,7 +220,9 @@ static void consider_local(const struct td_policy_view *v, const struct td_polic
             c.prefill_s = c.ttft_s = n_steps * td_latency_step(v->latency, c.decode, w->n_active, (double)w->active_tokens, fmin(rows, u),
                                                                fmin(rows, u) * (double)a->n_tokens / 2);
         }
-        struct factors x = {.price = price, .q_t = ttft_margin(v, a, c.prefill_bucket, price), .q_d = tpot_margin(v, a, c.decode_bucket)};
+        double doubt = td_worker_doubt(w, v->now_s);
+        struct factors x = {.price = price, .q_t = ttft_margin(v, a, c.prefill_bucket, price) * doubt, .q_d = tpot_margin(v, a, c.decode_bucket),
+                            .doubt_d = doubt};
         consider(v, a, &c, fits, &x, f);
     }
 }

@@ -66,6 +66,12 @@ static size_t leg(struct td_core *c, enum td_core_event_kind kind, uint64_t now,
     return step(c, (struct td_core_event){.kind = kind, .now_ns = now, .slot = slot, .id = id, .a = a, .b = b});
 }
 
+/* The worker is heard of: nothing changed there. */
+static void hear(struct td_core *c, uint64_t now, uint32_t worker, uint64_t seq)
+{
+    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = now, .worker = worker, .a = seq});
+}
+
 /* Placed: its prefill and its hand-over are played through, so that it decodes. */
 static void make_decode(struct td_core *c, uint64_t now, uint32_t slot, uint64_t id, uint64_t n)
 {
@@ -179,7 +185,9 @@ static void test_retry_is_the_predicted_wait(void **state)
         uint32_t wait_ms = 110 * ahead + 110 - 200;
         assert_in_range(actions[0].retry_ms, wait_ms, wait_ms + 1);
         /* and then it is right */
-        assert_int_equal(arrive(c, (uint64_t)actions[0].retry_ms * MS, 0, plain_id(), (struct ask){1000, 20, 200000, 0, 0}), 1);
+        uint64_t later = (uint64_t)actions[0].retry_ms * MS;
+        for (uint32_t w = 0; w < 2; w++) hear(c, later, w, 1);
+        assert_int_equal(arrive(c, later, 0, plain_id(), (struct ask){1000, 20, 200000, 0, 0}), 1);
         assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
         td_core_destroy(c);
     }
@@ -210,6 +218,7 @@ static void test_hold_then_reject(void **state)
     assert_int_equal(actions[1].kind, TD_ACT_START_DECODE);
     assert_int_equal(actions[1].id, third);
     /* room, but too late for its objective: refused then, with what was missing as the delay */
+    for (uint32_t w = 0; w < 2; w++) hear(c, 3000 * MS, w, 1);
     assert_int_equal(arrive(c, 3000 * MS, 2, fourth, (struct ask){1000, 20, 150000, 0, 0}), 0);
     assert_int_equal(leg(c, TD_EV_CANCEL, 3100 * MS, 1, third, 0, 0), 2);
     assert_int_equal(actions[0].kind, TD_ACT_CANCEL_DECODE);
@@ -374,6 +383,98 @@ static void test_ceilings_count_time(void **state)
     ceiling_case(1000, 0, false, true, 6);
     /* no objective guards nothing: only places and KV count */
     ceiling_case(0, 0, false, false, 20);
+}
+
+/* ---- who waits for whom -------------------------------------------------------------------------------------------------------------- */
+
+static uint64_t ttft_of(struct td_core *c, uint32_t slot, struct ask a)
+{
+    assert_int_equal(arrive(c, 0, slot, plain_id(), a), 1);
+    assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
+    return actions[0].ttft_us;
+}
+static void expect_us(uint64_t got, uint64_t want, const char *what)
+{
+    if (got < want - 20 || got > want + 20) fail_msg("%s: predicted %llu us, not %llu", what, (unsigned long long)got, (unsigned long long)want);
+}
+
+/* The workers' queues go by the router's key, class first: a gold prompt waits for gold ones before it and for the step that runs, not for all of
+ * bulk's. A prompt of 3,000 tokens takes two steps of 2,048 rows, 320 ms together, the first of them 214.8 ms. */
+static void test_lesser_classes_are_not_waited_for(void **state)
+{
+    (void)state;
+    struct td_core_config cfg = config_of(TD_MODE_PD);
+    cfg.classes[0] = (struct td_core_class){.name = "gold", .ttft_ms = 2000, .weight = 4};
+    cfg.classes[1] = (struct td_core_class){.name = "bulk", .weight = 1};
+    cfg.n_classes = 2;
+    struct td_core *c = core_of(&cfg);
+    join(c, 0, 0, TD_ROLE_PREFILL, usual);
+    join(c, 0, 1, TD_ROLE_DECODE, usual);
+    expect_us(ttft_of(c, 0, (struct ask){3000, 20, 0, 0, 1}), 320000, "the first of bulk");
+    expect_us(ttft_of(c, 1, (struct ask){3000, 20, 0, 0, 1}), 640000, "the second of bulk, behind the first");
+    expect_us(ttft_of(c, 2, (struct ask){500, 20, 350000, 0, 0}), 214800 + 60000, "gold, behind one step of bulk");
+    expect_us(ttft_of(c, 3, (struct ask){500, 20, 350000, 0, 0}), 214800 + 120000, "gold, behind gold and one step of bulk");
+    expect_us(ttft_of(c, 4, (struct ask){500, 20, 0, 0, 1}), 640000 + 120000 + 60000, "bulk, behind everybody");
+    assert_int_equal(arrive(c, 0, 5, plain_id(), (struct ask){500, 20, 350000, 0, 0}), 1); /* 394.8 of 350 ms */
+    assert_int_equal(actions[0].kind, TD_ACT_FAIL);
+    assert_in_range(actions[0].retry_ms, 44, 46);
+    td_core_destroy(c);
+}
+
+/* ---- silence --------------------------------------------------------------------------------------------------------------------------- */
+
+/* What is known of a worker that is silent for longer than two of the reports that even an idle one sends gets old: its margins widen, up to 1.5
+ * times after 2 s. What fits tightly waits, or goes where more is known; what fits well still goes there. */
+static void test_silence_widens_margins(void **state)
+{
+    (void)state;
+    struct td_core_config cfg = config_of(TD_MODE_PD);
+    struct td_core *c = core_of(&cfg);
+    for (uint32_t w = 0; w < 4; w++) join(c, 0, w, w < 2 ? TD_ROLE_PREFILL : TD_ROLE_DECODE, usual);
+    /* 1,000 tokens: 110 ms of 120; a step of 11.1 ms and the hand-over's share of 12 */
+    const struct ask tight = {1000, 200, 120000, 12000, 0}, wide = {1000, 200, 180000, 18000, 0}, late = {1000, 200, 120000, 0, 0};
+    uint64_t seq = 0, now = 10 * SEC;
+    seq++;
+    for (uint32_t w = 0; w < 4; w++) hear(c, now, w, seq);
+    now += 400 * MS; /* nobody is missed yet */
+    bool seen[4] = {false};
+    for (uint32_t i = 0; i < 40; i++) {
+        uint64_t id = plain_id();
+        assert_int_equal(arrive(c, now, 0, id, tight), 1);
+        assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
+        seen[actions[0].worker] = true;
+        leg(c, TD_EV_CANCEL, now, 0, id, 0, 0);
+    }
+    assert_true(seen[2] && seen[3]);
+    now += SEC; /* 0 and 2 are silent for 1.4 s: 1.3 times */
+    hear(c, now, 1, ++seq);
+    hear(c, now, 3, seq);
+    for (uint32_t i = 0; i < 40; i++) {
+        uint64_t id = plain_id();
+        assert_int_equal(arrive(c, now, 0, id, tight), 1);
+        assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
+        assert_int_equal(actions[0].worker, 3);
+        assert_int_equal(leg(c, TD_EV_TICKET, now, 0, id, 0, 0), 1);
+        assert_int_equal(actions[0].worker, 1);
+        leg(c, TD_EV_CANCEL, now, 0, id, 0, 0);
+    }
+    now += 900 * MS; /* all are silent for 0.9 s and more, 1.13 times; 0 and 2 for 2.3 s, 1.5 times and no more */
+    uint64_t id = plain_id();
+    assert_int_equal(arrive(c, now, 0, id, wide), 1);
+    assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
+    leg(c, TD_EV_CANCEL, now, 0, id, 0, 0);
+    assert_int_equal(arrive(c, now, 0, plain_id(), late), 1);
+    assert_int_equal(actions[0].kind, TD_ACT_FAIL);
+    id = plain_id();
+    assert_int_equal(arrive(c, now, 0, id, (struct ask){1000, 200, 1000000, 12000, 0}), 0); /* there is slack: it waits ... */
+    hear(c, now, 1, ++seq);
+    struct td_core_stats st;
+    td_core_stats(c, &st);
+    assert_int_equal(st.queued, 1);
+    hear(c, now, 3, seq);
+    td_core_stats(c, &st);
+    assert_int_equal(st.queued, 0); /* ... and goes with the first word of a decode worker */
+    td_core_destroy(c);
 }
 
 /* ---- no herd -------------------------------------------------------------------------------------------------------------------------- */
@@ -837,6 +938,8 @@ int main(void)
         cmocka_unit_test(test_margins_cover),
         cmocka_unit_test(test_idle_and_thought_slow),
         cmocka_unit_test(test_ceilings_count_time),
+        cmocka_unit_test(test_lesser_classes_are_not_waited_for),
+        cmocka_unit_test(test_silence_widens_margins),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

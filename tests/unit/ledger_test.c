@@ -37,7 +37,8 @@ static void check(const struct td_core_worker *w, const struct td_leg *legs, dou
     struct {
         uint32_t assigned, n_pending, n_active, n_tightest;
         uint64_t assigned_tokens, promised, pending_tokens, active, reserved, local;
-        double pending_s, tightest;
+        double pending_s, tightest, s_by_rank[TD_CORE_MAX_CLASSES];
+        uint32_t n_by_rank[TD_CORE_MAX_CLASSES];
     } t = {.tightest = INFINITY};
     for (int i = 0; i < LEGS; i++) {
         const struct td_leg *l = &legs[i];
@@ -50,6 +51,8 @@ static void check(const struct td_core_worker *w, const struct td_leg *legs, dou
             assert_true(l->pending || l->tokens == 0);
             if (l->pending) t.pending_tokens += l->tokens;
             if (l->pending) t.pending_s += l->work_s;
+            if (l->pending) t.s_by_rank[l->rank] += l->work_s;
+            t.n_by_rank[l->rank] += l->pending;
             continue;
         }
         assert_true(l->promised >= l->tokens);
@@ -73,6 +76,11 @@ static void check(const struct td_core_worker *w, const struct td_leg *legs, dou
     assert_int_equal(w->reserved_tokens, t.reserved);
     assert_int_equal(w->local_tokens, t.local);
     assert_true(fabs(w->pending_s - t.pending_s) < 1e-9 * (1 + t.pending_s));
+    for (uint32_t rank = 0; rank < TD_CORE_MAX_CLASSES; rank++) {
+        assert_int_equal(w->pending_by_rank[rank].n, t.n_by_rank[rank]);
+        assert_true(fabs(w->pending_by_rank[rank].s - t.s_by_rank[rank]) < 1e-9 * (1 + t.pending_s));
+        if (t.n_by_rank[rank] == 0) assert_true(w->pending_by_rank[rank].s <= 0);
+    }
     if (t.n_pending == 0) assert_true(w->pending_s <= 0); /* exactly: nothing is carried on */
     if (w->role == TD_ROLE_DECODE) {
         assert_true(w->min_tpot_s <= t.tightest);
@@ -101,7 +109,7 @@ static void play(uint64_t seed, enum td_core_role role)
         case 0:
         case 1:
             if (l->worker != TD_NO_WORKER) break;
-            if (role == TD_ROLE_PREFILL) td_ledger_prefill_open(&w, l, 3, n, (double)n * 1e-4, now_s);
+            if (role == TD_ROLE_PREFILL) td_ledger_prefill_open(&w, l, 3, (uint32_t)rnd(TD_CORE_MAX_CLASSES), n, (double)n * 1e-4, now_s);
             else td_ledger_decode_open(&w, l, 3, rnd(2), n, n + rnd(300), rnd(2) ? n : 0, objectives[rnd(5)]);
             assert_int_equal(l->worker, 3);
             if (role == TD_ROLE_DECODE) w.calls_sent++;
@@ -151,9 +159,9 @@ static void test_free_at(void **state)
     (void)state;
     struct td_core_worker w = worker_of(TD_ROLE_PREFILL);
     struct td_leg a, b, c;
-    td_ledger_prefill_open(&w, &a, 0, 100, 1, 10);
+    td_ledger_prefill_open(&w, &a, 0, 0, 100, 1, 10);
     NEAR(w.free_at_s, 11);
-    td_ledger_prefill_open(&w, &b, 0, 300, 3, 10.5); /* behind it */
+    td_ledger_prefill_open(&w, &b, 0, 0, 300, 3, 10.5); /* behind it */
     NEAR(w.free_at_s, 14);
     td_ledger_prefill_tell(&w, &a);
     td_ledger_prefill_tell(&w, &b);
@@ -169,11 +177,11 @@ static void test_free_at(void **state)
     NEAR(w.free_at_s, 17);
     snapshot(&w, 4, 1u << 30, 2, 14); /* more than we gave it is not ours */
     NEAR(w.free_at_s, 17);
-    td_ledger_prefill_open(&w, &c, 0, 100, 1, 15);
+    td_ledger_prefill_open(&w, &c, 0, 0, 100, 1, 15);
     NEAR(w.free_at_s, 18);
     td_ledger_close(&w, &b, 15); /* its client has gone: those behind move up */
     NEAR(w.free_at_s, 15);
-    td_ledger_prefill_open(&w, &b, 0, 100, 1, 15.25);
+    td_ledger_prefill_open(&w, &b, 0, 0, 100, 1, 15.25);
     NEAR(w.free_at_s, 16.25);
     td_ledger_close(&w, &c, 16);
     td_ledger_close(&w, &b, 16); /* never before now */
@@ -181,7 +189,7 @@ static void test_free_at(void **state)
     td_ledger_close(&w, &a, 17); /* it was done: its time was given back then */
     NEAR(w.free_at_s, 16);
     assert_int_equal(w.assigned, 0);
-    td_ledger_prefill_open(&w, &a, 0, 100, 1, 20); /* idle meanwhile: from now on, not from then */
+    td_ledger_prefill_open(&w, &a, 0, 0, 100, 1, 20); /* idle meanwhile: from now on, not from then */
     NEAR(w.free_at_s, 21);
 }
 
@@ -220,11 +228,11 @@ static void test_a_call_that_never_arrived(void **state)
     struct td_core_event e = {.role = TD_ROLE_PREFILL, .a = 100000, .b = 8};
     struct td_leg lost, told;
     td_ledger_join(&w, &e);
-    td_ledger_prefill_open(&w, &lost, 0, 1000, 1.0, 10);
+    td_ledger_prefill_open(&w, &lost, 0, 0, 1000, 1.0, 10);
     td_ledger_call_failed(&w, &lost); /* only planned: no call was made */
     assert_int_equal(w.calls_sent, 0);
     td_ledger_prefill_tell(&w, &lost);
-    td_ledger_prefill_open(&w, &told, 0, 1000, 1.0, 10);
+    td_ledger_prefill_open(&w, &told, 0, 0, 1000, 1.0, 10);
     td_ledger_prefill_tell(&w, &told);
     assert_int_equal(w.calls_sent, 2);
     td_ledger_call_failed(&w, &lost);
