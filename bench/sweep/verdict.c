@@ -188,14 +188,15 @@ static const struct sweep_row *failing_row(const struct sweep *s, uint32_t confi
     return found;
 }
 
-/* The highest rate at which the attainment was reached by so few requests that they do not prove it. */
+/* The highest rate at which the attainment was reached by so few requests that they do not prove it. A search passes over such rates on its way:
+ * of it only when no rate failed. */
 static bool unproven(const struct sweep *s, uint32_t config, struct sweep_pool *ret)
 {
     struct sweep_pool pools[MAX_POOLS];
     size_t n = sweep_pool(s, config, pools, MAX_POOLS);
     bool found = false;
     for (size_t i = 0; i < n; i++)
-        if (!s->configs[config].searched && pools[i].joint >= s->attainment && pools[i].lo < s->attainment &&
+        if ((!s->configs[config].searched || !failing_row(s, config)) && pools[i].joint >= s->attainment && pools[i].lo < s->attainment &&
             pools[i].rate > s->configs[config].goodput)
             *ret = pools[i], found = true;
     return found;
@@ -271,7 +272,7 @@ void sweep_verdict(const struct sweep *s, FILE *out)
                     : " meets no rate that was run:");
             why(s, r, out);
             fputc('\n', out);
-        } else if (c->goodput > 0) {
+        } else if (c->goodput > 0 && !maybe) {
             fprintf(out, "%s met the objectives at every rate that was run, up to %.3g requests/s.\n", c->name, c->goodput);
         }
         if (c->note[0]) fprintf(out, "%s: %s\n", c->name, c->note);

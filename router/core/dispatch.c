@@ -89,9 +89,8 @@ static enum outcome place(struct td_core *c, struct request *r, const struct td_
     if (!choice.local) {
         struct td_core_worker *p = &c->workers[choice.prefill];
         td_ledger_prefill_open(p, &r->prefill, choice.prefill, a.rank, uncomputed, choice.prefill_s, c->now_s);
-        p->link_free_at_s = fmax(p->link_free_at_s, c->now_s + choice.ttft_s - choice.prefill_s) +
-                            td_latency_transfer(c->latency, p->node_class, 0, (double)(choice.send_tokens * p->kv_bytes_per_token));
-        td_ledger_changed(p);
+        double link_s = td_latency_transfer(c->latency, p->node_class, 0, (double)(choice.send_tokens * p->kv_bytes_per_token));
+        td_ledger_link_open(p, &r->prefill, link_s, c->now_s + choice.ttft_s - choice.prefill_s);
     } else if (!a.force_local) { /* by choice: in hybrid mode, with prefill workers there */
         c->stats.deflected++;
     }

@@ -76,6 +76,22 @@ void td_ledger_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint32
     td_ledger_changed(w);
 }
 
+void td_ledger_link_open(struct td_core_worker *w, struct td_leg *leg, double link_s, double from_s)
+{
+    leg->link_s = link_s;
+    w->link_s += link_s;
+    w->link_free_at_s = fmax(w->link_free_at_s, from_s) + link_s;
+    td_ledger_changed(w);
+}
+
+/* A leg is over, and its transfer. What the others still have to send is all that the link can be behind the computing: predictions that were too
+ * long do not add up. */
+static void link_settle(struct td_core_worker *w, const struct td_leg *leg, double now_s)
+{
+    w->link_s = w->assigned ? fmax(0, w->link_s - leg->link_s) : 0;
+    w->link_free_at_s = fmin(w->link_free_at_s, fmax(now_s, w->free_at_s) + w->link_s);
+}
+
 static void plan_settle(struct td_core_worker *w, struct td_leg *leg)
 {
     if (!leg->planned) return;
@@ -107,6 +123,7 @@ void td_ledger_prefill_done(struct td_core_worker *w, struct td_leg *leg, double
     if (leg->worker == TD_NO_WORKER || !leg->pending) return;
     prefill_settle(w, leg);
     leg->tokens = 0;
+    w->crowded = w->n_sending++ > 0 || w->crowded;
     w->free_at_s = now_s + w->pending_s;
     td_ledger_changed(w);
 }
@@ -166,7 +183,10 @@ void td_ledger_close(struct td_core_worker *w, struct td_leg *leg, double now_s)
         if (leg->pending) {
             prefill_settle(w, leg);
             w->free_at_s = fmax(now_s, w->free_at_s - leg->work_s);
+        } else if (--w->n_sending == 0) {
+            w->crowded = false;
         }
+        link_settle(w, leg, now_s);
     } else {
         w->assigned_tokens -= leg->tokens;
         w->promised_tokens -= leg->promised;

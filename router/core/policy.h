@@ -55,6 +55,9 @@ struct td_core_worker {
     uint64_t reserved_tokens;   /* decode: context of those on the way */
     uint64_t local_tokens;      /* decode: prompt tokens it is to prefill itself */
     double link_free_at_s;      /* prefill: when its link has sent what is on the way */
+    uint32_t n_sending;         /* prefill: legs that are computed and still open: their KV is on its way */
+    bool crowded;               /* prefill: two of them or more at once since there were none: they shared the link */
+    double link_s;              /* prefill: sum of the predicted transfers of all who are there: never later than that after the computing */
     double mix_share, mix_rows; /* decode: EWMA share of the steps with decode rows that had prefill rows too, and how many those had */
     double min_tpot_s;          /* decode: tightest objective among its requests; INFINITY = none */
     uint32_t n_min_tpot;        /* decode: how many have just that one; 0 with requests left: core.c looks for the next */

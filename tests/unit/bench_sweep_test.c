@@ -228,6 +228,30 @@ static void too_few_requests_are_called_that(void **state)
     sweep_free(&s);
 }
 
+/* A search that found 2 and at 4 had 94 % of too few requests: it did not meet "every rate that was run", nor did it fail one. */
+static void a_search_that_ends_unproven_says_so(void **state)
+{
+    (void)state;
+    struct sweep s = two_configs();
+    sweep_free(&s);
+    s = (struct sweep){.attainment = 0.9, .slo = {.ttft_ms = 100, .tpot_ms = 10}, .n_configs = 2};
+    s.configs[0] = (struct sweep_config){.name = "pd 1:1", .mode = "pd", .prefill = 1, .decode = 1, .gpus = 2, .goodput = 2, .searched = true};
+    s.configs[1] = (struct sweep_config){.name = "colocated 0:2", .mode = "colocated", .decode = 2, .gpus = 2, .goodput = 2, .searched = true};
+    for (uint32_t c = 0; c < 2; c++) add(&s, c, "verify", 2, 1000, 1000, 1, 1);
+    add(&s, 0, "bracket", 4, 50, 47, 0.94, 1);
+    sweep_settle(&s);
+    char *text = verdict_of(&s);
+    assert_says(text, "pd 1:1 may do more than is proven: at 4 requests/s 94 % met both");
+    assert_null(strstr(text, "pd 1:1 met the objectives at every rate"));
+    assert_says(text, "colocated 0:2 met the objectives at every rate that was run, up to 2 requests/s.");
+    free(text);
+    add(&s, 0, "bracket", 5, 1000, 500, 0.5, 1); /* one that failed says more */
+    sweep_settle(&s);
+    assert_null(strstr((text = verdict_of(&s)), "may do more than is proven"));
+    free(text);
+    sweep_free(&s);
+}
+
 /* Runs of one rate are one point; a run that is not valid is none. */
 static void pooling(void **state)
 {
@@ -335,6 +359,7 @@ int main(void)
         cmocka_unit_test(finds_the_knee), cmocka_unit_test(chance_is_on_the_safe_side),
         cmocka_unit_test(steps_down),     cmocka_unit_test(bounds),
         cmocka_unit_test(verdicts),       cmocka_unit_test(too_few_requests_are_called_that),
+        cmocka_unit_test(a_search_that_ends_unproven_says_so),
         cmocka_unit_test(pooling),        cmocka_unit_test(read_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

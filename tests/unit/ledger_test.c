@@ -37,8 +37,8 @@ static void check(const struct td_core_worker *w, const struct td_leg *legs, dou
     struct {
         uint32_t assigned, n_pending, n_active, n_tightest;
         uint64_t assigned_tokens, promised, pending_tokens, active, reserved, local;
-        double pending_s, tightest, s_by_rank[TD_CORE_MAX_CLASSES];
-        uint32_t n_by_rank[TD_CORE_MAX_CLASSES];
+        double pending_s, link_s, tightest, s_by_rank[TD_CORE_MAX_CLASSES];
+        uint32_t n_sending, n_by_rank[TD_CORE_MAX_CLASSES];
     } t = {.tightest = INFINITY};
     for (int i = 0; i < LEGS; i++) {
         const struct td_leg *l = &legs[i];
@@ -53,6 +53,8 @@ static void check(const struct td_core_worker *w, const struct td_leg *legs, dou
             if (l->pending) t.pending_s += l->work_s;
             if (l->pending) t.s_by_rank[l->rank] += l->work_s;
             t.n_by_rank[l->rank] += l->pending;
+            t.link_s += l->link_s;
+            t.n_sending += !l->pending;
             continue;
         }
         assert_true(l->promised >= l->tokens);
@@ -87,6 +89,10 @@ static void check(const struct td_core_worker *w, const struct td_leg *legs, dou
         if (t.assigned == 0) assert_true(w->min_tpot_s >= INFINITY && w->n_min_tpot == 0);
         else if (w->n_min_tpot > 0) assert_true(w->min_tpot_s >= t.tightest && w->n_min_tpot == t.n_tightest);
     } else {
+        assert_int_equal(w->n_sending, t.n_sending);
+        assert_true(t.n_sending < 2 || w->crowded);
+        assert_true(fabs(w->link_s - t.link_s) < 1e-9 * (1 + t.link_s));
+        if (t.assigned == 0) assert_true(w->link_s <= 0 && !w->crowded);
         assert_true(w->free_at_s <= now_s + w->pending_s + 1e-9); /* never more than all of what is open: at once when nothing is */
     }
 }
@@ -104,6 +110,7 @@ static void play(uint64_t seed, enum td_core_role role)
     for (int i = 0; i < 20000; i++) {
         now_s += rnd(50) * 1e-3;
         struct td_leg *l = &legs[rnd(LEGS)];
+        bool was_open;
         uint64_t n = 1 + rnd(5000);
         switch (rnd(6)) {
         case 0:
@@ -114,6 +121,7 @@ static void play(uint64_t seed, enum td_core_role role)
             assert_int_equal(l->worker, 3);
             if (role == TD_ROLE_DECODE) w.calls_sent++;
             else if (rnd(2)) td_ledger_prefill_tell(&w, l);
+            if (role == TD_ROLE_PREFILL && rnd(4)) td_ledger_link_open(&w, l, (double)n * 1e-4 * (double)rnd(3), now_s + (double)rnd(3) * 0.1);
             break;
         case 2: /* again and again: once counts */
             if (role == TD_ROLE_PREFILL) td_ledger_prefill_done(&w, l, now_s);
@@ -126,8 +134,11 @@ static void play(uint64_t seed, enum td_core_role role)
             snapshot(&w, ++seq, rnd(3) ? rnd(20000) : UINT64_MAX, rnd(2) ? w.calls_sent : w.calls_sent - rnd(2), now_s);
             break;
         default:
+            was_open = l->worker != TD_NO_WORKER;
             td_ledger_close(&w, l, now_s);
             assert_int_equal(l->worker, TD_NO_WORKER);
+            /* what all who are there have to send is all that the link is behind the computing */
+            if (role == TD_ROLE_PREFILL && was_open) assert_true(w.link_free_at_s <= fmax(now_s, w.free_at_s) + w.link_s + 1e-9);
             if (w.role == TD_ROLE_DECODE && w.assigned && w.n_min_tpot == 0) { /* core.c's part: the next tightest */
                 w.min_tpot_s = INFINITY;
                 for (int k = 0; k < LEGS; k++) {

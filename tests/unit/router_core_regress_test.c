@@ -354,6 +354,48 @@ static void test_the_link_is_charged_for_what_is_sent(void **state)
                  (unsigned long long)tpot_us[1]);
 }
 
+/* Transfers that were predicted too long added up: the link seemed seconds behind with nothing on it, and requests with a TPOT objective were
+ * refused. Nor does a transfer that shared the link say how fast the link is. */
+static void test_long_predictions_of_the_link_do_not_add_up(void **state)
+{
+    (void)state;
+    struct td_core_config g = {.mode = TD_MODE_PD,
+                               .policy = "goodput",
+                               .max_requests = 8,
+                               .max_queued = 8,
+                               .worker_timeout_ms = 100000,
+                               .queue_timeout_ms = 5000,
+                               .stall_ms = 20000,
+                               .max_failovers = 1,
+                               .n_thetas = 1};
+    g.thetas[0] = (struct td_lat_theta){.prefill = {0, 1e-6, 0}, .decode = {1e-3, 0, 0, 0, 0}, .link_bytes_per_s = 1e6, .known = true};
+    struct td_core *c = NULL;
+    struct td_err err;
+    assert_int_equal(td_core_create(&g, &c, &err), TD_OK);
+    for (uint32_t w = 0; w < 2; w++)
+        step(c, (struct td_core_event){.kind = TD_EV_WORKER_JOIN, .now_ns = 1, .worker = w, .role = w ? TD_ROLE_DECODE : TD_ROLE_PREFILL, .a = 100000,
+                                       .b = 8, .e = 1000});
+    uint64_t now = 1, first_us = 0;
+    for (uint64_t i = 0; i < 50; i++) { /* never idle: the next is placed before the last one's transfer has ended, 1 ms later each */
+        uint32_t slot = (uint32_t)(i % 8), last = (uint32_t)((i + 7) % 8);
+        step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = now += MS, .worker = 0, .a = i + 1});
+        assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_REQUEST, .now_ns = now, .slot = slot, .id = i + 1, .a = 160, .b = 16}), 1);
+        if (i == 1) first_us = actions[0].tpot_us;
+        if (i > 1 && actions[0].tpot_us > first_us + 100) {
+            fail_msg("request %llu: TPOT is predicted as %llu us, of the second it was %llu", (unsigned long long)i,
+                     (unsigned long long)actions[0].tpot_us, (unsigned long long)first_us);
+        }
+        step(c, (struct td_core_event){.kind = TD_EV_TICKET, .now_ns = now, .slot = slot, .id = i + 1});
+        step(c, (struct td_core_event){.kind = TD_EV_FIRST_TOKEN, .now_ns = now, .slot = slot, .id = i + 1, .b = 161});
+        if (i == 0) continue;
+        /* both were on the link: that 160,000 bytes took 1.6 s says nothing of it */
+        step(c, (struct td_core_event){.kind = TD_EV_PREFILL_END, .now_ns = now, .slot = last, .id = i, .b = 160000, .c = 1600000});
+        step(c, (struct td_core_event){.kind = TD_EV_TOKEN, .now_ns = now, .slot = last, .id = i, .a = 176, .b = 1});
+        step(c, (struct td_core_event){.kind = TD_EV_DECODE_END, .now_ns = now, .slot = last, .id = i});
+    }
+    td_core_destroy(c);
+}
+
 /* All requests of a dead worker come back at once, in any order, and belong before those that wait: a search for the place of each took time squared.
  * The
  * bound is on the growth: four times as many may take 12 times as long at most, where squared is 16 and the queue's own is 5. */
@@ -409,6 +451,7 @@ int main(void)
         cmocka_unit_test(test_a_snapshot_from_the_future),
         cmocka_unit_test(test_deflected_by_choice),
         cmocka_unit_test(test_the_link_is_charged_for_what_is_sent),
+        cmocka_unit_test(test_long_predictions_of_the_link_do_not_add_up),
         cmocka_unit_test(test_many_come_back_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
