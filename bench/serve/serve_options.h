@@ -26,7 +26,8 @@ struct bench_serve_options {
 #define BENCH_SERVE_OPTIONS(S, M, DATASET)                                                                                                           \
     {"server", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, offsetof(S, M.server), "router's address"},                                                 \
     TD_OPTION_ALIAS("base_url", "server"), TD_OPTION_ALIAS("url", "server"),                                                                         \
-    {"backend", TD_OPT_ENUM, "grpc", 0, 0, "grpc|openai", offsetof(S, M.backend), "how to talk to it; openai is refused: the router speaks gRPC"},   \
+    {"backend", TD_OPT_ENUM, "grpc", 0, 0, "grpc|openai", offsetof(S, M.backend),                                                                    \
+     "how to talk to it; openai, an HTTP server's /v1/completions, is refused: not written yet"},                                                    \
     {"endpoint", TD_OPT_STR, "/tandem.v1.Inference/Generate", 0, 0, NULL, offsetof(S, M.endpoint), "gRPC method"},                                   \
     {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_ca), "CA of the router's certificate; turns TLS on"},                                   \
     {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_cert), "own certificate, for mutual TLS"},                                            \
