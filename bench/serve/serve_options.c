@@ -196,7 +196,7 @@ td_status bench_serve_config(const struct bench_serve_options *o, struct bench_r
     struct bench_run_config c;
     bench_run_config_init(&c);
     if (strcmp(o->backend, "grpc") != 0)
-        return td_fail(err, TD_ERR_INVALID, "--backend is %s: only grpc is supported, the router's API; /v1/completions over HTTP is not", o->backend);
+        return td_fail(err, TD_ERR_INVALID, "--backend is %s: only grpc is supported, the router's API; HTTP is not", o->backend);
     c.target = o->server;
     if (!strncmp(c.target, "https://", 8) && !o->tls_ca[0]) return td_fail(err, TD_ERR_INVALID, "--base-url is %s: TLS needs --tls-ca", o->server);
     static const char *const schemes[] = {"http://", "https://", "grpc://"};
