@@ -31,6 +31,7 @@ const struct bench_way_info bench_ways[BENCH_N_WAYS] = {
     [BENCH_SHM_DIGESTS] = {"shm-digest-1", TD_XFER_PATH_SHM, {BENCH_SHM, BENCH_N_WAYS}, NULL, 1, false},
     [BENCH_CUDA_IPC] = {"cuda-ipc", TD_XFER_PATH_CUDA_IPC, {BENCH_DEVICE_COPY, BENCH_N_WAYS}, NULL, 0, true},
     [BENCH_STAGED] = {"tcp-staged", TD_XFER_PATH_TCP, {BENCH_PINNED_COPY, BENCH_N_WAYS}, NULL, 0, true},
+    [BENCH_SHM_STAGED] = {"shm-staged", TD_XFER_PATH_SHM_STAGED, {BENCH_PINNED_COPY, BENCH_N_WAYS}, NULL, 0, true},
     [BENCH_DEVICE_COPY] = {"device_copy", 0, {BENCH_N_WAYS, BENCH_N_WAYS}, "one batch of device-to-device copies between the same places, by the receiver", 0, true},
     [BENCH_PINNED_COPY] = {"pinned_copy", 0, {BENCH_N_WAYS, BENCH_N_WAYS}, "copies from page-locked memory to the same places, by the receiver", 0, true},
     [BENCH_MEMCPY] = {"memcpy", 0, {BENCH_N_WAYS, BENCH_N_WAYS}, "memcpy between the same pages, in the receiver, one thread", 0, false},
@@ -55,7 +56,7 @@ static const struct {
 
 #define OFF(f) offsetof(struct bench_options, f)
 static const struct td_option options[] = {
-    {"path", TD_OPT_STR, "all", 0, 0, NULL, OFF(path), "tcp, shm, rdma, several with commas, or all (rdma: with --device; with --device cuda: cuda-ipc, tcp-staged); with CRC32C of one of 64 blocks or of all: tcp-digest-64, tcp-digest-1, shm-..."},
+    {"path", TD_OPT_STR, "all", 0, 0, NULL, OFF(path), "tcp, shm, rdma, several with commas, or all (rdma: with --device; with --device cuda: cuda-ipc, shm-staged, tcp-staged); with CRC32C of one of 64 blocks or of all: tcp-digest-64, tcp-digest-1, shm-..."},
     {"sizes", TD_OPT_STR, "", 0, 0, NULL, OFF(sizes),
      "bytes of a transfer: 4k,64k,1m; default 4k to 1g as memory allows, or none when --shape is given"},
     {"shape", TD_OPT_STR, "", 0, 0, NULL, OFF(shape), "KV of whole prompts in shuffled blocks: llama-8b, llama-70b"},
@@ -235,7 +236,7 @@ static td_status choose_ways(struct bench *b, struct td_err *err)
     for (const char *list = is_all ? "" : b->o.path; next_item(&list, item, sizeof item);) {
         int w = 0;
         while (w < BENCH_N_PATHS && strcmp(bench_ways[w].name, item) != 0) w++;
-        if (w == BENCH_N_PATHS) return td_fail(err, TD_ERR_INVALID, "--path: is '%s', must be tcp, shm, rdma, {tcp,shm}-digest-{64,1}, cuda-ipc, tcp-staged or all", item);
+        if (w == BENCH_N_PATHS) return td_fail(err, TD_ERR_INVALID, "--path: is '%s', must be tcp, shm, rdma, {tcp,shm}-digest-{64,1}, cuda-ipc, shm-staged, tcp-staged or all", item);
         if (bench_ways[w].on_gpu != on_gpu)
             return td_fail(err, TD_ERR_INVALID, "--path: %s moves pools in %s memory: %s --device cuda", item, bench_ways[w].on_gpu ? "a GPU's" : "the host's", on_gpu ? "leave out" : "add");
         b->on[w] = true;

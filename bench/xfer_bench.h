@@ -33,7 +33,7 @@ int td_bench_xfer(int argc, char **argv);
 /* --- what is measured --------------------------------------------------------------------------------------------------------------- */
 
 enum bench_way { BENCH_TCP, BENCH_SHM, BENCH_RDMA, BENCH_TCP_SAMPLED, BENCH_TCP_DIGESTS, BENCH_SHM_SAMPLED, BENCH_SHM_DIGESTS,
-                 BENCH_CUDA_IPC, BENCH_STAGED, /* pools in a GPU's memory */
+                 BENCH_CUDA_IPC, BENCH_SHM_STAGED, BENCH_STAGED, /* pools in a GPU's memory */
                  BENCH_MEMCPY, BENCH_BARE, BENCH_IPERF, BENCH_IB_WRITE, BENCH_DEVICE_COPY, BENCH_PINNED_COPY, BENCH_N_WAYS };
 #define BENCH_N_PATHS BENCH_MEMCPY /* the ways before it are paths of the engine */
 
@@ -99,6 +99,7 @@ struct bench_ends {
     const struct td_ops *ops; /* on_gpu: the device; pool.base and from are addresses of its memory, good for copies alone */
     uint8_t *pinned;          /* page-locked, BENCH_PINNED_BYTES */
     void *opened;             /* receiver: the sender's allocation */
+    uint64_t probe_at;        /* sender: where the endpoints of the last case have put theirs */
     uint64_t n_verified; /* bytes whose content was checked */
 };
 

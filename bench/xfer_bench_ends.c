@@ -593,10 +593,22 @@ void bench_ends_close(struct bench_ends *e)
     else td_arena_destroy(&e->pool);
 }
 
+/* An endpoint writes its probe behind the blocks of its case, which may be in the middle of another's: the pattern that all verify is put back. */
+static td_status mend_pattern(struct bench_ends *e, const struct bench_case *c, struct td_err *err)
+{
+    uint64_t words[TD_XFER_PROBE_BYTES / 8 + 1], at = (uint64_t)c->n_pool_blocks * c->block_bytes, was = e->probe_at / 8 * 8;
+    if (at == e->probe_at) return TD_OK;
+    e->probe_at = at;
+    if (!was || was + sizeof words > e->pool_bytes) return TD_OK;
+    for (size_t i = 0; i < sizeof words / 8; i++) words[i] = word_at(was / 8 + i);
+    return pool_write(e, was, words, sizeof words, err);
+}
+
 td_status bench_link_open(struct bench_ends *e, enum bench_way way, const struct bench_case *c, struct td_err *err)
 {
     struct reply r;
-    td_status s = ask(e, BENCH_OPEN, way, c, 0, &r, err);
+    td_status s = e->on_gpu ? mend_pattern(e, c, err) : TD_OK;
+    if (!s) s = ask(e, BENCH_OPEN, way, c, 0, &r, err);
     return s ? s : endpoint_open(e, way, c, "sender", e->device, err);
 }
 

@@ -127,7 +127,7 @@ static void take_decode_times(struct request_state *q, const Tandem__V1__DecodeT
     q->ledger.transfer_bytes = t->transfer_bytes;
     q->ledger.preemptions += t->preemptions;
     bool known = !strcmp(t->transfer_path, "shm") || !strcmp(t->transfer_path, "tcp") || !strcmp(t->transfer_path, "rdma") ||
-        !strcmp(t->transfer_path, "cuda-ipc") || !strcmp(t->transfer_path, "local");
+        !strcmp(t->transfer_path, "cuda-ipc") || !strcmp(t->transfer_path, "shm-staged") || !strcmp(t->transfer_path, "local");
     snprintf(q->path, sizeof q->path, "%s", known ? t->transfer_path : "other"); /* it goes into metadata: no bytes of strangers */
 }
 

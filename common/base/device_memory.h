@@ -36,9 +36,13 @@ struct td_device_memory {
     char name[128], uuid[48], pci[24];  /* pci: "0000:1b:00.0"; "" where there is none */
     enum td_device_rdma_order rdma_order;
 
-    /* The host's, page-locked: one side of TO_HOST and TO_DEVICE, which may be no other memory of the host. Boot only. */
+    /* The host's, page-locked: one side of TO_HOST and TO_DEVICE, which may be no other memory of the host (but for what `pin` took). Boot only. */
     td_status (*alloc_pinned)(void *ctx, size_t bytes, void **ret_memory, struct td_err *err);
     void (*release_pinned)(void *ctx, void *memory);
+    /* The same for pages that are there already, such as a mapping that processes share; unpin before they go. TD_ERR_UNSUPPORTED, TD_ERR_NOMEM: err says why.
+     * NULL: not at all. Boot only. */
+    td_status (*pin)(void *ctx, void *memory, size_t bytes, struct td_err *err);
+    void (*unpin)(void *ctx, void *memory);
 
     /* Issues these copies; runs[] may be changed when it returns, the bytes not before `done`. Many small runs cost one launch. Does not wait for them. */
     td_status (*copy)(void *ctx, enum td_device_copy kind, const struct td_device_run *runs, size_t n_runs, uint64_t *ret_ticket, struct td_err *err);

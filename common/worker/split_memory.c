@@ -158,6 +158,18 @@ static td_status alloc_pinned(void *ctx, size_t bytes, void **ret_memory, struct
     return m->device->alloc_pinned(m->device->ctx, bytes, ret_memory, err);
 }
 
+static td_status pin(void *ctx, void *memory, size_t bytes, struct td_err *err)
+{
+    const struct td_split_memory *m = ctx;
+    return m->device->pin(m->device->ctx, memory, bytes, err);
+}
+
+static void unpin(void *ctx, void *memory)
+{
+    const struct td_split_memory *m = ctx;
+    m->device->unpin(m->device->ctx, memory);
+}
+
 static void release_pinned(void *ctx, void *memory)
 {
     const struct td_split_memory *m = ctx;
@@ -308,6 +320,7 @@ static void fill_table(struct td_split_memory *m, const struct td_split_config *
     t->ctx = m;
     t->rdma_order = alone ? c->device->rdma_order : TD_RDMA_ORDER_NONE;
     t->alloc_pinned = alloc_pinned, t->release_pinned = release_pinned;
+    if (c->device->pin) t->pin = pin, t->unpin = unpin;
     t->copy = copy, t->done = done, t->wait = wait_for;
     if (!alone || c->device->ipc_export) t->ipc_export = ipc_export;
     if (!alone || c->device->dmabuf) t->dmabuf = dmabuf;

@@ -456,7 +456,8 @@ static void open_metrics(void)
     metrics.sent = td_counter("td_kv_transfer_bytes_total", "direction=\"sent\"", "KV bytes moved between workers");
     metrics.received = td_counter("td_kv_transfer_bytes_total", "direction=\"received\"", "KV bytes moved between workers");
     metrics.steps = td_counter("td_engine_steps_total", "", "Batches run");
-    static const char *const path_label[TD_XFER_N_PATHS] = {"", "path=\"tcp\"", "path=\"shm\"", "path=\"rdma\"", "path=\"cuda-ipc\""};
+    static const char *const path_label[TD_XFER_N_PATHS] = {"", "path=\"tcp\"", "path=\"shm\"", "path=\"rdma\"", "path=\"cuda-ipc\"",
+                                                             "path=\"shm-staged\""};
     for (int p = TD_XFER_PATH_TCP; p < TD_XFER_N_PATHS; p++) {
         metrics.peers[p] = td_gauge("td_kv_transfer_peers", path_label[p], "KV connections that stand, by the path chosen");
         metrics.path_bytes[p] = td_counter("td_kv_transfer_path_bytes_total", path_label[p], "KV bytes sent and received, by path");

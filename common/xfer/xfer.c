@@ -304,6 +304,15 @@ static td_status on_final(struct td_xfer *x, struct td_xfer_conn *c)
     return td_xfer_core_rx_final(&x->core, now, (uint32_t)(now / TD_NS_PER_US) - first->clock_behind_us, c->link, &c->rx_frame, c->rx_payload);
 }
 
+/* The header of DATA, or what LENT made of its own. May close the connection. */
+static void begin_data(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    td_status status = td_xfer_core_rx_data(&x->core, c->link, &c->rx_frame);
+    c->last_use_ns = c->last_rx_ns;
+    if (status == TD_ERR_CORRUPT) xfer_conn_refuse(x, c, "data outside the grant, or twice");
+    else c->rx_drop = status == TD_ERR_STALE;
+}
+
 /* A whole frame other than DATA. May close the connection. */
 static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
 {
@@ -326,6 +335,13 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
         break;
     }
     case TD_XFER_OPEN: on_open(x, c); break;
+    case TD_XFER_LENT:
+        if (xfer_ring_lent(x, c)) begin_data(x, c);
+        else xfer_conn_refuse(x, c, "lent: bytes that are not in the ring");
+        break;
+    case TD_XFER_TAKEN:
+        if (!xfer_ring_taken(x, c)) xfer_conn_refuse(x, c, "taken: bytes that were not lent");
+        break;
     case TD_XFER_REF: on_ref(x, c); break;
     case TD_XFER_FINAL:
         if (on_final(x, c) == TD_ERR_CORRUPT) xfer_conn_refuse(x, c, "final before the last byte");
@@ -385,15 +401,18 @@ static bool frame_expected(const struct td_xfer_conn *c, uint8_t type)
     if (c->state == XFER_CONN_SETUP && c->path == TD_XFER_PATH_CUDA_IPC) return type == (c->initiator ? TD_XFER_DEVICE_ACCEPT : TD_XFER_DEVICE_OFFER);
     if (c->state == XFER_CONN_SETUP) return type == (c->initiator ? TD_XFER_RDMA_ACCEPT : TD_XFER_RDMA_OFFER);
     if (c->lane) return !c->initiator && (type == TD_XFER_DATA || type == TD_XFER_OPEN || type == TD_XFER_FINAL);
-    if (c->initiator) return type == TD_XFER_DONE || type == TD_XFER_FAIL || (type == TD_XFER_TARGETS && c->path == TD_XFER_PATH_RDMA);
+    if (c->initiator)
+        return type == TD_XFER_DONE || type == TD_XFER_FAIL || (type == TD_XFER_TARGETS && c->path == TD_XFER_PATH_RDMA) ||
+               (type == TD_XFER_TAKEN && c->path == TD_XFER_PATH_SHM_STAGED);
     switch (type) {
     case TD_XFER_OPEN:
     case TD_XFER_FINAL:
     case TD_XFER_ABORT:
     case TD_XFER_DIGEST: return true;
     case TD_XFER_DATA: return c->path == TD_XFER_PATH_TCP;
-    case TD_XFER_REF: return c->path != TD_XFER_PATH_TCP;
-    case TD_XFER_MEM: return c->path == TD_XFER_PATH_SHM;
+    case TD_XFER_LENT: return c->path == TD_XFER_PATH_SHM_STAGED;
+    case TD_XFER_REF: return c->path != TD_XFER_PATH_TCP && c->path != TD_XFER_PATH_SHM_STAGED;
+    case TD_XFER_MEM: return xfer_path_is_shm(c->path);
     default: return false;
     }
 }
@@ -414,12 +433,7 @@ static void on_header(struct td_xfer *x, struct td_xfer_conn *c)
     }
     c->n_payload = 0;
     c->rx_drop = false;
-    if (f->type == TD_XFER_DATA) {
-        td_status status = td_xfer_core_rx_data(&x->core, c->link, f);
-        c->last_use_ns = c->last_rx_ns;
-        if (status == TD_ERR_CORRUPT) xfer_conn_refuse(x, c, "data outside the grant, or twice");
-        else c->rx_drop = status == TD_ERR_STALE;
-    }
+    if (f->type == TD_XFER_DATA) begin_data(x, c);
 }
 
 static void conn_read(struct td_xfer *x, struct td_xfer_conn *c);
@@ -442,7 +456,7 @@ static void conn_ended(struct td_xfer *x, struct td_xfer_conn *c, const char *wh
 static ssize_t conn_take(struct td_xfer_conn *c, void *to, size_t n)
 {
     if (!c->in_used) {
-        size_t room = c->path == TD_XFER_PATH_TCP ? XFER_IN_DATA_BYTES : sizeof c->in;
+        size_t room = c->path == TD_XFER_PATH_TCP || c->path == TD_XFER_PATH_SHM_STAGED ? XFER_IN_DATA_BYTES : sizeof c->in;
         if (c->drained) {
             errno = EAGAIN;
             return -1;
@@ -476,7 +490,7 @@ static void read_turn(struct td_xfer *x, struct td_xfer_conn *c)
             k = conn_take(c, c->rx_header + c->n_header, 64 - c->n_header);
             if (k > 0 && (c->n_header += (uint32_t)k) == 64) on_header(x, c);
         } else if (c->rx_frame.type == TD_XFER_DATA) {
-            k = xfer_tcp_data_read(x, c);
+            k = c->path == TD_XFER_PATH_SHM_STAGED ? xfer_ring_take(x, c) : xfer_tcp_data_read(x, c);
         } else {
             k = conn_take(c, c->rx_payload + c->n_payload, c->rx_frame.length - c->n_payload);
             if (k > 0) c->n_payload += (uint32_t)k;
@@ -591,8 +605,9 @@ static bool conn_fill(struct td_xfer *x, struct td_xfer_conn *c)
     struct td_xfer_tx tx;
     uint64_t id = c->id;
     bool digests = false; /* one batch per send: it reads up to 4 MiB */
-    bool staged = x->device && c->initiator && c->path == TD_XFER_PATH_TCP;
-    bool full = staged && c->state == XFER_CONN_READY && !c->tx_header_left && !c->tx_left && (xfer_staged_load(c) || !xfer_staged_want(c));
+    bool lends = c->initiator && c->path == TD_XFER_PATH_SHM_STAGED, staged = lends || (x->device && c->initiator && c->path == TD_XFER_PATH_TCP);
+    if (lends && c->state == XFER_CONN_READY && c->out_used < XFER_OUT_BATCH) xfer_ring_lend(x, c);
+    bool full = staged && c->state == XFER_CONN_READY && !c->tx_header_left && !c->tx_left && ((!lends && xfer_staged_load(c)) || !xfer_staged_want(c));
     while (!full && c->state == XFER_CONN_READY && c->out_used < XFER_OUT_BATCH && !c->tx_header_left && !c->tx_left) {
         if (!digests && c->initiator && c->lane == 0 && (digests = send_digests(x, c))) {
             if (!c->rdma) continue;
@@ -690,7 +705,7 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
  * True: nothing is left. Any thread. */
 static bool send_now(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    if (!xfer_path_is_local(c->path) || !c->initiator || c->state != XFER_CONN_READY || c->want_out || c->overflow || x->core.digest_every) return false;
+    if (!xfer_path_is_local(c->path) || c->path == TD_XFER_PATH_SHM_STAGED || !c->initiator || c->state != XFER_CONN_READY || c->want_out || c->overflow || x->core.digest_every) return false;
     if (x->core.n_ops_used > 1) return false;
     conn_fill(x, c);
     if (c->overflow || c->out_used >= XFER_OUT_BATCH) return false;
@@ -877,9 +892,6 @@ td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret
     if (config->path >= TD_XFER_N_PATHS) return td_fail(err, TD_ERR_INVALID, "xfer: path is %d, must be 0..%d", (int)config->path, TD_XFER_N_PATHS - 1);
     if (config->tcp_lanes > TD_XFER_LANES_MAX)
         return td_fail(err, TD_ERR_INVALID, "xfer: tcp_lanes is %u, must be 0..%d", config->tcp_lanes, TD_XFER_LANES_MAX);
-    if (config->memory && config->path == TD_XFER_PATH_SHM)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "xfer: path shm was asked for, and the pool is in the memory of a device, which no process of this host can map: "
-                       "cuda-ipc is what serves there");
     if (!config->memory && config->path == TD_XFER_PATH_CUDA_IPC)
         return td_fail(err, TD_ERR_UNSUPPORTED, "xfer: path cuda-ipc was asked for, and the pool is in the host's memory");
     if (config->path == TD_XFER_PATH_RDMA && !config->rdma) return td_fail(err, TD_ERR_UNSUPPORTED, "xfer: path rdma was asked for, and there is no RDMA provider");
@@ -1000,6 +1012,7 @@ static td_status add_device(struct td_xfer *x, const struct td_arena *arena, str
     td_status status = xfer_device_open(x, err);
     if (status || x->shm_fd < 0) return status;
     status = xfer_shm_make_words(x, &why);
+    if (xfer_path_is_shm(x->path)) return status ? td_fail(err, status, "%s", why.msg) : TD_OK;
     if (!status) status = xfer_ipc_open(x, arena, &why);
     if (status && x->path == TD_XFER_PATH_CUDA_IPC) return td_fail(err, status, "%s", why.msg);
     if (status) xfer_path_tell(x, TD_XFER_PATH_CUDA_IPC, status, why.msg); /* auto: it is not offered */
@@ -1010,7 +1023,7 @@ td_status td_xfer_mem_add(struct td_xfer *x, const struct td_arena *arena, size_
 {
     if (block_bytes < 1 || block_bytes >= (size_t)1 << 30 || n_blocks < 1 || n_blocks > 1 << 28 || (size_t)n_blocks > arena->bytes / block_bytes)
         return td_fail(err, TD_ERR_INVALID, "xfer: %d blocks of %zu bytes do not lie in an arena of %zu bytes", n_blocks, block_bytes, arena->bytes);
-    if (x->path == TD_XFER_PATH_SHM && arena->memfd < 0)
+    if (x->path == TD_XFER_PATH_SHM && !x->memory && arena->memfd < 0)
         return td_fail(err, TD_ERR_UNSUPPORTED, "xfer: path shm needs a pool in shareable memory");
     td_status status = TD_OK;
     pthread_mutex_lock(&x->lock);
@@ -1075,7 +1088,7 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
     if (status) return status;
     if (g.layout_hash != x->layout_hash)
         return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: layout %016" PRIx64 " is not ours, %016" PRIx64, g.instance, g.layout_hash, x->layout_hash);
-    if (g.path != TD_XFER_PATH_AUTO && x->path != TD_XFER_PATH_AUTO && g.path != (uint8_t)x->path)
+    if (!xfer_path_allows(x->path, (enum td_xfer_path)g.path) && !xfer_path_allows((enum td_xfer_path)g.path, x->path))
         return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: it allows only %s, this side only %s", g.instance, td_xfer_path_name((enum td_xfer_path)g.path),
                        td_xfer_path_name(x->path));
     if (g.port && !xfer_path_is_local(x->path) && g.tls != (x->tls != NULL)) {
@@ -1089,16 +1102,18 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
         return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only rdma is allowed, and %s has no usable RDMA device", g.instance, x->rdma ? "it" : "this side");
     if ((g.path == TD_XFER_PATH_CUDA_IPC || x->path == TD_XFER_PATH_CUDA_IPC) && (!g.device || !x->device))
         return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only cuda-ipc is allowed, and the pool of %s is in the host's memory", g.instance, x->device ? "it" : "this side");
-    if (g.path == TD_XFER_PATH_SHM && x->device)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only shm is allowed, and this side's pool is in the memory of a device", g.instance);
-    if (x->path == TD_XFER_PATH_SHM && g.device)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only shm is allowed, and its pool is in the memory of a device", g.instance);
+    bool only_shm = xfer_path_is_shm((enum td_xfer_path)g.path) || xfer_path_is_shm(x->path);
+    if (only_shm && g.device && !x->device)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only shm is allowed, and its pool is in the memory of a device, which host memory reaches by tcp", g.instance);
+    if (only_shm && x->device && !xfer_ring_may_lend(x))
+        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only shm is allowed, and this side's pool is in the memory of a device, whose staging buffers are not shareable",
+                       g.instance);
     pthread_mutex_lock(&x->lock);
     uint64_t tick = x->core.next_tick_ns;
     const char *lost = xfer_device_lost(x);
     if (lost) {
         status = td_fail(err, TD_ERR_DEVICE, "%s", lost);
-    } else if (!x->words && (g.path == TD_XFER_PATH_SHM || x->path == TD_XFER_PATH_SHM)) {
+    } else if (!x->words && only_shm) {
         status = td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only shm is allowed, and this side's pool is not shareable", g.instance);
     } else {
         status = td_xfer_core_op_start(&x->core, &g, deadline_ns, user, ret_op, err);

@@ -38,9 +38,11 @@ struct td_xfer_tls_config;
 #define TD_XFER_BLOB_MAX 65536        /* a grant blob is never larger */
 #define TD_XFER_MAX_BLOCKS 8192       /* blocks per grant */
 
-enum td_xfer_path { TD_XFER_PATH_AUTO = 0, TD_XFER_PATH_TCP = 1, TD_XFER_PATH_SHM = 2, TD_XFER_PATH_RDMA = 3, TD_XFER_PATH_CUDA_IPC = 4, TD_XFER_N_PATHS };
+/* SHM_STAGED: on one host, a sender's pool in device memory through a ring of page-locked memory that both map. Who names SHM allows it, too. */
+enum td_xfer_path { TD_XFER_PATH_AUTO = 0, TD_XFER_PATH_TCP = 1, TD_XFER_PATH_SHM = 2, TD_XFER_PATH_RDMA = 3, TD_XFER_PATH_CUDA_IPC = 4, TD_XFER_PATH_SHM_STAGED = 5,
+                    TD_XFER_N_PATHS };
 
-const char *td_xfer_path_name(enum td_xfer_path path); /* "auto", "tcp", "shm", "rdma", "cuda-ipc" */
+const char *td_xfer_path_name(enum td_xfer_path path); /* "auto", "tcp", "shm", "rdma", "cuda-ipc", "shm-staged" */
 
 enum td_xfer_zerocopy { TD_XFER_ZEROCOPY_AUTO = 0, TD_XFER_ZEROCOPY_ON, TD_XFER_ZEROCOPY_OFF };
 
@@ -66,7 +68,7 @@ struct td_xfer_config {
     enum td_xfer_zerocopy tcp_zerocopy; /* AUTO: to other hosts, while the kernel does not copy after all; ON: always (tests) */
     uint32_t digest_every;            /* one of so many blocks carries a CRC32C that the receiver checks: 0 none, 1 all */
     /* What moves bytes of the pool when it lies in device memory; NULL: it is the host's. Must outlive the endpoint. Then paths are cuda-ipc (both pools in
-     * device memory, one host), rdma (where the device's memory can be registered) and tcp, staged through page-locked memory */
+     * device memory, one host), rdma (where the device's memory can be registered) and, staged through page-locked memory, shm and tcp */
     const struct td_device_memory *memory;
     const struct td_xfer_rdma_config *rdma;   /* NULL: no RDMA on this side; borrowed until open returns */
     /* xfer_tls.h. NULL: the data port is in the clear. Else every socket but shm's speaks TLS from its first byte, and grants of sides that do not are

@@ -387,6 +387,11 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xf
     return TD_OK;
 }
 
+static bool goes_by_data(enum td_xfer_path path) /* the sender says what lies where, piece by piece */
+{
+    return path == TD_XFER_PATH_TCP || path == TD_XFER_PATH_SHM_STAGED;
+}
+
 static bool slot_is_bound(const struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f)
 {
     if (f->slot >= c->max_slots) return false;
@@ -402,7 +407,7 @@ td_status td_xfer_core_rx_data(struct td_xfer_core *c, uint64_t conn, const stru
     }
     struct td_xfer_slot *s = &c->slots[f->slot];
     uint64_t total = (uint64_t)s->n_blocks * c->block_bytes;
-    if (s->path != TD_XFER_PATH_TCP || f->offset > total || f->length > total - f->offset) return TD_ERR_CORRUPT;
+    if (!goes_by_data(s->path) || f->offset > total || f->length > total - f->offset) return TD_ERR_CORRUPT;
     /* Each byte once, each block from its start: a repeated or reordered frame within an attempt would count bytes twice. The frame has its bytes to
      * itself from here on; when its connection breaks in the middle, so does the attempt. */
     uint64_t end = f->offset + f->length;
@@ -1334,7 +1339,7 @@ bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane, 
         tx->op = id;
         tx->frame = (struct td_xfer_frame){.slot = op->grant.slot, .generation = op->grant.generation, .op = id, .attempt = op->attempt,
                                            .handle = op->handle};
-        if (op->path == TD_XFER_PATH_TCP && tx_data(c, op, lane, max_blocks, &tx->frame)) {
+        if (goes_by_data(op->path) && tx_data(c, op, lane, max_blocks, &tx->frame)) {
             memcpy(tx->payload, op->grant.key, TD_XFER_KEY_BYTES); /* for OPEN */
         } else if (is_local(op->path) && (at = op_next(op, 0)) >= 0) {
             tx_ref(c, op, at, tx);

@@ -16,12 +16,19 @@
  * Fences: a copy to blocks cannot be called back, so it is counted in the slot's n_dma, which SLOT_FREE and other attempts wait for. A copy from
  * blocks holds its op (the core's n_wr), as a send without copies does.
  *
+ * shm-staged is the same but for the socket's part, which xfer_ring.c has.
+ *
  * A device that fails is lost for good: what is under way ends with its reason, so does every op and slot, and grants and ops that follow are
  * refused. */
 #include "common/xfer/xfer_device.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "common/base/hash.h"
 
@@ -69,6 +76,12 @@ static int32_t buffer_take(struct td_xfer *x)
         }
     }
     return NO_BUFFER;
+}
+
+/* A buffer for what this connection has to send? */
+static bool may_take(const struct td_xfer *x, const struct td_xfer_conn *c)
+{
+    return c->path != TD_XFER_PATH_SHM_STAGED || (c->n_lent < LENT_CONN_MAX && x->device->n_lent < LENT_MAX);
 }
 
 struct flight *xfer_flight_new(struct xfer_device *d, int32_t buffer)
@@ -168,7 +181,7 @@ bool xfer_device_poll(struct td_xfer *x)
     if (xfer_ipc_pull(x)) busy = true;
     for (uint32_t i = 0; i < x->n_conns; i++) { /* who found no buffer */
         struct td_xfer_conn *c = x->live[i];
-        if (c->staged.n && c->staged.buffer == NO_BUFFER && !c->want_out) {
+        if (c->staged.n && c->staged.buffer == NO_BUFFER && !c->want_out && may_take(x, c)) {
             c->tx_ready = true;
             busy = true;
         }
@@ -191,6 +204,7 @@ void xfer_device_conn_end(struct td_xfer *x, struct td_xfer_conn *c)
         flight_over(x, f, status ? TD_ERR_DEVICE : TD_OK);
     }
     if (!c->staged.copying) buffer_free(d, &c->staged.buffer); /* else its flight gives it back */
+    xfer_ring_conn_end(x, c);
     if (c->peer_base) d->memory->ipc_close(d->memory->ctx, c->peer_base);
     c->peer_base = NULL;
     c->peer_pool = NULL;
@@ -221,7 +235,7 @@ bool xfer_staged_go(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct xfer_device *d = x->device;
     if (!c->staged.n || c->staged.buffer != NO_BUFFER) return c->staged.n > 0;
-    int32_t buffer = buffer_take(x);
+    int32_t buffer = may_take(x, c) ? buffer_take(x) : NO_BUFFER;
     if (buffer == NO_BUFFER) return true; /* poll looks after it */
     struct flight *f = xfer_flight_new(d, buffer);
     uint32_t place = 0;
@@ -245,7 +259,7 @@ bool xfer_staged_go(struct td_xfer *x, struct td_xfer_conn *c)
     c->staged.copying = true;
     f->conn = c->id;
     xfer_flight_go(x, f, TD_COPY_TO_HOST);
-    if (!c->staged.loaded) xfer_staged_load(c); /* zeros alone */
+    if (!c->staged.loaded && c->path == TD_XFER_PATH_TCP) xfer_staged_load(c); /* zeros alone */
     return true;
 }
 
@@ -369,6 +383,34 @@ bool xfer_pool_crc(struct td_xfer *x, int32_t block, uint32_t *ret_crc)
 
 /* --- life ----------------------------------------------------------------------------------------------------------------------- */
 
+#define RING_BYTES ((size_t)(STAGE_BUFFERS + 1) * STAGE_BYTES)
+
+/* The ring in memory that processes of this host can be given. */
+static td_status open_shared_ring(struct xfer_device *d, struct td_err *err)
+{
+    char path[64];
+    void *map = MAP_FAILED;
+    int fd = -1, ro = -1;
+    td_status status = TD_ERR_UNSUPPORTED;
+    if (!d->memory->pin) return td_fail(err, status, "shm-staged: device %s page-locks no memory that processes share", d->memory->name);
+    fd = memfd_create("tandem-xfer-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    if (fd >= 0 && ftruncate(fd, (off_t)RING_BYTES) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0)
+        map = mmap(NULL, RING_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (map != MAP_FAILED) ro = open(path, O_RDONLY | O_CLOEXEC); /* receivers need not write */
+    if (ro < 0) td_fail(err, status, "shm-staged: cannot share staging buffers of %zu bytes with this host: %s", RING_BYTES, strerror(errno));
+    else status = d->memory->pin(d->memory->ctx, map, RING_BYTES, err);
+    if (fd >= 0) close(fd);
+    if (!status) {
+        d->pinned = map;
+        d->ring_fd = ro;
+        return TD_OK;
+    }
+    if (map != MAP_FAILED) munmap(map, RING_BYTES);
+    if (ro >= 0) close(ro);
+    return status;
+}
+
 td_status xfer_device_open(struct td_xfer *x, struct td_err *err)
 {
     struct xfer_device *d = calloc(1, sizeof *d);
@@ -380,10 +422,18 @@ td_status xfer_device_open(struct td_xfer *x, struct td_err *err)
     if (d->max_runs < 4096) d->max_runs = 4096;
     d->runs = calloc(d->max_runs, sizeof *d->runs);
     if (!d->runs) return td_fail(err, TD_ERR_NOMEM, "xfer: out of memory");
-    void *pinned;
-    td_status status = d->memory->alloc_pinned(d->memory->ctx, (size_t)(STAGE_BUFFERS + 1) * STAGE_BYTES, &pinned, err);
-    if (status) return status;
-    d->pinned = pinned;
+    d->ring_fd = -1;
+    td_status status = TD_OK;
+    struct td_err why = {.msg = ""};
+    if (x->path == TD_XFER_PATH_AUTO || xfer_path_is_shm(x->path)) status = open_shared_ring(d, &why);
+    if (status && xfer_path_is_shm(x->path)) return td_fail(err, status, "%s", why.msg);
+    if (status) xfer_path_tell(x, TD_XFER_PATH_SHM_STAGED, status, why.msg); /* auto: it is not offered */
+    if (!d->pinned) {
+        void *pinned;
+        status = d->memory->alloc_pinned(d->memory->ctx, RING_BYTES, &pinned, err);
+        if (status) return status;
+        d->pinned = pinned;
+    }
     d->digest = d->pinned + (size_t)STAGE_BUFFERS * STAGE_BYTES;
     return TD_OK;
 }
@@ -394,7 +444,13 @@ void xfer_device_close(struct td_xfer *x)
     if (!d) return;
     for (uint32_t i = 0; i < FLIGHTS; i++)
         if (d->flight[i].used && !d->is_lost) d->memory->wait(d->memory->ctx, d->flight[i].ticket, NULL);
-    if (d->pinned) d->memory->release_pinned(d->memory->ctx, d->pinned);
+    if (d->pinned && d->ring_fd >= 0) {
+        d->memory->unpin(d->memory->ctx, d->pinned);
+        munmap(d->pinned, RING_BYTES);
+        close(d->ring_fd);
+    } else if (d->pinned) {
+        d->memory->release_pinned(d->memory->ctx, d->pinned);
+    }
     free(d->runs);
     free(d);
     x->device = NULL;

@@ -1,4 +1,4 @@
-/* xfer_device.h - what xfer_device.c (copies and staging) and xfer_ipc.c (cuda-ipc) share. Not for others. Guarded by the endpoint's lock; the
+/* xfer_device.h - what xfer_device.c (copies and staging), xfer_ring.c (shm-staged) and xfer_ipc.c (cuda-ipc) share. Not for others. Guarded by the endpoint's lock; the
  * progress thread's, but for open and close. */
 #ifndef TD_XFER_DEVICE_H
 #define TD_XFER_DEVICE_H
@@ -14,6 +14,8 @@
 #define FLIGHT_BYTES (16u << 20)   /* cuda-ipc: of one batch; PULLS of them are what a revoked slot, and a small transfer, may wait for */
 #define REFUSED_PEERS 64
 #define NO_BUFFER (-1)
+#define LENT_MAX 12                /* shm-staged: buffers that receivers have, */
+#define LENT_CONN_MAX 4            /* and one of them: others' frames find buffers, whoever stands still */
 
 struct piece {                     /* of a flight: bytes of one slot, or (tx) a hold on one op */
     uint32_t id;
@@ -38,6 +40,9 @@ struct arrived {                   /* tcp, receiver: payload in the buffer that 
 struct xfer_device {
     const struct td_device_memory *memory;
     uint8_t *pinned, *digest;      /* the ring; one more buffer, for digests and probes */
+    int ring_fd;                   /* the ring, for processes of this host, read-only; -1: it is not shared */
+    struct { uint64_t conn; uint32_t n; } lent[STAGE_BUFFERS]; /* shm-staged: frames of the buffer that this connection's peer may still read */
+    uint32_t n_lent;               /* buffers */
     bool used[STAGE_BUFFERS];
     struct flight flight[FLIGHTS];
     uint32_t n_flights, n_pulls;
@@ -60,6 +65,7 @@ bool xfer_flight_go(struct td_xfer *x, struct flight *f, enum td_device_copy kin
 void xfer_device_say_lost(struct td_xfer *x, const char *why);
 /* Copies n_bytes (at most STAGE_BYTES) from the device to d->digest and waits. The lock need not be held. */
 td_status xfer_device_read(const struct xfer_device *d, const void *from, size_t n_bytes, struct td_err *err);
+void xfer_ring_conn_end(struct td_xfer *x, struct td_xfer_conn *c);                  /* what was lent to its peer is free */
 bool xfer_ipc_pull(struct td_xfer *x);                                              /* issues a batch of copies, one in a turn: others may have come */
 
 #endif

@@ -93,8 +93,9 @@ struct td_xfer_conn {
     uint8_t out[XFER_OUT_BYTES];
     /* shm, receiver: the sender's memory */
     int fds[XFER_MAX_FDS], n_fds;  /* came with the last header */
-    const uint8_t *source;
-    size_t source_bytes;
+    const uint8_t *source;         /* its pool; shm-staged: its ring, of ring_bytes */
+    size_t source_bytes, ring_bytes;
+    uint32_t lent_at;              /* shm-staged: where in the ring the frame under way lies */
     const struct xfer_control_word *words;
     uint32_t n_words;
     int32_t n_source_blocks;
@@ -106,7 +107,8 @@ struct td_xfer_conn {
         uint32_t at, n, n_bytes;
         struct { struct td_xfer_frame frame; uint32_t op, place, from; } frames[XFER_STAGED_FRAMES]; /* place: in the buffer, of payload byte `from` */
     } staged;
-    bool rx_starved;               /* tcp, receiver, device memory: no buffer was free; read again in the next turn */
+    uint32_t n_lent;               /* shm-staged, sender: buffers that its receiver has not read yet */
+    bool rx_starved;               /* tcp and shm-staged, receiver, device memory: no buffer was free; read again in the next turn */
     void *peer_base;               /* cuda-ipc, receiver: the sender's allocation, as opened here */
     const uint8_t *peer_pool;      /* its pool's block 0: the device's address */
     struct {                       /* sends [done, next) hold their ops; numbers as the kernel counts them */
@@ -199,6 +201,7 @@ void xfer_path_attach_warm(struct td_xfer *x, uint32_t op);                     
 void xfer_path_connected(struct td_xfer *x, struct td_xfer_conn *c);                /* connect() is over; may close c */
 void xfer_path_accept(struct td_xfer *x, int listen_fd, enum td_xfer_path path);
 void xfer_path_pause_accept(struct td_xfer *x, bool pause);
+bool xfer_path_allows(enum td_xfer_path named, enum td_xfer_path path);             /* a side that names `named` */
 void xfer_path_tell(struct td_xfer *x, enum td_xfer_path path, td_status status, const char *text); /* for td_xfer_poll_path */
 /* Somebody was turned away, for td_xfer_poll_path; the first of each second is told. c: NULL while there is none. refused: counts it, too. */
 void xfer_path_tell_refusal(struct td_xfer *x, int fd, enum td_xfer_path path, const struct td_xfer_conn *c, const char *reason);
@@ -302,7 +305,21 @@ void xfer_ipc_refused(struct td_xfer *x, uint64_t incarnation);                 
 bool xfer_ipc_was_refused(const struct td_xfer *x, uint64_t incarnation);
 
 /* On one host: over the unix socket. */
-static inline bool xfer_path_is_local(enum td_xfer_path path) { return path == TD_XFER_PATH_SHM || path == TD_XFER_PATH_CUDA_IPC; }
+static inline bool xfer_path_is_local(enum td_xfer_path path)
+{
+    return path == TD_XFER_PATH_SHM || path == TD_XFER_PATH_CUDA_IPC || path == TD_XFER_PATH_SHM_STAGED;
+}
+
+static inline bool xfer_path_is_shm(enum td_xfer_path path) { return path == TD_XFER_PATH_SHM || path == TD_XFER_PATH_SHM_STAGED; }
+
+/* xfer_ring.c: shm-staged. */
+void xfer_ring_mem(const struct td_xfer *x, struct td_xfer_mem *ret_mem, int *ret_fd); /* what MEM says of it */
+bool xfer_ring_may_lend(const struct td_xfer *x);                                    /* its staging ring can be shared with processes of this host */
+void xfer_ring_lend(struct td_xfer *x, struct td_xfer_conn *c);                      /* sender: what was copied to the buffer is named to the receiver */
+bool xfer_ring_taken(struct td_xfer *x, struct td_xfer_conn *c);                     /* sender: TAKEN came; false: of nothing that was lent */
+/* Receiver. lent: LENT came: its bytes are the frame under way from here on, a DATA frame; false: they lie nowhere. take: some of them; like data_read. */
+bool xfer_ring_lent(struct td_xfer *x, struct td_xfer_conn *c);
+ssize_t xfer_ring_take(struct td_xfer *x, struct td_xfer_conn *c);
 
 /* xfer_shm.c */
 td_status xfer_shm_make_words(struct td_xfer *x, struct td_err *err);                /* the control words of this side's ops */
@@ -311,7 +328,8 @@ td_status xfer_shm_listen(struct td_xfer *x, struct td_err *err);
 td_status xfer_shm_offer(struct td_xfer *x, const struct td_arena *arena, struct td_err *err);               /* sender's half, at mem_add */
 int xfer_shm_dial(const char *name);                                                                         /* fd, or -1 with errno */
 bool xfer_shm_peer_allowed(int fd);                                                                          /* same user as this process */
-bool xfer_shm_send_mem(struct td_xfer *x, struct td_xfer_conn *c);
+bool xfer_shm_send_mem(struct td_xfer *x, struct td_xfer_conn *c);                                          /* the pool, or the ring */
+bool xfer_shm_word_shows(const struct xfer_control_word *word, uint64_t handle);
 /* A frame of SETUP with descriptors (at most XFER_MAX_FDS); false: the socket did not take it. */
 bool xfer_shm_send_fds(struct td_xfer_conn *c, struct td_xfer_frame *f, const void *payload, size_t n_bytes, const int *fds, size_t n_fds);
 ssize_t xfer_shm_recv(struct td_xfer_conn *c, void *to, size_t n);                                           /* keeps descriptors that came along */

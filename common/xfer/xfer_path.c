@@ -21,7 +21,7 @@
 
 /* --- paths ---------------------------------------------------------------------------------------------------------------------- */
 
-static const char *const path_names[TD_XFER_N_PATHS] = {"auto", "tcp", "shm", "rdma", "cuda-ipc"};
+static const char *const path_names[TD_XFER_N_PATHS] = {"auto", "tcp", "shm", "rdma", "cuda-ipc", "shm-staged"};
 
 const char *td_xfer_path_name(enum td_xfer_path path)
 {
@@ -79,17 +79,23 @@ void xfer_path_refused(struct td_xfer *x, const struct td_xfer_conn *c, const ch
     xfer_path_tell_refusal(x, c->fd, c->path, c, reason);
 }
 
+bool xfer_path_allows(enum td_xfer_path named, enum td_xfer_path path)
+{
+    return named == TD_XFER_PATH_AUTO || named == path || (named == TD_XFER_PATH_SHM && path == TD_XFER_PATH_SHM_STAGED);
+}
+
 /* Path choice. AUTO: on one host shm, or cuda-ipc where both pools are in device memory, when the socket of the grant answers; rdma when both sides have it
- * and its probes come through; else tcp. A side that names a path allows no other. */
+ * and its probes come through; from device memory on one host through a ring (shm-staged); else tcp. A side that names a path allows no other. */
 static bool may_path(const struct td_xfer *x, uint32_t op, enum td_xfer_path path)
 {
     const struct td_xfer_grant_blob *g = &x->core.ops[op].grant;
-    if ((x->path != TD_XFER_PATH_AUTO && x->path != path) || (g->path != TD_XFER_PATH_AUTO && g->path != (uint8_t)path)) return false;
+    if (!xfer_path_allows(x->path, path) || !xfer_path_allows((enum td_xfer_path)g->path, path)) return false;
     if (x->op_aux[op].tried & 1u << path) return false;
     switch (path) {
     case TD_XFER_PATH_SHM: return g->shm_name[0] && x->words && !x->device && !g->device;
     case TD_XFER_PATH_CUDA_IPC: return g->shm_name[0] && g->device && xfer_ipc_may_offer(x) && !xfer_ipc_was_refused(x, g->incarnation);
     case TD_XFER_PATH_RDMA: return g->port && g->has_rdma && x->rdma && xfer_rdma_usable(x);
+    case TD_XFER_PATH_SHM_STAGED: return g->shm_name[0] && xfer_ring_may_lend(x);
     case TD_XFER_PATH_TCP: return g->port != 0;
     case TD_XFER_PATH_AUTO:
     case TD_XFER_N_PATHS: break;
@@ -97,7 +103,7 @@ static bool may_path(const struct td_xfer *x, uint32_t op, enum td_xfer_path pat
     return false;
 }
 
-static const enum td_xfer_path path_order[] = {TD_XFER_PATH_CUDA_IPC, TD_XFER_PATH_SHM, TD_XFER_PATH_RDMA, TD_XFER_PATH_TCP};
+static const enum td_xfer_path path_order[] = {TD_XFER_PATH_CUDA_IPC, TD_XFER_PATH_SHM, TD_XFER_PATH_RDMA, TD_XFER_PATH_SHM_STAGED, TD_XFER_PATH_TCP};
 
 /* The connection that these ops waited for did not come to stand. Where another path is left they take that, loudly. in_setup: the peer is there and its
  * queue pairs were not up (a lost ARP packet is enough): with no other path that is worth another try. */
@@ -110,7 +116,8 @@ void xfer_path_failed(struct td_xfer *x, uint64_t id, enum td_xfer_path path, td
         x->op_aux[i].waits_for = 0;
         if (op->state != TD_OP_WAIT_CONN) continue;
         x->op_aux[i].tried |= 1u << path;
-        if (status != TD_ERR_STALE && (may_path(x, i, TD_XFER_PATH_RDMA) || may_path(x, i, TD_XFER_PATH_TCP))) fell_back = true;
+        bool has_other = may_path(x, i, TD_XFER_PATH_RDMA) || may_path(x, i, TD_XFER_PATH_SHM_STAGED) || may_path(x, i, TD_XFER_PATH_TCP);
+        if (status != TD_ERR_STALE && has_other) fell_back = true;
         else if (in_setup && status == TD_ERR_PEER && ++x->op_aux[i].n_setups < TD_XFER_ATTEMPTS_MAX) x->op_aux[i].tried &= ~(1u << path);
         else td_xfer_core_op_fail(&x->core, xfer_now(x), i, status, reason);
     }
@@ -347,7 +354,7 @@ void xfer_path_ready(struct td_xfer *x, struct td_xfer_conn *c)
         if (c->retiring) return;
         if (old) old->retiring = true;
     }
-    xfer_say(text, "peer %.60s%s%s", c->peer_instance, c->tls ? ", over TLS" : "", x->device && c->path == TD_XFER_PATH_TCP ? ", staged through page-locked memory" : "");
+    xfer_say(text, "peer %.60s%s%s", c->peer_instance, c->tls ? ", over TLS" : "", x->device && (c->path == TD_XFER_PATH_TCP || c->path == TD_XFER_PATH_SHM_STAGED) ? ", staged through page-locked memory" : "");
     xfer_path_tell(x, c->path, TD_OK, text);
     if (c->initiator && c->path == TD_XFER_PATH_TCP) dial_lanes(x, c);
     for (uint32_t i = 0; i < x->core.max_ops; i++) {
@@ -485,7 +492,8 @@ static void on_hello(struct td_xfer *x, struct td_xfer_conn *c)
     }
     if (c->path == TD_XFER_PATH_TCP && c->rx_frame.slot == TD_XFER_PATH_RDMA) c->path = TD_XFER_PATH_RDMA;
     if (c->path == TD_XFER_PATH_SHM && c->rx_frame.slot == TD_XFER_PATH_CUDA_IPC) c->path = TD_XFER_PATH_CUDA_IPC;
-    bool allowed = c->rx_frame.slot == (uint32_t)c->path && (x->path == TD_XFER_PATH_AUTO || x->path == c->path);
+    if (c->path == TD_XFER_PATH_SHM && c->rx_frame.slot == TD_XFER_PATH_SHM_STAGED) c->path = TD_XFER_PATH_SHM_STAGED;
+    bool allowed = c->rx_frame.slot == (uint32_t)c->path && xfer_path_allows(x->path, c->path);
     bool no_rdma = c->path == TD_XFER_PATH_RDMA && (!x->rdma || !xfer_rdma_usable(x));
     bool wrong_pool = (c->path == TD_XFER_PATH_SHM && x->device) || (c->path == TD_XFER_PATH_CUDA_IPC && !x->device);
     if (!allowed || no_rdma || wrong_pool) {
@@ -527,7 +535,7 @@ static void on_hello_ack(struct td_xfer *x, struct td_xfer_conn *c)
         else xfer_conn_close(x, c, TD_ERR_PEER, "its first lane is gone", false);
     } else {
         c->tag = c->nonce ^ hello.nonce;
-        if (c->path == TD_XFER_PATH_SHM && !xfer_shm_send_mem(x, c)) {
+        if ((c->path == TD_XFER_PATH_SHM || c->path == TD_XFER_PATH_SHM_STAGED) && !xfer_shm_send_mem(x, c)) {
             xfer_conn_close(x, c, TD_ERR_PEER, "could not hand over the pool", false);
         } else if (c->path == TD_XFER_PATH_CUDA_IPC) {
             begin_setup(x, c);

@@ -145,6 +145,7 @@ bool xfer_shm_send_mem(struct td_xfer *x, struct td_xfer_conn *c)
                               .n_blocks = (uint32_t)x->n_blocks, .n_words = x->core.max_ops};
     struct td_xfer_frame f = {.type = TD_XFER_MEM};
     int fds[2] = {x->arena_ro_fd, x->words_fd};
+    if (c->path == TD_XFER_PATH_SHM_STAGED) xfer_ring_mem(x, &mem, &fds[0]);
     return xfer_shm_send_fds(c, &f, &mem, sizeof mem, fds, 2);
 }
 
@@ -200,7 +201,9 @@ td_status xfer_shm_take_mem(struct td_xfer *x, struct td_xfer_conn *c, const str
     snprintf(reason, TD_XFER_REASON_MAX, "mem: the descriptors do not hold what it says");
     if (c->source || c->n_fds != XFER_MAX_FDS) goto out; /* once, and with both */
     if (!is_sealed(c->fds[0]) || fstat(c->fds[0], &arena)) goto out;
-    if (mem->block_bytes != x->block_bytes || mem->n_blocks < 1 || mem->n_blocks > 1u << 28 ||
+    bool is_ring = c->path == TD_XFER_PATH_SHM_STAGED; /* of buffers, whose size is the sender's affair */
+    uint64_t unit = is_ring ? mem->block_bytes : x->block_bytes;
+    if (unit < 1 || unit > 1u << 30 || mem->block_bytes != unit || mem->n_blocks < 1 || mem->n_blocks > 1u << 28 ||
         mem->arena_bytes != mem->block_bytes * mem->n_blocks || (uint64_t)arena.st_size < mem->arena_bytes)
         goto out;
     if (xfer_shm_take_words(c, c->fds[1], mem->n_words)) goto out;
@@ -212,6 +215,7 @@ td_status xfer_shm_take_mem(struct td_xfer *x, struct td_xfer_conn *c, const str
     madvise(map, map_bytes, MADV_HUGEPAGE); /* a wish */
     c->source = map;
     c->source_bytes = map_bytes;
+    c->ring_bytes = is_ring ? mem->arena_bytes : 0;
     c->n_source_blocks = (int32_t)mem->n_blocks;
     status = TD_OK;
 out:
@@ -236,7 +240,7 @@ void xfer_shm_op_handle(struct td_xfer *x, uint32_t op, uint64_t handle)
     FENCE(memory_order_seq_cst); /* and the handle is gone before the blocks change */
 }
 
-static bool word_shows(const struct xfer_control_word *word, uint64_t handle)
+bool xfer_shm_word_shows(const struct xfer_control_word *word, uint64_t handle)
 {
     return atomic_load((_Atomic uint64_t *)(uintptr_t)&word->handle) == handle;
 }
@@ -251,7 +255,7 @@ static size_t copy_piece(struct td_xfer *x)
     const struct xfer_control_word *word = &c->words[copy.op];
     const uint8_t *source = c->source;
     pthread_mutex_unlock(&x->lock);
-    bool valid = word_shows(word, copy.handle);
+    bool valid = xfer_shm_word_shows(word, copy.handle);
     FENCE(memory_order_acquire);
     for (int32_t i = 0; valid && i < copy.n_blocks; i++) {
         int32_t b = copy.grant_block + i;
@@ -259,7 +263,7 @@ static size_t copy_piece(struct td_xfer *x)
         td_xfer_copy(x->base + (size_t)s->dst[b] * x->block_bytes + copy.offset, source + (size_t)s->src[b] * x->block_bytes + copy.offset, n);
     }
     FENCE(memory_order_acquire); /* the copy's reads, then the word */
-    valid = valid && word_shows(word, copy.handle);
+    valid = valid && xfer_shm_word_shows(word, copy.handle);
     pthread_mutex_lock(&x->lock);
     uint64_t now = xfer_now(x);
     if (valid) c->last_use_ns = now;

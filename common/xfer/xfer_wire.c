@@ -46,6 +46,8 @@ static bool length_fits(const struct td_xfer_frame *f)
     case TD_XFER_DEVICE_OFFER:
         return f->length >= sizeof(struct td_xfer_device_mem) && f->length <= sizeof(struct td_xfer_device_mem) + TD_DEVICE_POOL_BYTES;
     case TD_XFER_DEVICE_ACCEPT: return f->status ? f->length <= TD_XFER_REASON_MAX : f->length == 0;
+    case TD_XFER_LENT: return f->length == sizeof(struct td_xfer_lent);
+    case TD_XFER_TAKEN: return f->length == 0;
     case TD_XFER_N_TYPES: break;
     }
     return false;

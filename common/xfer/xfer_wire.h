@@ -31,7 +31,7 @@
 enum td_xfer_frame_type {
     TD_XFER_HELLO = 1,  /* initiator, first; payload td_xfer_hello. op: this socket's lane; lanes > 0 join the connection that `conn` names */
     TD_XFER_HELLO_ACK,  /* status != 0: refused, payload is the reason; else payload td_xfer_hello */
-    TD_XFER_MEM,        /* shm, sender: payload td_xfer_mem, two descriptors ride along: arena (read-only), control words */
+    TD_XFER_MEM,        /* shm, shm-staged, sender: payload td_xfer_mem, two descriptors ride along: arena or ring (read-only), control words */
     TD_XFER_OPEN,       /* sender: binds op/attempt/handle to slot/generation; payload is the grant's key */
     TD_XFER_DATA,       /* tcp, sender: payload belongs at `offset` of the grant */
     TD_XFER_REF,        /* sender: payload u32 first, i32 block ids: the receiver may copy (shm) or READ (rdma) the first `offset` bytes of each
@@ -50,6 +50,8 @@ enum td_xfer_frame_type {
     TD_XFER_DEVICE_OFFER,  /* cuda-ipc, sender after HELLO_ACK: payload td_xfer_device_mem, then the description of a pool of several
                             * allocations, if it is one; the control words' descriptor rides along */
     TD_XFER_DEVICE_ACCEPT, /* cuda-ipc, receiver: it has opened the pool and read its probe; status != 0: refused, payload is the reason */
+    TD_XFER_LENT,       /* shm-staged, sender: payload td_xfer_lent: these bytes of the ring belong at `offset` of the grant */
+    TD_XFER_TAKEN,      /* shm-staged, receiver: offset = the place of a LENT, whose bytes it does not read any more */
     TD_XFER_N_TYPES
 };
 
@@ -88,6 +90,11 @@ struct td_xfer_mem {
     uint32_t n_blocks, n_words;
 };
 _Static_assert(sizeof(struct td_xfer_mem) == 24, "wire: mem");
+
+struct td_xfer_lent {
+    uint32_t place, n_bytes;          /* in the ring; at most TD_XFER_FRAME_DATA_MAX */
+};
+_Static_assert(sizeof(struct td_xfer_lent) == 8, "wire: lent");
 
 struct td_xfer_device_mem {
     uint8_t handle[64];               /* of the allocation that the pool lies in; of no use where a description follows */

@@ -172,13 +172,32 @@ static void release_pinned(void *ctx, void *memory)
     if (on_device()) (void)td_cuda_ok(cudaFreeHost(memory), "cudaFreeHost");
 }
 
-/* ---- other processes, NICs ---- */
-
 static td_status refused(cudaError_t e, const char *what, struct td_err *err)
 {
     (void)cudaGetLastError();
     return td_fail(err, TD_ERR_UNSUPPORTED, "%s: %s (%s)", what, cudaGetErrorName(e), cudaGetErrorString(e));
 }
+
+/* copy_runs reaches it by the host's address, as it does what cudaHostAlloc gave. */
+static td_status pin(void *ctx, void *memory, size_t bytes, struct td_err *err)
+{
+    int same = 0;
+    (void)ctx;
+    if (!on_device()) return td_cuda_lost(err);
+    cudaError_t e = cudaDeviceGetAttribute(&same, cudaDevAttrCanUseHostPointerForRegisteredMem, td_cuda.index);
+    if (e != cudaSuccess) return refused(e, "cudaDeviceGetAttribute", err);
+    if (!same) return td_fail(err, TD_ERR_UNSUPPORTED, "this device reaches memory of the host that was registered at addresses of its own");
+    e = cudaHostRegister(memory, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+    return e == cudaSuccess ? TD_OK : refused(e, "cudaHostRegister", err);
+}
+
+static void unpin(void *ctx, void *memory)
+{
+    (void)ctx;
+    if (on_device()) (void)td_cuda_ok(cudaHostUnregister(memory), "cudaHostUnregister");
+}
+
+/* ---- other processes, NICs ---- */
 
 #ifdef TD_CUDA_EMULATE
 static bool allocation_of(const void *memory, void **ret_base, struct td_err *err)
@@ -317,6 +336,7 @@ td_status td_cuda_memory_open(const struct td_device_info *info, const struct td
     m->dmabuf = dmabuf;
 #endif
     m->alloc_pinned = alloc_pinned, m->release_pinned = release_pinned;
+    m->pin = pin, m->unpin = unpin;
     m->copy = copy, m->done = done, m->wait = wait_for;
     m->ipc_export = ipc_export, m->ipc_open = ipc_open, m->ipc_close = ipc_close;
     *ret_memory = m;

@@ -451,7 +451,7 @@ def wire_version():
 
 
 VERSION = wire_version()
-HELLO, ACK, MEM, OPEN, DATA, REF, FINAL, FRAME_ABORT, DONE, FAIL, PING, OFFER, ACCEPT, TARGETS, DIGEST, BYE, DEVICE_OFFER, DEVICE_ACCEPT = range(1, 19)
+HELLO, ACK, MEM, OPEN, DATA, REF, FINAL, FRAME_ABORT, DONE, FAIL, PING, OFFER, ACCEPT, TARGETS, DIGEST, BYE, DEVICE_OFFER, DEVICE_ACCEPT, LENT, TAKEN = range(1, 21)
 
 
 def frame(kind, slot=0, generation=0, op=0, attempt=0, status=0, handle=0, offset=0, length=0, conn=0, version=VERSION, flags=0, payload=b""):
@@ -475,7 +475,7 @@ TRANSFER_GARBAGE = [
     frame(ACK, payload=hello()), frame(REF, payload=struct.pack("<Iii", 0, -1, 1 << 30)), frame(MEM, payload=b"\xff" * 24),
     frame(OFFER, payload=b"\xff" * 520), frame(ACCEPT, payload=b"\xff" * 600), frame(ACCEPT, status=-3, payload=b"no"),
     frame(TARGETS, payload=b"\xff" * 4096), frame(DIGEST, payload=b"\xff" * 4000), frame(BYE, status=-20, payload=b"go"),
-    frame(DEVICE_OFFER, payload=b"\xff" * 288), frame(DEVICE_ACCEPT),
+    frame(DEVICE_OFFER, payload=b"\xff" * 288), frame(DEVICE_ACCEPT), frame(LENT, payload=b"\xff" * 8), frame(TAKEN),
 ]
 
 
@@ -730,6 +730,8 @@ LIES = [
     ("rdma_offer", lambda p: p.send(OFFER, b"\xff" * 520), TURN), ("rdma_offer_length", lambda p: p.send(OFFER, b"\xff" * 519), SIZE),
     ("rdma_accept", lambda p: p.send(ACCEPT, b"\xff" * 600), TURN), ("targets", lambda p: p.send(TARGETS, b"\xff" * 4096, **p.bound()), TURN),
     ("targets_length", lambda p: p.send(TARGETS, b"\xff" * 7, **p.bound()), SIZE), ("device_offer", lambda p: p.send(DEVICE_OFFER, b"\xff" * 288), TURN),
+    ("lent_on_tcp", lambda p: p.send(LENT, b"\0" * 8, **p.bound()), TURN), ("lent_length", lambda p: p.send(LENT, b"\0" * 7, **p.bound()), SIZE),
+    ("taken", lambda p: p.send(TAKEN, **p.bound()), TURN), ("taken_length", lambda p: p.send(TAKEN, b"\0", **p.bound()), SIZE),
     ("device_accept", lambda p: p.send(DEVICE_ACCEPT), TURN), ("bye", lambda p: p.send(BYE, b"go", status=-20), "closed by peer: go"),
 ]
 KEYED_LIES = [

@@ -91,9 +91,9 @@ def test_killed_in_the_middle(oracle):
         c.wait_idle(4)
 
 
-@pytest.mark.parametrize("transfer", ["tcp", "cuda-ipc", "rdma"])
+@pytest.mark.parametrize("transfer", ["tcp", "shm", "cuda-ipc", "rdma"])
 def test_pd(emulated_oracle, transfer, tmp_path):
-    """KV goes from GPU memory to GPU memory, and the decode worker goes on with the bits that the prefill worker computed. tcp: through page-locked memory; rdma:
+    """KV goes from GPU memory to GPU memory, and the decode worker goes on with the bits that the prefill worker computed. tcp, shm: through page-locked memory; rdma:
     the provider in memory writes into the device's, as one with GPUDirect would."""
     if transfer == "rdma" and "TANDEM_TEST_CUDA_LIBRARY" in os.environ:
         pytest.skip("the provider in memory reaches no real GPU's memory")

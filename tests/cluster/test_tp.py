@@ -215,12 +215,14 @@ UNEQUAL_DEVICES = [(1, 2, None), (2, 1, 4), (4, 2, 4), (1, 4, 2)][:2 if SHORT el
 
 @pytest.mark.parametrize("p,d,n_kv", UNEQUAL_DEVICES)
 def test_devices_of_unequal_degrees(wide, devices, p, d, n_kv):
-    """Greedy: the tokens of one device, logprobs within rounding; the same bits alone and in a batch. 1 to 4 with 2 KV heads: an import fills copies, too."""
+    """Greedy: the tokens of one device, logprobs within rounding; the same bits alone and in a batch. 1 to 4 with 2 KV heads: an import fills copies, too.
+    2 to 1 by shm-staged: copies from both devices to one ring."""
+    path = "shm" if (p, d) == (2, 1) else "cuda-ipc"
     model = wide[n_kv] if n_kv else POCKET
     greedy = [dict(q, temperature=0.0) for q in FEW]
     want = one_process(greedy, model, "f32", device="cuda")[0]
     with Cluster(prefill=0, decode=0, worker_timeout_ms=PATIENCE_MS) as c:
-        start_pair(c, p, d, model, [*CUDA, "--transfer", "cuda-ipc", "--kv-digest", "always"])
+        start_pair(c, p, d, model, [*CUDA, "--transfer", path, "--kv-digest", "always"])
         assert {w.role: w.tp for w in c.status().workers} == {"prefill": p, "decode": d}
         requests = c.requests(greedy)
         alone = [as_result(c.generate(r)) for r in requests]
@@ -228,7 +230,9 @@ def test_devices_of_unequal_degrees(wide, devices, p, d, n_kv):
             assert got[0] == expected[0], f"request {i}: not the tokens of one device"
             worst = max(abs(a - b) for a, b in zip(got[1], expected[1], strict=True))
             assert worst < 1e-3, f"request {i}: logprobs differ by {worst} from one device's"
-        check([as_result(r) for r in c.generate_many(requests)], alone)
+        results = c.generate_many(requests)
+        check([as_result(r) for r in results], alone)
+        assert results[0].ledger.transfer_path == path.replace("shm", "shm-staged")
         c.wait_idle()
 
 

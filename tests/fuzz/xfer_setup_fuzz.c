@@ -391,6 +391,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     struct end *e = &ends[data[0] & 1];
     uint32_t path = paths[data[0] >> 2 & 3];
     bool local = path == TD_XFER_PATH_SHM || path == TD_XFER_PATH_CUDA_IPC;
+    if (data[0] & 32 && path == TD_XFER_PATH_SHM) path = TD_XFER_PATH_SHM_STAGED;
     if (data[0] & 2) as_acceptor(e, local, path, data + 1, n_bytes - 1);
     else as_initiator(e, local != !!(data[0] & 16), path, data + 1, n_bytes - 1); /* bit 4: the path that it names does not go by this socket */
     all_gone(&ends[0]);

@@ -52,7 +52,7 @@ def check_rows(report, rows, table):
             continue
         assert 0 < row["latency_us"]["p50"] <= row["latency_us"]["p99"], where
         assert row["post_us_per_transfer"]["min"] > 0, where
-        floor = {"tcp": "bare_tcp", "shm": "memcpy", "cuda-ipc": "device_copy", "tcp-staged": "pinned_copy"}[row["path"]]
+        floor = {"tcp": "bare_tcp", "shm": "memcpy", "cuda-ipc": "device_copy", "tcp-staged": "pinned_copy", "shm-staged": "pinned_copy"}[row["path"]]
         assert row["streams"] > 1 or row["ratio_to"][floor]["min"] > 0, where
         n_bytes += row["bytes"] * row["transfers_per_repeat"] * REPEATS
     # The batches that were not timed (warm-up, posting) were verified, too.
@@ -71,7 +71,7 @@ def on_a_gpu():
                                        "--machine", "the test's")
         check_rows(report, rows, table)
         seen = {(r["case"], r["path"], r["depth"], r["streams"]) for r in report["results"]}
-        wanted = {(c, p, d, 1) for c in ("4KiB", "96KiB") for p in ("cuda-ipc", "tcp-staged", "device_copy", "pinned_copy") for d in (1, 4)}
+        wanted = {(c, p, d, 1) for c in ("4KiB", "96KiB") for p in ("cuda-ipc", "shm-staged", "tcp-staged", "device_copy", "pinned_copy") for d in (1, 4)}
         wanted |= {(c, "tcp-staged", 4, 2) for c in ("4KiB", "96KiB")}
         assert seen == wanted, seen ^ wanted
         report, _, _ = measured(folder, "--device", "cuda", "--path", "cuda-ipc", "--shape", "llama-8b", "--tokens", "24", "--block-tokens", "8", "--memory",
@@ -80,7 +80,7 @@ def on_a_gpu():
     for options, words in ((["--path", "cuda-ipc"], "add --device cuda"), (["--device", "cuda", "--path", "shm"], "leave out --device cuda")):
         p = run(*options)
         assert p.returncode != 0 and words in p.stderr, (options, p.returncode, p.stderr)
-    print("bench_xfer: fields, ratios and verified bytes of cuda-ipc and staged tcp are as they should be")
+    print("bench_xfer: fields, ratios and verified bytes of cuda-ipc and the staged paths are as they should be")
 
 
 def main():

@@ -204,15 +204,44 @@ static td_status alloc_pinned(void *ctx, size_t bytes, void **ret_memory, struct
     return TD_OK;
 }
 
-static void release_pinned(void *ctx, void *memory)
+static void drop_pinned(struct fake_device *d, void *memory)
 {
-    struct fake_device *d = ctx;
     for (int i = 0; i < 4; i++) {
         if (d->pinned[i].bytes != memory) continue;
         TD_ASSERT(!d->n_waiting || is_dead(d)); /* or a copy would land in what is not there any more */
-        free(memory);
         d->pinned[i].bytes = NULL;
+        return;
     }
+    TD_ASSERT(!"page-locked memory is this table's");
+}
+
+static td_status pin(void *ctx, void *memory, size_t bytes, struct td_err *err)
+{
+    struct fake_device *d = ctx;
+    int i = 0;
+    (void)err;
+    while (i < 4 && d->pinned[i].bytes) i++;
+    TD_ASSERT(i < 4);
+    d->pinned[i].bytes = memory;
+    d->pinned[i].n = bytes;
+    return TD_OK;
+}
+
+static td_status no_pin(void *ctx, void *memory, size_t bytes, struct td_err *err)
+{
+    (void)ctx, (void)memory, (void)bytes;
+    return td_fail(err, TD_ERR_UNSUPPORTED, "operation not supported: memory that is not the driver's");
+}
+
+static void unpin(void *ctx, void *memory)
+{
+    drop_pinned(ctx, memory);
+}
+
+static void release_pinned(void *ctx, void *memory)
+{
+    drop_pinned(ctx, memory);
+    free(memory);
 }
 
 /* The memory of fd at two places: for copies, and nowhere. */
@@ -379,6 +408,8 @@ struct fake_device *fake_device_open(const char *words)
                                          .rdma_order = TD_RDMA_ORDER_NONE,
                                          .alloc_pinned = alloc_pinned,
                                          .release_pinned = release_pinned,
+                                         .pin = strstr(words, "no-pin") ? no_pin : pin,
+                                         .unpin = unpin,
                                          .copy = copy,
                                          .done = done,
                                          .wait = wait_for,

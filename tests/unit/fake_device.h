@@ -15,10 +15,10 @@
 struct fake_device;
 
 /* words, separated by commas: "eager": copies run when they are issued; "slow": `done` says "not yet" a few times before it runs one (both wherever
- * they should not matter); "no-ipc": export fails; "blind-ipc": opening fails; "wrong-ipc": opens memory of its own instead; "no-dmabuf": no NIC
- * reaches its memory; "peermem": no dma-buf either, but a NIC's plain registration of its addresses works, as with a loaded nvidia_peermem;
- * "owner": the driver says that NICs' writes are visible (else it does not); "fails=N": the N-th copy and everything after it fails. Else:
- * "device". */
+ * they should not matter); "no-ipc": export fails; "blind-ipc": opening fails; "wrong-ipc": opens memory of its own instead; "no-pin": memory that
+ * processes share is not page-locked; "no-dmabuf": no NIC reaches its memory; "peermem": no dma-buf either, but a NIC's plain registration of its
+ * addresses works, as with a loaded nvidia_peermem; "owner": the driver says that NICs' writes are visible (else it does not); "fails=N": the N-th
+ * copy and everything after it fails. Else: "device". */
 struct fake_device *fake_device_open(const char *words);
 void fake_device_close(struct fake_device *d);                       /* NULL is fine; asserts that opened handles were given back */
 const struct td_device_memory *fake_device_memory(const struct fake_device *d);

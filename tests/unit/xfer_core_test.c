@@ -1509,7 +1509,8 @@ static void frames_and_grants_survive_the_wire(void **state)
         {TD_XFER_REF, 0, 4008, false}, {TD_XFER_FINAL, 0, 1024, true}, {TD_XFER_FINAL, 0, 1025, false}, {TD_XFER_ABORT, -6, 161, false},
         {TD_XFER_PING, 0, 1, false}, {TD_XFER_DONE, 0, 1, false}, {TD_XFER_DEVICE_OFFER, 0, 288, true}, {TD_XFER_DEVICE_OFFER, 0, 287, false}, {TD_XFER_DEVICE_OFFER, 0, 2336, true},
         {TD_XFER_DEVICE_OFFER, 0, 2337, false},
-        {TD_XFER_DEVICE_ACCEPT, 0, 0, true}, {TD_XFER_DEVICE_ACCEPT, 0, 5, false}, {TD_XFER_DEVICE_ACCEPT, -5, 20, true}, {0, 0, 0, false}, {TD_XFER_N_TYPES, 0, 0, false}, {TD_XFER_PING, 1, 0, false},
+        {TD_XFER_DEVICE_ACCEPT, 0, 0, true}, {TD_XFER_DEVICE_ACCEPT, 0, 5, false}, {TD_XFER_DEVICE_ACCEPT, -5, 20, true},
+        {TD_XFER_LENT, 0, 8, true}, {TD_XFER_LENT, 0, 7, false}, {TD_XFER_TAKEN, 0, 0, true}, {TD_XFER_TAKEN, 0, 1, false}, {0, 0, 0, false}, {TD_XFER_N_TYPES, 0, 0, false}, {TD_XFER_PING, 1, 0, false},
     };
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         struct td_xfer_frame g = {.type = lengths[i].type, .status = lengths[i].status, .length = lengths[i].length};

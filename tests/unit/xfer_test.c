@@ -1226,7 +1226,8 @@ static void a_restarted_receiver_refuses_old_grants(void **state)
     submit(&t, &m, 0, 4, true);
     struct td_xfer_event e = event(t.p);
     assert_int_equal(e.kind, TD_XFER_OP_FAILED);
-    assert_int_equal(e.status, v->path == TD_XFER_PATH_SHM || v->path == TD_XFER_PATH_CUDA_IPC ? TD_ERR_PEER : TD_ERR_STALE);
+    bool by_name = v->path == TD_XFER_PATH_SHM || v->path == TD_XFER_PATH_CUDA_IPC || v->path == TD_XFER_PATH_SHM_STAGED;
+    assert_int_equal(e.status, by_name ? TD_ERR_PEER : TD_ERR_STALE);
     if (v->path == TD_XFER_PATH_TCP) assert_non_null(strstr(e.reason, "another process has the address"));
     struct transfer none = {.n = 0};
     check_pool(&t, &none, false);
@@ -1742,13 +1743,14 @@ struct hand {
     uint8_t *arena;
     _Atomic uint64_t *word;    /* control word of op 0 */
     struct td_xfer_grant_blob g;
+    enum td_xfer_path path;    /* shm: the arena is a pool; shm-staged: a ring */
 };
 
 enum hand_fault { NO_FAULT, NO_MEM, NO_FDS, PIPES, SMALL_ARENA, UNSEALED_ARENA, UNSEALED_WORDS, FEW_WORDS, TWO_MEMS, N_HAND_FAULTS };
 
-static void hand_open(struct hand *h, const struct transfer *m, uint64_t bytes, enum hand_fault fault)
+static void hand_open(struct hand *h, const struct pair *t, const struct transfer *m, uint64_t bytes, enum hand_fault fault)
 {
-    *h = (struct hand){.bytes = bytes};
+    *h = (struct hand){.bytes = bytes, .path = t->v.path};
     assert_int_equal(td_xfer_grant_decode(m->grant.blob, m->grant.blob_bytes, &h->g, NULL), TD_OK);
     h->arena_fd = memfd_create("hand", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     h->words_fd = memfd_create("hand", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -1768,7 +1770,7 @@ static void hand_open(struct hand *h, const struct transfer *m, uint64_t bytes, 
     setsockopt(h->fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     assert_int_equal(connect(h->fd, (struct sockaddr *)&a, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n)), 0);
     struct td_xfer_hello hello = {.incarnation = 1, .layout_hash = h->g.layout_hash, .block_bytes = h->g.block_bytes, .nonce = 42, .instance = "hand"};
-    send_frame(h->fd, (struct td_xfer_frame){.type = TD_XFER_HELLO, .length = sizeof hello, .slot = TD_XFER_PATH_SHM}, &hello);
+    send_frame(h->fd, (struct td_xfer_frame){.type = TD_XFER_HELLO, .length = sizeof hello, .slot = h->path}, &hello);
     uint8_t bytes_in[64 + sizeof hello];
     assert_int_equal(recv(h->fd, bytes_in, sizeof bytes_in, MSG_WAITALL), sizeof bytes_in);
     memcpy(&hello, bytes_in + 64, sizeof hello);
@@ -1810,6 +1812,15 @@ static void hand_say(struct hand *h, enum td_xfer_frame_type type, uint32_t op_,
     send_frame(h->fd, f, payload);
 }
 
+/* Source block `from` of the arena is grant block `to`. */
+static void hand_name(struct hand *h, uint32_t to, uint32_t from)
+{
+    uint32_t ref[2] = {to, from};
+    struct td_xfer_lent lent = {.place = from * (uint32_t)h->g.block_bytes, .n_bytes = (uint32_t)h->g.block_bytes};
+    if (h->path == TD_XFER_PATH_SHM) hand_say(h, TD_XFER_REF, 0, 9, h->g.block_bytes, ref, sizeof ref);
+    else hand_say(h, TD_XFER_LENT, 0, 9, to * h->g.block_bytes, &lent, sizeof lent);
+}
+
 static void hand_close(struct hand *h)
 {
     close(h->fd);
@@ -1827,13 +1838,12 @@ static bool hand_round(struct pair *t, int delay_us)
     struct transfer m;
     struct hand h;
     grant(t, &m, 1, WAIT_MS);
-    hand_open(&h, &m, 4 * t->block_bytes, NO_FAULT);
+    hand_open(&h, t, &m, 4 * t->block_bytes, NO_FAULT);
     uint64_t n_stale = stats(t->d).n_stale_frames;
     node_fill_bytes(h.arena + 2 * t->block_bytes, t->block_bytes, m.seed);
-    uint32_t ref[2] = {0, 2};
     *h.word = delay_us < 0 ? 0 : 9;
     hand_say(&h, TD_XFER_OPEN, 0, 9, 0, h.g.key, TD_XFER_KEY_BYTES);
-    hand_say(&h, TD_XFER_REF, 0, 9, 1u << 20, ref, sizeof ref);
+    hand_name(&h, 0, 2);
     hand_say(&h, TD_XFER_FINAL, 0, 9, t->block_bytes, "", 0);
     if (delay_us < 0) { /* the receiver has looked, and has not taken it */
         uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS);
@@ -1880,7 +1890,7 @@ static void lying_senders_on_this_host_are_refused(void **state)
     for (enum hand_fault fault = NO_MEM; fault < N_HAND_FAULTS; fault++) {
         uint64_t n_bad = stats(t.d).n_bad_frames;
         grant(&t, &m, 1, WAIT_MS);
-        hand_open(&h, &m, bytes, fault);
+        hand_open(&h, &t, &m, bytes, fault);
         if (fault == NO_MEM) hand_say(&h, TD_XFER_OPEN, 0, 9, 0, h.g.key, TD_XFER_KEY_BYTES);
         assert_true(is_closed(h.fd));
         assert_int_equal(stats(t.d).n_bad_frames, n_bad + 1); /* closed for this, and not for being silent */
@@ -1888,20 +1898,22 @@ static void lying_senders_on_this_host_are_refused(void **state)
         give_back(&t, m.slot);
         expect(t.d, TD_XFER_SLOT_FREE, TD_ERR_CANCELLED);
     }
-    /* a control word that does not exist; a source block that does not exist; the same grant block twice; DATA on shm */
-    for (int fault = 0; fault < 4; fault++) {
+    /* a control word that does not exist; a source block that does not exist; the same grant block twice; DATA; the other path's name for it; what the
+     * receiver says; of shm-staged: bytes that end behind the ring, none, more than a frame */
+    for (int fault = 0; fault < (t.v.path == TD_XFER_PATH_SHM ? 6 : 9); fault++) {
         uint64_t n_bad = stats(t.d).n_bad_frames;
         grant(&t, &m, 2, WAIT_MS);
-        hand_open(&h, &m, bytes, NO_FAULT);
+        hand_open(&h, &t, &m, bytes, NO_FAULT);
         *h.word = 9;
         hand_say(&h, TD_XFER_OPEN, fault == 0 ? 64 : 0, 9, 0, h.g.key, TD_XFER_KEY_BYTES);
-        uint32_t far[2] = {0, 4}, near[2] = {1, 3};
-        if (fault == 1) hand_say(&h, TD_XFER_REF, 0, 9, BLOCK_BYTES, far, sizeof far);
-        if (fault == 2) {
-            hand_say(&h, TD_XFER_REF, 0, 9, BLOCK_BYTES, near, sizeof near);
-            hand_say(&h, TD_XFER_REF, 0, 9, BLOCK_BYTES, near, sizeof near);
-        }
+        uint32_t near[2] = {1, 3};
+        struct td_xfer_lent lent[] = {{3 * BLOCK_BYTES + 1, BLOCK_BYTES}, {0, 0}, {0, TD_XFER_FRAME_DATA_MAX + 1}};
+        if (fault == 1) hand_name(&h, 0, 4);
+        for (int i = 0; fault == 2 && i < 2; i++) hand_name(&h, 1, 3);
         if (fault == 3) hand_say(&h, TD_XFER_DATA, 0, 9, 0, near, sizeof near);
+        if (fault == 4) hand_say(&h, h.path == TD_XFER_PATH_SHM ? TD_XFER_LENT : TD_XFER_REF, 0, 9, BLOCK_BYTES, near, sizeof near);
+        if (fault == 5) hand_say(&h, TD_XFER_TAKEN, 0, 9, 0, near, 0);
+        if (fault > 5) hand_say(&h, TD_XFER_LENT, 0, 9, 0, &lent[fault - 6], sizeof lent[0]);
         assert_true(is_closed(h.fd));
         assert_int_equal(stats(t.d).n_bad_frames, n_bad + 1);
         hand_close(&h);
@@ -2357,6 +2369,8 @@ static struct variant variants[] = {
     {TD_XFER_PATH_RDMA, SENDER_CHILD, ", device, 2 rails, unordered, pulled", 0, 0, ",devices=2,unordered=1,device_late=1", false, true, "device"},
     {TD_XFER_PATH_CUDA_IPC, BOTH_HERE, "", 0, 1, "", false, false, "slow"}, {TD_XFER_PATH_CUDA_IPC, SENDER_CHILD, ", no digests", 0, 0, "", false, false, "slow"},
     {TD_XFER_PATH_CUDA_IPC, RECEIVER_CHILD, "", 0, 4, "", false, false, "device"},
+    {TD_XFER_PATH_SHM_STAGED, BOTH_HERE, "", 0, 0, "", false, false, "slow"}, {TD_XFER_PATH_SHM_STAGED, SENDER_CHILD, "", 0, 1, "", false, false, "slow"},
+    {TD_XFER_PATH_SHM_STAGED, RECEIVER_CHILD, "", 0, 4, "", false, false, "device"},
 };
 
 /* Names like "kill_at_every_point(shm, sender in a child)". */
@@ -2413,7 +2427,7 @@ int main(int argc, char **argv)
         {"sealed_bytes_go_out_without_more", sealed_bytes_go_out_without_more, true, true, true, false, true},
         {"a_new_certificate_is_for_new_connections", a_new_certificate_is_for_new_connections, false, true, false, false, true},
     };
-    struct CMUnitTest tests[512];
+    struct CMUnitTest tests[768];
     size_t n = 0;
     for (size_t i = 0; i < sizeof suite / sizeof suite[0]; i++)
         for (size_t k = 0; k < sizeof variants / sizeof variants[0]; k++) {
@@ -2433,7 +2447,7 @@ int main(int argc, char **argv)
             if (is_short() && variants[k].where == SENDER_CHILD && !suite[i].needs_child) continue; /* in the long form only */
             if (UNDER_TSAN && variants[k].where != BOTH_HERE && !suite[i].needs_child) continue; /* no race more than both ends in one process have */
             if (suite[i].tcp_only && variants[k].path != TD_XFER_PATH_TCP) continue;
-            if (suite[i].shm_only && variants[k].path != TD_XFER_PATH_SHM) continue;
+            if (suite[i].shm_only && variants[k].path != TD_XFER_PATH_SHM && variants[k].path != TD_XFER_PATH_SHM_STAGED) continue;
             if (suite[i].receiver_child_only && variants[k].where != RECEIVER_CHILD) continue;
             TD_ASSERT(n + 16 < sizeof tests / sizeof tests[0]);
             tests[n++] = (struct CMUnitTest){.name = variant_name(suite[i].name, &variants[k]), .test_func = suite[i].function, .initial_state = &variants[k]};

@@ -24,6 +24,7 @@ struct range {
     uint8_t *first, *base;
     size_t mapped, bytes;
     uint32_t n_opened;           /* imported: how often */
+    bool is_registered;          /* page-locked: by cudaHostRegister */
     uint64_t peer_inode, peer_offset;
 };
 
@@ -302,19 +303,23 @@ cudaError_t td_emu_memory_close(void *memory)
     return error;
 }
 
-cudaError_t td_emu_pinned_add(void *memory, size_t bytes)
+cudaError_t td_emu_pinned_add(void *memory, size_t bytes, bool is_registered)
 {
+    cudaError_t error = cudaSuccess;
     pthread_mutex_lock(&lock);
-    struct range r = {.first = memory, .base = memory, .mapped = bytes, .bytes = bytes};
-    bool is_in = insert(&pinned, pinned.n, r);
+    struct range r = {.first = memory, .base = memory, .mapped = bytes, .bytes = bytes, .is_registered = is_registered};
+    for (size_t i = 0; i < pinned.n; i++)
+        if (touches(&pinned.of[i], memory, bytes)) error = cudaErrorInvalidValue;
+    if (!error && !insert(&pinned, pinned.n, r)) error = cudaErrorMemoryAllocation;
     pthread_mutex_unlock(&lock);
-    return is_in ? cudaSuccess : cudaErrorMemoryAllocation;
+    return error;
 }
 
-cudaError_t td_emu_pinned_remove(void *memory)
+cudaError_t td_emu_pinned_remove(void *memory, bool is_registered)
 {
     pthread_mutex_lock(&lock);
     const struct range *r = find(&pinned, memory);
+    if (r && r->is_registered != is_registered) r = NULL;
     if (r) erase(&pinned, (size_t)(r - pinned.of));
     pthread_mutex_unlock(&lock);
     return r ? cudaSuccess : cudaErrorInvalidValue;
@@ -331,7 +336,8 @@ bool td_emu_pinned_has(const void *memory, size_t bytes)
 
 __attribute__((destructor)) static void memory_unload(void)
 {
-    for (size_t i = 0; i < pinned.n; i++) free(pinned.of[i].base); /* a device that was lost takes nothing back */
+    for (size_t i = 0; i < pinned.n; i++)
+        if (!pinned.of[i].is_registered) free(pinned.of[i].base); /* a device that was lost takes nothing back */
     free(ours.of);
     free(theirs.of);
     free(pinned.of);

@@ -35,8 +35,8 @@ cudaError_t td_emu_memory_import(const cudaIpcMemHandle_t *handle, void **ret_me
 cudaError_t td_emu_memory_close(void *memory);
 
 /* Page-locked memory of the host. */
-cudaError_t td_emu_pinned_add(void *memory, size_t bytes);
-cudaError_t td_emu_pinned_remove(void *memory);
+cudaError_t td_emu_pinned_add(void *memory, size_t bytes, bool is_registered); /* registered: the caller's own pages; else malloc's */
+cudaError_t td_emu_pinned_remove(void *memory, bool is_registered);
 bool td_emu_pinned_has(const void *memory, size_t bytes);
 
 #ifdef __cplusplus

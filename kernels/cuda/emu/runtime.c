@@ -467,6 +467,7 @@ cudaError_t cudaDeviceGetAttribute(int *ret_value, enum cudaDeviceAttr attribute
     case cudaDevAttrComputeCapabilityMajor: value = cc / 10; break;
     case cudaDevAttrComputeCapabilityMinor: value = cc % 10; break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: value = SHARED_MAX; break;
+    case cudaDevAttrCanUseHostPointerForRegisteredMem: value = 1; break;
     case cudaDevAttrGPUDirectRDMASupported: value = 0; break;
     default: error = error ? error : cudaErrorInvalidValue;
     }
@@ -606,7 +607,7 @@ cudaError_t cudaHostAlloc(void **ret_memory, size_t bytes, unsigned flags)
     void *memory = NULL;
     if (!error && !lost && bytes) {
         if (posix_memalign(&memory, PAGE, bytes)) error = cudaErrorMemoryAllocation;
-        else error = td_emu_pinned_add(memory, bytes);
+        else error = td_emu_pinned_add(memory, bytes, false);
     }
     if (!error && !lost) *ret_memory = memory;
     return leave(error);
@@ -620,10 +621,28 @@ cudaError_t cudaFreeHost(void *memory)
     cudaError_t error = cudaSuccess;
     drain_all(false);
     if (memory) {
-        error = td_emu_pinned_remove(memory);
+        error = td_emu_pinned_remove(memory, false);
         if (!error) free(memory);
     }
     return leave(error);
+}
+
+cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags)
+{
+    (void)flags;
+    enter();
+    cudaError_t error = check_device(current_device);
+    if (!error) error = refuse_in_capture();
+    if (!error && (!memory || !bytes || td_emu_memory_where(memory, bytes) == TD_EMU_DEVICE)) error = cudaErrorInvalidValue;
+    if (!error && !lost) error = td_emu_pinned_add(memory, bytes, true);
+    return leave(error);
+}
+
+cudaError_t cudaHostUnregister(void *memory)
+{
+    enter();
+    drain_all(false);
+    return leave(td_emu_pinned_remove(memory, true));
 }
 
 cudaError_t cudaMemGetInfo(size_t *ret_free, size_t *ret_total)

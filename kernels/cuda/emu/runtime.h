@@ -85,6 +85,7 @@ enum cudaDeviceAttr {
     cudaDevAttrPciDomainId = 50,
     cudaDevAttrComputeCapabilityMajor = 75,
     cudaDevAttrComputeCapabilityMinor = 76,
+    cudaDevAttrCanUseHostPointerForRegisteredMem = 91,
     cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
     cudaDevAttrGPUDirectRDMASupported = 116,
 };
@@ -98,6 +99,8 @@ enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal = 0, cudaStreamCaptureM
 #define cudaHostAllocDefault 0u
 #define cudaHostAllocPortable 1u
 #define cudaHostAllocMapped 2u
+#define cudaHostRegisterPortable 1u
+#define cudaHostRegisterMapped 2u
 #define cudaIpcMemLazyEnablePeerAccess 1u
 #define CUDART_VERSION 13000
 
@@ -139,6 +142,8 @@ cudaError_t cudaFree(void *memory);
 cudaError_t cudaMallocHost(void **ret_memory, size_t bytes);
 cudaError_t cudaHostAlloc(void **ret_memory, size_t bytes, unsigned flags);
 cudaError_t cudaFreeHost(void *memory);
+cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags);
+cudaError_t cudaHostUnregister(void *memory);
 cudaError_t cudaMemGetInfo(size_t *ret_free, size_t *ret_total);
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind);
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream TD_EMU_DEFAULT(0));
