@@ -150,13 +150,21 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
 template <int D> __global__ void __launch_bounds__(WARPS_WIDE *LANES, 1) attn_wide(struct attn_params a, uint8_t *plan, struct attn_scratch scratch)
 {
     TD_SHARED_BYTES(uint8_t, shared);
+#if TD_WGMMA_IS_HERE
     attend<D, true>(shared, &a, plan, scratch);
+#else
+    __trap();
+#endif
 }
 
 template <int D> __global__ void __launch_bounds__(WARPS_THIN *LANES, 2) attn_thin(struct attn_params a, uint8_t *plan, struct attn_scratch scratch)
 {
     TD_SHARED_BYTES(uint8_t, shared);
+#if TD_WGMMA_IS_HERE
     attend<D, false>(shared, &a, plan, scratch);
+#else
+    __trap();
+#endif
 }
 
 /* ---- launchers */

@@ -32,6 +32,8 @@ __device__ static inline int32_t td_wgmma_place(int32_t row, int32_t chunk) { re
 
 #include <math.h>
 
+#define TD_WGMMA_IS_HERE 1
+
 /* One group of a lane: at most TD_EMU_WGMMAS instructions. */
 enum { TD_EMU_WGMMAS = 16 };
 struct td_emu_wgmma {
@@ -111,6 +113,8 @@ static inline void td_wgmma_hold(float *) {}
 
 #elif !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
+#define TD_WGMMA_IS_HERE 1
+
 /* Descriptor of a panel from byte `at` on: 128-byte swizzle, groups of 8 rows 1024 bytes apart. */
 __device__ __forceinline__ uint64_t td_wgmma_descriptor(const void *panel, int32_t at)
 {
@@ -161,7 +165,9 @@ __device__ __forceinline__ void td_wgmma_commit(void) { asm volatile("wgmma.comm
 #define td_wgmma_m64n64k16_rs(group, d, r, b) td_wgmma_rs_((d), (r), (b))
 #define td_wgmma_wait(group) asm volatile("wgmma.wait_group.sync.aligned 0;\n" ::: "memory")
 
-#else /* compiled for another card, where no launch picks a kernel with these */
+#else /* compiled for another card, where no launch picks a kernel with these: they leave their bodies out (TD_WGMMA_IS_HERE) */
+
+#define TD_WGMMA_IS_HERE 0
 
 __device__ __forceinline__ void td_wgmma_hold(float *) { __trap(); }
 __device__ __forceinline__ void td_wgmma_fence(void) { __trap(); }
