@@ -371,3 +371,21 @@ def test_long_an_address_changes(want):
             run("ip addr add 10.9.1.2/24 dev v1")
             run("ip addr del 10.9.1.52/32 dev v1")
             run("ip route replace 10.9.1.1/32 dev v1 table 102")
+
+
+def test_long_the_device_goes_and_comes(want):
+    """The decode worker's device is taken out of the machine, and later there is one again. Soft-RoCE lets none go that a process holds, and tells that process
+    nothing (docs/rdma.md), so the worker goes first. The prefill worker lives through it and dials the new one."""
+    with RdmaCluster(worker_args=["--no-prefix-cache"]) as c, stalls_explained(c):
+        send(c, want, 2)
+        c.workers["decode-0"].signal(signal.SIGKILL)
+        run("rdma link delete rxe1")
+        try:
+            without = c.start_worker("decode", wait=False)
+            assert without.process.wait(30 * SLOW) == 1
+            assert re.search(r"\brxe1\b", without.log()), without.log()[-2000:]
+        finally:
+            run("rdma link add rxe1 type rxe netdev v1")
+        c.start_worker("decode")
+        send(c, want, 2)
+        c.wait_idle()
