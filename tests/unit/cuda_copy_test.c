@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -135,6 +136,57 @@ static void copies_are_the_hosts(void **state)
     free(a);
     free(b);
     free(want);
+    free(got);
+}
+
+/* A mapping that processes share, page-locked where it lies: copies large and small go there and come from there, and who has mapped it elsewhere
+ * sees them. */
+static void pages_that_are_there_are_pinned(void **state)
+{
+    (void)state;
+    static struct td_device_run runs[MAX_RUNS];
+    uint8_t *a = malloc(POOL), *got = malloc(POOL);
+    uint64_t ticket;
+    int fd = memfd_create("cuda-copy", MFD_CLOEXEC);
+    assert_true(a && got && fd >= 0 && ftruncate(fd, (off_t)POOL) == 0);
+    uint8_t *here = mmap(NULL, POOL, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), *there = mmap(NULL, POOL, PROT_READ, MAP_SHARED, fd, 0);
+    assert_true(here != MAP_FAILED && there != MAP_FAILED);
+    open_device();
+    assert_int_equal(m->pin(m->ctx, NULL, POOL, &err), TD_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.msg, "cudaHostRegister"));
+    for (int round = 0; round < 2; round++) { /* again after unpin */
+        if (m->pin(m->ctx, here, POOL, &err)) fail_msg("%s", err.msg);
+        assert_int_equal(m->pin(m->ctx, here, POOL, &err), TD_ERR_UNSUPPORTED);
+        for (int i = 0; i < 2; i++) {
+            fill(a, POOL);
+            memset(here, 0xee, POOL);
+            uint8_t *from = device_bytes(a, POOL), *to = device_bytes(here, POOL);
+            size_t n = 0;
+            for (size_t at = 0, bytes = i ? 300 : 1 << 20; at < POOL && n < MAX_RUNS; at += bytes, n++) {
+                if (i && n + 1 == MAX_RUNS) bytes = POOL - at;
+                runs[n] = (struct td_device_run){.to = here + at, .from = from + at, .bytes = bytes < POOL - at ? bytes : POOL - at};
+            }
+            if (m->copy(m->ctx, TD_COPY_TO_HOST, runs, n, &ticket, &err)) fail_msg("%s", err.msg);
+            until_done(ticket);
+            assert_memory_equal(there, a, POOL);
+            for (size_t k = 0; k < n; k++) {
+                runs[k].from = runs[k].to;
+                runs[k].to = to + ((const uint8_t *)runs[k].from - here);
+            }
+            if (m->copy(m->ctx, TD_COPY_TO_DEVICE, runs, n, &ticket, &err)) fail_msg("%s", err.msg);
+            until_done(ticket);
+            if (dev->download(got, to, POOL, &err)) fail_msg("%s", err.msg);
+            assert_memory_equal(got, a, POOL);
+            dev->release(from);
+            dev->release(to);
+        }
+        m->unpin(m->ctx, here);
+    }
+    close_device();
+    munmap(here, POOL);
+    munmap(there, POOL);
+    close(fd);
+    free(a);
     free(got);
 }
 
@@ -294,6 +346,7 @@ int main(int argc, char **argv)
     program = argv[0];
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(copies_are_the_hosts),
+        cmocka_unit_test(pages_that_are_there_are_pinned),
         cmocka_unit_test(many_batches_are_under_way),
         cmocka_unit_test(another_process_reads_the_allocation),
         cmocka_unit_test(a_lost_device_says_so),
