@@ -854,7 +854,7 @@ static double per_gpu(const struct td_plan_row *rows, uint32_t n, const char *pr
 static void test_plan_flip(void **state)
 {
     (void)state;
-    if (getenv("TANDEM_TEST_SHORT")) skip(); /* four searches for a figure, and one build gives it: the search's own code is in test_plan_target too */
+    if (getenv("TANDEM_TEST_SHORT")) skip(); /* four searches for a figure: one build gives it, and test_plan_target has the search too */
     static const double slo[2][2] = {{400, 40}, {200, 100}};
     double one[2], two[2], colocated[2];
     for (int i = 0; i < 2; i++) {
