@@ -25,6 +25,9 @@ harness.SLOW = SLOW = 20  # slower still: on a busy host a step can take seconds
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/sys/class/infiniband/rxe1"), reason="no devices rxe0 and rxe1: scripts/rdma-vm has them")
 OK = grpc.StatusCode.OK
+# Silence of a worker that the router takes for its death; gRPC's keepalive does at half of it. No fault here is silent, and on a machine that has ten
+# other things to do a living worker has been too late with its answer to a ping.
+SILENCE_MS = 60000
 END = {"prefill": ("rxe0", "10.9.1.1"), "decode": ("rxe1", "10.9.1.2")}
 
 
@@ -67,7 +70,7 @@ class RdmaCluster(Cluster):
 
     def __init__(self, host=None, **rest):
         self.metrics, self.host = {}, host
-        super().__init__(**rest)
+        super().__init__(worker_timeout_ms=SILENCE_MS, **rest)
 
     def start_worker(self, role, wait=True, env=None, args=()):
         device, address = END[role]
