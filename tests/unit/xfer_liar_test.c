@@ -41,8 +41,8 @@ static void honest_open(struct node *n, int sender, bool windows)
 {
     struct node_command c = {.verb = NODE_OPEN,
                              .path = TD_XFER_PATH_RDMA,
-                             .max_slots = 16,
-                             .max_ops = 16,
+                             .max_slots = 4,
+                             .max_ops = 4,
                              .timeout_ms = TIMEOUT_MS,
                              .block_bytes = BLOCK_BYTES,
                              .n_blocks = N_BLOCKS,
