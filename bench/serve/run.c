@@ -138,7 +138,7 @@ static void drain(struct run *r, double deadline_s, struct td_progress *p)
         uint64_t now_ns = td_now_ns();
         double now_s = run_since_s(r, now_ns);
         if (!cancelled && (run_stopped(r) || now_s >= deadline_s)) {
-            td_rpc_loop_post(r->loop, run_cancel_live, r);
+            r->backend->post(r, run_cancel_live, r);
             cancelled = true;
             deadline_s = now_s;
         }
@@ -164,6 +164,8 @@ static td_status places_open(struct run *r, uint64_t max_active, struct td_err *
     return r->free_at_s ? TD_OK : run_no_memory(err);
 }
 
+static bool prepare(struct flight *f) { return !f->run->backend->prepare || f->run->backend->prepare(f); }
+
 static td_status warm_up(struct run *r, struct td_err *err)
 {
     const struct bench_run_config *c = r->config;
@@ -186,14 +188,15 @@ static td_status warm_up(struct run *r, struct td_err *err)
             break;
         }
         struct bench_rng rng = bench_rng_at(c->seed, WHAT_WARMUP, i); /* prompts of their own: the measured ones must not be in the cache */
-        for (int32_t k = 0; k < n; k++) f->ids.ids[k] = (int32_t)bench_rng_below(&rng, r->vocab);
+        for (int32_t k = 0; k < n; k++) f->ids[k] = (int32_t)bench_rng_below(&rng, r->vocab);
         double free_s;
-        f->m.objectives = NULL; /* warming up is not to be turned away */
-        if (!take_place(r, INFINITY, &free_s, p)) {
+        f->warming = true;
+        if (!prepare(f)) s = run_no_memory(err);
+        if (s || !take_place(r, INFINITY, &free_s, p)) {
             run_flight_free(f);
             break;
         }
-        td_rpc_loop_post(r->loop, run_flight_start, f);
+        r->backend->post(r, run_flight_start, f);
     }
     drain(r, run_since_s(r, td_now_ns()) + c->grace_s, p);
     if (p) td_progress_end(p);
@@ -201,7 +204,7 @@ static td_status warm_up(struct run *r, struct td_err *err)
     for (uint64_t i = 0; i < c->n_warmups; i++) {
         n_ok += warm[i].outcome == BENCH_COMPLETED;
         if (!s && n_ok == 0 && i + 1 == c->n_warmups && !run_stopped(r))
-            s = td_fail(err, TD_ERR_PEER, "router at %s: no warm-up request completed; the last: %s: %s", c->target, run_code_name(warm[i].code),
+            s = td_fail(err, TD_ERR_PEER, "%s: no warm-up request completed; the last: %s: %s", c->target, r->backend->code_name(warm[i].code),
                         warm[i].error ? warm[i].error : "");
     }
     for (uint64_t i = 0; i < c->n_warmups; i++) {
@@ -233,7 +236,7 @@ static bool send_one(struct run *r, struct flight *f, double deadline_s, struct 
         pthread_mutex_unlock(&r->mu);
         return false;
     }
-    td_rpc_loop_post(r->loop, run_flight_start, f);
+    r->backend->post(r, run_flight_start, f);
     return true;
 }
 
@@ -269,8 +272,9 @@ static td_status offer_load(struct run *r, struct td_err *err)
             s = run_no_memory(err);
             break;
         }
-        if (!it->text) bench_dataset_tokens(r->dataset, n_sent, f->ids.ids);
-        if (!send_one(r, f, deadline_s, p)) {
+        if (!it->text) bench_dataset_tokens(r->dataset, n_sent, f->ids);
+        if (!prepare(f)) s = run_no_memory(err);
+        if (s || !send_one(r, f, deadline_s, p)) {
             run_flight_free(f);
             break;
         }
@@ -300,7 +304,7 @@ static bool go_realtime(void)
 
 td_status bench_run(const struct bench_run_config *c, struct bench_result *ret_result, struct td_err *err)
 {
-    struct run r = {.config = c, .generate = {.path = c->method, .response = &tandem__v1__generate_response__descriptor}};
+    struct run r = {.config = c, .backend = c->openai ? &run_http : &run_grpc};
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
@@ -309,14 +313,14 @@ td_status bench_run(const struct bench_run_config *c, struct bench_result *ret_r
     pthread_condattr_destroy(&attr);
 
     td_status s = run_check(c, err);
-    if (!s) s = run_parse_extra(c->extra_body, &r.extra, err);
+    if (!s) s = r.backend->parse_extra(&r, err);
     int policy_before = 0;
     struct sched_param param_before = {0};
     pthread_getschedparam(pthread_self(), &policy_before, &param_before);
     if (!s && c->realtime) r.result.realtime = go_realtime();
-    if (!s) s = run_connect(&r, err);
+    if (!s) s = r.backend->connect(&r, err);
     if (r.result.realtime) pthread_setschedparam(pthread_self(), policy_before, &param_before); /* reading files and arithmetic can wait */
-    if (!s) s = run_discover(&r, err);
+    if (!s) s = r.backend->discover(&r, err);
     if (!s) s = run_open_dataset(&r, err);
     if (!s) run_describe_classes(&r);
     if (!s) s = run_plan(&r, err);
@@ -333,8 +337,7 @@ td_status bench_run(const struct bench_run_config *c, struct bench_result *ret_r
     }
     bench_dataset_close(r.dataset);
     free(r.free_at_s);
-    if (r.channel) td_rpc_channel_destroy(r.channel);
-    if (r.loop) td_rpc_loop_destroy(r.loop);
+    r.backend->close(&r);
     pthread_cond_destroy(&r.cond);
     pthread_mutex_destroy(&r.mu);
     return s;

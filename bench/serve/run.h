@@ -16,9 +16,11 @@
 #include "bench/serve/slo.h"
 
 struct bench_run_config {
-    const char *target;                 /* host:port */
-    const char *tls_ca, *tls_cert, *tls_key; /* "" = none; a CA turns TLS on */
-    const char *method;                 /* path of the gRPC method */
+    bool openai;                        /* an HTTP server with the OpenAI completions API; else the router's gRPC */
+    const char *target;                 /* host:port; openai: http[s]://host:port[/path] */
+    const char *tls_ca, *tls_cert, *tls_key; /* "" = none; a CA turns TLS on (openai: https does) */
+    const char *method;                 /* path of the gRPC method; openai: of the URL */
+    uint32_t vocab;                     /* openai: token ids are drawn below it; 0 = what the server says, if it does */
     const char *model;                  /* "" = the served one */
     struct bench_dataset_config dataset; /* vocab, seed and count_tokens are filled by the run; n_requests 0: from rate and duration, or 1000 */
     struct bench_arrivals_config arrivals; /* seed is filled by the run */

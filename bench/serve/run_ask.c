@@ -5,13 +5,15 @@
 #include <string.h>
 
 #include "bench/serve/run_flight.h"
+#include "tandem/v1/inference.pb-c.h"
 
 #define CONNECT_MS 10000
 #define KEEPALIVE_MS 10000            /* an overloaded server is measured, not given up */
 
-td_status run_connect(struct run *r, struct td_err *err)
+td_status run_grpc_connect(struct run *r, struct td_err *err)
 {
     const struct bench_run_config *c = r->config;
+    r->generate = (struct td_rpc_client_method){.path = c->method, .response = &tandem__v1__generate_response__descriptor};
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before); /* the loop's threads: signals are the caller's */
@@ -59,7 +61,7 @@ static void asked_done(struct td_rpc_call *call, const struct td_rpc_result *res
     pthread_mutex_unlock(&a->mu);
 }
 
-const char *run_code_name(int code)
+const char *run_grpc_code_name(int code)
 {
     static const char *const names[] = {"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
                                         "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
@@ -85,7 +87,7 @@ static td_status ask(struct run *r, const char *path, const ProtobufCMessageDesc
     pthread_mutex_unlock(&a.mu);
     free(asked);
     if (a.code == GRPC_STATUS_OK) return TD_OK;
-    return td_fail(err, TD_ERR_PEER, "router at %s: %s: %s", r->config->target, run_code_name(a.code), a.details);
+    return td_fail(err, TD_ERR_PEER, "router at %s: %s: %s", r->config->target, run_grpc_code_name(a.code), a.details);
 }
 
 /* --- what is there to be measured ----------------------------------------------------------------------------------------------------- */
@@ -116,7 +118,7 @@ static void on_status(const ProtobufCMessage *msg, void *ctx)
     }
 }
 
-td_status run_discover(struct run *r, struct td_err *err)
+td_status run_grpc_discover(struct run *r, struct td_err *err)
 {
     Tandem__V1__ModelsRequest models = TANDEM__V1__MODELS_REQUEST__INIT;
     Tandem__V1__StatusRequest status = TANDEM__V1__STATUS_REQUEST__INIT;
@@ -134,7 +136,7 @@ static void on_tokenize(const ProtobufCMessage *msg, void *ctx)
     *(int32_t *)ctx = (int32_t)((const Tandem__V1__TokenizeResponse *)msg)->n_ids;
 }
 
-td_status run_count_tokens(void *ctx, const char *const *texts, size_t n, int32_t *counts, struct td_err *err)
+td_status run_grpc_count_tokens(void *ctx, const char *const *texts, size_t n, int32_t *counts, struct td_err *err)
 {
     Tandem__V1__TokenizeRequest *requests = calloc(n, sizeof *requests);
     const ProtobufCMessage **messages = calloc(n, sizeof *messages);

@@ -6,7 +6,6 @@
 #include <time.h>
 
 #include "bench/serve/run_flight.h"
-#include "common/base/json.h"
 
 #define DEFAULT_PROMPTS 1000          /* vLLM's */
 #define CLOSED_PROMPTS 100000         /* a closed loop that ends by time: more than it will send */
@@ -14,32 +13,6 @@
 #ifndef TD_VERSION
 #define TD_VERSION "0.0.0"
 #endif
-
-td_status run_parse_extra(const json_t *body, struct extra *x, struct td_err *err)
-{
-    static const char *const known[] = {"top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "priority"};
-    const char *what = "--extra-body", *key;
-    json_t *value;
-    if (!body) return TD_OK;
-    if (!json_is_object(body)) return td_fail(err, TD_ERR_INVALID, "--extra-body must be a JSON object");
-    json_object_foreach((json_t *)(uintptr_t)body, key, value) {
-        bool is_known = false;
-        for (size_t i = 0; i < sizeof known / sizeof *known; i++) is_known |= !strcmp(known[i], key);
-        if (!is_known)
-            return td_fail(
-                err, TD_ERR_INVALID,
-                "--extra-body: '%.60s' is unknown; known are top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, priority",
-                key);
-    }
-    td_status s = td_json_i64(body, what, "top_k", 0, INT32_MAX, &x->top_k, &x->has_top_k, err);
-    if (!s) s = td_json_f64(body, what, "min_p", 0, 1, &x->min_p, &x->has_min_p, err);
-    if (!s) s = td_json_f64(body, what, "repetition_penalty", 0.01, 100, &x->repetition_penalty, &x->has_repetition_penalty, err);
-    if (!s) s = td_json_f64(body, what, "presence_penalty", -2, 2, &x->presence_penalty, NULL, err);
-    if (!s) s = td_json_f64(body, what, "frequency_penalty", -2, 2, &x->frequency_penalty, NULL, err);
-    if (!s) s = td_json_i64(body, what, "seed", 0, INT64_MAX, &x->seed, &x->has_seed, err);
-    if (!s) s = td_json_i64(body, what, "priority", -100, 100, &x->priority, &x->has_priority, err);
-    return s;
-}
 
 td_status run_check(const struct bench_run_config *c, struct td_err *err)
 {
@@ -79,7 +52,7 @@ td_status run_open_dataset(struct run *r, struct td_err *err)
     }
     d.seed = c->seed;
     d.vocab = r->vocab;
-    d.count_tokens = run_count_tokens;
+    d.count_tokens = r->backend->count_tokens;
     d.count_ctx = r;
     td_status s = bench_dataset_open(&d, &r->dataset, err);
     for (size_t i = 0; !s && i < bench_dataset_size(r->dataset); i++) {
@@ -146,7 +119,7 @@ void run_describe(struct run *r)
     struct tm tm;
     localtime_r(&now, &tm);
     strftime(res->date, sizeof res->date, "%Y%m%d-%H%M%S", &tm);
-    snprintf(res->backend, sizeof res->backend, "grpc");
+    snprintf(res->backend, sizeof res->backend, "%s", r->backend->name);
     snprintf(res->label, sizeof res->label, "%s", c->label);
     snprintf(res->model_id, sizeof res->model_id, "%s", r->model);
     snprintf(res->target, sizeof res->target, "%s", c->target);
