@@ -86,7 +86,7 @@ static void print_slo(const struct bench_result *r, FILE *out)
     line_f(out, "Steady offered rate (req/s):", r->offered_rate);
     line_f(out, "Steady goodput (req/s):", r->steady_goodput);
     if (r->saturated) fprintf(out, "%-40s %s\n", "Saturated:", "yes, queues grew to the end of the window");
-    fprintf(out, "%-40s %-10.3f (%u %s)\n", "Goodput per GPU (req/s):", r->per_gpu_goodput, r->gpus, r->gpus_given ? "GPUs" : "workers");
+    if (r->gpus) fprintf(out, "%-40s %-10.3f (%u %s)\n", "Goodput per GPU (req/s):", r->per_gpu_goodput, r->gpus, r->gpus_given ? "GPUs" : "workers");
     if (r->n_classes == 1) {
         const struct bench_slo *s = &r->classes[0].of.slo;
         print_objective(out, "TTFT", s->ttft_ms, &r->ttft);
@@ -112,7 +112,7 @@ void bench_result_print(const struct bench_result *r, const char *metrics, FILE 
     line_u(out, "Successful requests:", r->n_outcome[BENCH_COMPLETED]);
     line_u(out, "Failed requests:", r->n_offered - r->n_outcome[BENCH_COMPLETED]);
     if (r->n_offered != r->n_outcome[BENCH_COMPLETED]) {
-        line_u(out, "  rejected (RESOURCE_EXHAUSTED):", r->n_outcome[BENCH_REJECTED]);
+        line_u(out, r->plain_server ? "  rejected (HTTP 429, 503):" : "  rejected (RESOURCE_EXHAUSTED):", r->n_outcome[BENCH_REJECTED]);
         line_u(out, "  deadline exceeded:", r->n_outcome[BENCH_TIMED_OUT]);
         line_u(out, "  other errors:", r->n_outcome[BENCH_FAILED]);
         line_u(out, "  unfinished at the end of the grace:", r->n_outcome[BENCH_UNFINISHED]);
@@ -120,14 +120,14 @@ void bench_result_print(const struct bench_result *r, const char *metrics, FILE 
     if (r->max_concurrency) line_u(out, "Maximum request concurrency:", r->max_concurrency);
     if (isfinite(r->request_rate)) line_f(out, "Request rate configured (RPS):", r->request_rate);
     line_f(out, "Benchmark duration (s):", r->duration_s);
-    line_u(out, "Total input tokens:", r->total_input_tokens);
+    if (!r->input_unknown) line_u(out, "Total input tokens:", r->total_input_tokens);
     line_u(out, "Total generated tokens:", r->total_output_tokens);
     line_f(out, "Request throughput (req/s):", r->request_throughput);
     if (slo) line_f(out, "Request goodput (req/s):", r->request_goodput);
     line_f(out, "Output token throughput (tok/s):", r->output_throughput);
     line_f(out, "Peak output token throughput (tok/s):", r->max_output_tokens_per_s);
     line_u(out, "Peak concurrent requests:", r->max_concurrent_requests);
-    line_f(out, "Total token throughput (tok/s):", r->total_token_throughput);
+    if (!r->input_unknown) line_f(out, "Total token throughput (tok/s):", r->total_token_throughput);
     for (int m = 0; m < BENCH_N_METRICS; m++)
         if (wanted(metrics, bench_metric_names[m])) print_metric(r, (enum bench_metric_id)m, out);
     if (slo) print_slo(r, out);
@@ -153,6 +153,8 @@ static json_t *rate_json(double v) { return isinf(v) ? json_string("inf") : real
 static void put(json_t *o, const char *key, json_t *v) { json_object_set_new(o, key, v ? v : json_null()); }
 static void put_u(json_t *o, const char *key, uint64_t v) { put(o, key, json_integer((json_int_t)v)); }
 static void put_f(json_t *o, const char *key, double v) { put(o, key, real(v)); }
+/* known: else null, which is not 0. */
+static void put_known(json_t *o, const char *key, bool known, uint64_t v) { put(o, key, known ? json_integer((json_int_t)v) : NULL); }
 static void put_s(json_t *o, const char *key, const char *v) { put(o, key, v[0] ? json_string(v) : json_null()); }
 
 static json_t *interval_json(struct bench_interval i)
@@ -211,6 +213,7 @@ static json_t *definitions(const struct bench_result *r)
     put_s(o, "wasted_prefill_tokens", "input tokens of requests that got a first token and did not complete");
     put_s(o, "deflected", "requests prefilled on their decode worker though the cluster is not colocated");
     put_s(o, "jain_index", "(sum x)^2 / (n sum x^2) over the tenants' attainment");
+    if (r->plain_server) put_s(o, "rejected", "429: HTTP status 429 or 503; error: other statuses, broken streams, no connection");
     put_s(o, "failed", "all offered requests that did not complete, the rejected included");
     return o;
 }
@@ -302,8 +305,8 @@ static json_t *pd_json(const struct bench_result *r)
     put_f(o, "request_goodput", r->steady_goodput);
     put_f(o, "per_gpu_goodput", r->per_gpu_goodput);
     put(o, "saturated", r->has_trend ? json_boolean(r->saturated) : NULL);
-    put_u(o, "gpus", r->gpus);
-    put_s(o, "gpus_from", r->gpus_given ? "option" : "workers");
+    put_known(o, "gpus", !r->plain_server || r->gpus, r->gpus);
+    put_s(o, "gpus_from", r->gpus_given ? "option" : r->plain_server ? "" : "workers");
     put_f(o, "warmup", r->warmup);
     put_f(o, "cooldown", r->cooldown);
     put_f(o, "grace_s", r->grace_s);
@@ -318,11 +321,11 @@ static json_t *pd_json(const struct bench_result *r)
     put_u(pd, "one_token", r->n_one_token);
     put_u(pd, "no_token", r->n_no_token);
     put_f(pd, "token_deadlines", r->token_deadline_share);
-    put_u(pd, "deflected", r->n_deflected);
-    put_u(pd, "wasted_prefill_tokens", r->wasted_prefill_tokens);
-    put_u(pd, "cached_tokens", r->total_cached_tokens);
-    put_u(pd, "failovers", r->n_failovers);
-    put_u(pd, "preemptions", r->n_preemptions);
+    put_known(pd, "deflected", !r->plain_server, r->n_deflected);
+    put_known(pd, "wasted_prefill_tokens", !r->plain_server, r->wasted_prefill_tokens);
+    put_known(pd, "cached_tokens", !r->plain_server || r->has_cached, r->total_cached_tokens);
+    put_known(pd, "failovers", !r->plain_server, r->n_failovers);
+    put_known(pd, "preemptions", !r->plain_server, r->n_preemptions);
     put(pd, "sched_lag_ms", o = json_object());
     put_f(o, "p50", r->sched_lag_p50_ms);
     put_f(o, "p99", r->sched_lag_p99_ms);
@@ -358,9 +361,9 @@ static json_t *pd_json(const struct bench_result *r)
     put(pd, "topology", o = json_object());
     put_s(o, "mode", r->topology_mode);
     put_s(o, "policy", r->policy);
-    put_u(o, "prefill", r->n_prefill);
-    put_u(o, "decode", r->n_decode);
-    put_u(o, "gpus", r->gpus);
+    put_known(o, "prefill", !r->plain_server, r->n_prefill);
+    put_known(o, "decode", !r->plain_server, r->n_decode);
+    put_known(o, "gpus", !r->plain_server || r->gpus, r->gpus);
     put(pd, "build", o = json_object());
     put_s(o, "bench", r->build);
     put_s(o, "server", r->server_build);
@@ -375,7 +378,7 @@ static void put_detailed(json_t *o, const struct bench_result *r)
     for (size_t i = 0; i < r->n_requests; i++) {
         const struct bench_request *q = &r->requests[i];
         if (q->outcome == BENCH_UNSENT) continue;
-        json_array_append_new(input, json_integer(q->input_len));
+        json_array_append_new(input, q->input_unknown ? json_null() : json_integer(q->input_len));
         json_array_append_new(output, json_integer(q->output_len));
         json_array_append_new(ttfts, real(q->first_s - q->sent_s));
         json_array_append_new(latencies, real(q->last_s - q->sent_s));
@@ -412,12 +415,12 @@ json_t *bench_result_to_json(const struct bench_result *r, const char *metrics, 
     put_f(o, "duration", r->duration_s);
     put_u(o, "completed", r->n_outcome[BENCH_COMPLETED]);
     put_u(o, "failed", r->n_offered - r->n_outcome[BENCH_COMPLETED]);
-    put_u(o, "total_input_tokens", r->total_input_tokens);
+    put_known(o, "total_input_tokens", !r->input_unknown, r->total_input_tokens);
     put_u(o, "total_output_tokens", r->total_output_tokens);
     put_f(o, "request_throughput", r->request_throughput);
     put(o, "request_goodput", any_slo(r) ? real(r->request_goodput) : NULL);
     put_f(o, "output_throughput", r->output_throughput);
-    put_f(o, "total_token_throughput", r->total_token_throughput);
+    put_f(o, "total_token_throughput", r->input_unknown ? NAN : r->total_token_throughput);
     put_f(o, "max_output_tokens_per_s", r->max_output_tokens_per_s);
     put_u(o, "max_concurrent_requests", r->max_concurrent_requests);
     for (int m = 0; m < BENCH_N_METRICS; m++)
@@ -492,8 +495,8 @@ static json_t *request_json(const struct bench_result *r, size_t index)
     put(meta, "predicted", k = json_object());
     put_f(k, "ttft", q->predicted_ttft_us ? (double)q->predicted_ttft_us / 1e3 : NAN);
     put_f(k, "tpot", q->predicted_tpot_us ? (double)q->predicted_tpot_us / 1e3 : NAN);
-    put_u(meta, "cached_tokens", (uint64_t)q->cached_tokens);
-    put_u(meta, "failovers", q->failovers);
+    put_known(meta, "cached_tokens", !r->plain_server || q->has_cached, (uint64_t)q->cached_tokens);
+    put_known(meta, "failovers", !r->plain_server, q->failovers);
     put(meta, "stages_ns", k = json_object());
     for (int s = 0; q->has_ledger && s < BENCH_N_STAGES; s++) put_u(k, bench_stage_names[s], q->stages_us[s] * 1000);
     put(o, "metadata", meta);
@@ -506,14 +509,14 @@ static json_t *request_json(const struct bench_result *r, size_t index)
         for (uint32_t g = 0; g + 1 < q->n_messages; g++) json_array_append_new(gaps, json_real(q->gaps_s[g] * 1e3));
         put(metrics, "inter_chunk_latency", unit(gaps, "ms"));
     }
-    put(metrics, "input_sequence_length", unit(json_integer(q->input_len), "tokens"));
+    put(metrics, "input_sequence_length", unit(q->input_unknown ? json_null() : json_integer(q->input_len), "tokens"));
     put(metrics, "output_sequence_length", unit(json_integer(q->output_len), "tokens"));
     put(metrics, "client_queue_time", unit(real((q->sent_s - q->scheduled_s) * 1e3), "ms"));
     put(o, "metrics", metrics);
     k = NULL;
     if (q->outcome != BENCH_COMPLETED) {
         k = json_object();
-        put_u(k, "code", (uint64_t)q->code);
+        put_known(k, "code", !r->plain_server || q->code, (uint64_t)q->code);
         put_s(k, "type", bench_outcome_names[q->outcome]);
         put_s(k, "message", q->error ? q->error : "");
         if (q->retry_delay_ms >= 0) put_u(k, "retry_delay_ms", (uint64_t)q->retry_delay_ms);

@@ -30,7 +30,7 @@ extern const char *const bench_stage_names[BENCH_N_STAGES]; /* "router_queue", .
 enum bench_outcome {
     BENCH_UNSENT,       /* the run was interrupted before it: not offered */
     BENCH_COMPLETED,
-    BENCH_REJECTED,     /* RESOURCE_EXHAUSTED */
+    BENCH_REJECTED,     /* RESOURCE_EXHAUSTED; HTTP 429, 503 */
     BENCH_TIMED_OUT,    /* DEADLINE_EXCEEDED */
     BENCH_FAILED,       /* every other status */
     BENCH_UNFINISHED,   /* still running when the grace period ended; cancelled */
@@ -45,13 +45,14 @@ struct bench_verdict { /* each true when there is no such objective */
 struct bench_request { /* times in seconds after the start of the run; NAN = did not happen */
     uint32_t class_index, tenant;
     enum bench_outcome outcome;
-    int code;                           /* gRPC status */
+    int code;                           /* gRPC status; of a plain server HTTP's, 0 = no answer */
     char *error;                        /* its details; NULL = none. Owned */
     int64_t retry_delay_ms;             /* what a rejection advises; -1 = nothing */
     double scheduled_s;                 /* when it was to be sent; closed loop: when its turn came */
     double ready_s;                     /* scheduled, or later when --max-concurrency held it back */
     double sent_s, first_s, last_s, end_s; /* first, last: token; end: status */
     int32_t input_len, output_len, cached_tokens, want_len; /* want_len: output tokens asked for */
+    bool input_unknown, has_cached;     /* of a plain server: a text whose tokens it did not tell; it told cached_tokens */
     uint32_t n_messages;                /* with tokens */
     double *gaps_s;                     /* n_messages - 1 of them. Owned */
     bool has_ledger;
@@ -88,6 +89,7 @@ struct bench_result {
     double ramp_start, ramp_end;        /* 0 = no ramp */
     char ramp[16];
     bool rescaled, closed_loop, slo_sent, gpus_given;
+    bool plain_server;                  /* OpenAI's API: no ledger, no topology. What only a router tells is null in the files, not 0 */
     double time_scale, length_scale;
     uint64_t block_tokens;
     double warmup, cooldown, grace_s;
@@ -112,6 +114,7 @@ struct bench_result {
     char invalid_reason[256];
     uint64_t n_offered, n_outcome[BENCH_N_OUTCOMES];
     uint64_t total_input_tokens, total_output_tokens, total_cached_tokens;
+    bool input_unknown, has_cached;     /* plain_server: of any completed request */
     double duration_s, request_throughput, request_goodput, output_throughput, total_token_throughput;
     double max_output_tokens_per_s;
     uint64_t max_concurrent_requests;

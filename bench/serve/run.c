@@ -201,11 +201,12 @@ static td_status warm_up(struct run *r, struct td_err *err)
     drain(r, run_since_s(r, td_now_ns()) + c->grace_s, p);
     if (p) td_progress_end(p);
     uint64_t n_ok = 0;
+    char name[24];
     for (uint64_t i = 0; i < c->n_warmups; i++) {
         n_ok += warm[i].outcome == BENCH_COMPLETED;
         if (!s && n_ok == 0 && i + 1 == c->n_warmups && !run_stopped(r))
-            s = td_fail(err, TD_ERR_PEER, "%s: no warm-up request completed; the last: %s: %s", c->target, r->backend->code_name(warm[i].code),
-                        warm[i].error ? warm[i].error : "");
+            s = td_fail(err, TD_ERR_PEER, "%s: no warm-up request completed; the last: %s: %s", c->target,
+                        r->backend->code_name(warm[i].code, name), warm[i].error ? warm[i].error : "");
     }
     for (uint64_t i = 0; i < c->n_warmups; i++) {
         free(warm[i].error);
@@ -313,7 +314,7 @@ td_status bench_run(const struct bench_run_config *c, struct bench_result *ret_r
     pthread_condattr_destroy(&attr);
 
     td_status s = run_check(c, err);
-    if (!s) s = r.backend->parse_extra(&r, err);
+    if (!s) s = r.backend->check(&r, err);
     int policy_before = 0;
     struct sched_param param_before = {0};
     pthread_getschedparam(pthread_self(), &policy_before, &param_before);

@@ -2,7 +2,7 @@
  *
  * Open loop: the schedule is computed first and kept, however far the server falls behind; --max-concurrency holds requests back at the client
  * and their objectives' clock goes on. With an infinite rate and a concurrency the loop is closed: a request's time comes when a place is free.
- * One thread of the caller paces, one loop thread (common/rpc) sends and receives; hundreds of streams at once. */
+ * One thread of the caller paces, one loop thread (of common/rpc, or run_http.c's) sends and receives; hundreds of streams at once. */
 #ifndef BENCH_SERVE_RUN_H
 #define BENCH_SERVE_RUN_H
 

@@ -61,8 +61,9 @@ static void asked_done(struct td_rpc_call *call, const struct td_rpc_result *res
     pthread_mutex_unlock(&a->mu);
 }
 
-const char *run_grpc_code_name(int code)
+const char *run_grpc_code_name(int code, char buf[24])
 {
+    (void)buf;
     static const char *const names[] = {"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
                                         "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
                                         "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"};
@@ -87,7 +88,7 @@ static td_status ask(struct run *r, const char *path, const ProtobufCMessageDesc
     pthread_mutex_unlock(&a.mu);
     free(asked);
     if (a.code == GRPC_STATUS_OK) return TD_OK;
-    return td_fail(err, TD_ERR_PEER, "router at %s: %s: %s", r->config->target, run_grpc_code_name(a.code), a.details);
+    return td_fail(err, TD_ERR_PEER, "router at %s: %s: %s", r->config->target, run_grpc_code_name(a.code, NULL), a.details);
 }
 
 /* --- what is there to be measured ----------------------------------------------------------------------------------------------------- */

@@ -31,16 +31,16 @@ struct flight;
 /* How requests travel. Everything else of a run does not know. */
 struct run_backend {
     const char *name;            /* as in the result file */
-    td_status (*parse_extra)(struct run *r, struct td_err *err);              /* --extra-body */
+    td_status (*check)(struct run *r, struct td_err *err);                    /* what it cannot do, and --extra-body */
     td_status (*connect)(struct run *r, struct td_err *err);                  /* its loop thread takes over the caller's scheduling */
     td_status (*discover)(struct run *r, struct td_err *err);                 /* model, vocabulary, workers. TD_ERR_PEER: nobody there */
     td_status (*count_tokens)(void *run, const char *const *texts, size_t n, int32_t *counts, struct td_err *err);
     bool (*prepare)(struct flight *f);   /* pacer, before its time: what of sending takes long. May be NULL; false = no memory */
     void (*post)(struct run *r, void (*fn)(void *arg), void *arg);            /* runs fn on the loop thread, in order */
-    void (*send)(struct flight *f);      /* loop thread; run_flight_end follows, not from within */
+    void (*send)(struct flight *f);      /* loop thread; run_flight_end follows, perhaps from within */
     void (*cancel)(struct flight *f);    /* loop thread, once; run_flight_end follows, perhaps from within */
     void (*forget)(struct flight *f);    /* what prepare and send made. May be NULL */
-    const char *(*code_name)(int code);
+    const char *(*code_name)(int code, char buf[24]);                         /* buf may be used */
     void (*close)(struct run *r);        /* also a run that was not connected */
 };
 extern const struct run_backend run_grpc, run_http;
@@ -112,6 +112,6 @@ void run_flight_end(struct flight *f, enum bench_outcome outcome, int code, cons
 td_status run_grpc_connect(struct run *r, struct td_err *err);
 td_status run_grpc_discover(struct run *r, struct td_err *err);
 td_status run_grpc_count_tokens(void *run, const char *const *texts, size_t n, int32_t *counts, struct td_err *err);
-const char *run_grpc_code_name(int code);
+const char *run_grpc_code_name(int code, char buf[24]);
 
 #endif

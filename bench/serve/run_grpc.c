@@ -9,7 +9,7 @@
 #include "common/base/json.h"
 #include "tandem/v1/inference.pb-c.h"
 
-static td_status parse_extra(struct run *r, struct td_err *err)
+static td_status check(struct run *r, struct td_err *err)
 {
     const json_t *body = r->config->extra_body;
     struct extra *x = &r->extra;
@@ -174,7 +174,7 @@ static void close_channel(struct run *r)
 
 const struct run_backend run_grpc = {
     .name = "grpc",
-    .parse_extra = parse_extra,
+    .check = check,
     .connect = run_grpc_connect,
     .discover = run_grpc_discover,
     .count_tokens = run_grpc_count_tokens,

@@ -146,6 +146,7 @@ void run_describe(struct run *r)
     res->grace_s = c->grace_s;
     res->slo = c->slo;
     res->slo_sent = c->send_slo;
+    res->plain_server = c->openai;
     snprintf(res->slo_preset, sizeof res->slo_preset, "%s", c->slo_preset);
     res->target_attainment = c->target_attainment;
     res->n_tenants = c->n_tenants;

@@ -44,8 +44,8 @@ static void print_errors(const struct bench_result *r)
         size_t most = 0;
         for (size_t k = 0; k < n_kinds; k++)
             if (kinds[k].n > kinds[most].n) most = k;
-        fprintf(stderr, "%llu x %s: gRPC status %d: %s\n", (unsigned long long)kinds[most].n, bench_outcome_names[kinds[most].q->outcome],
-                kinds[most].q->code, kinds[most].q->error);
+        fprintf(stderr, "%llu x %s: %s status %d: %s\n", (unsigned long long)kinds[most].n, bench_outcome_names[kinds[most].q->outcome],
+                r->plain_server ? "HTTP" : "gRPC", kinds[most].q->code, kinds[most].q->error);
         kinds[most].n = 0;
     }
 }

@@ -191,23 +191,59 @@ static td_status arrivals(const struct bench_serve_options *o, bool trace, struc
     return TD_OK;
 }
 
+static bool starts(const char *text, const char *with) { return !strncmp(text, with, strlen(with)); }
+
+static td_status openai_server(const struct bench_serve_options *o, struct bench_run_config *c, struct td_err *err)
+{
+    static const char chat[] = "/chat/completions";
+    size_t n = strlen(o->endpoint);
+    bool http = starts(o->server, "http://"), https = starts(o->server, "https://");
+    if (strstr(o->server, "://") && !http && !https)
+        return td_fail(err, TD_ERR_INVALID, "--base-url is %.80s: with --backend openai it must be http:// or https://", o->server);
+    if (!o->server[0] || !o->server[http ? 7 : https ? 8 : 0])
+        return td_fail(err, TD_ERR_INVALID, "--base-url is '%s', must be http://HOST:PORT", o->server);
+    if (!https && (o->tls_ca[0] || o->tls_cert[0] || o->tls_key[0]))
+        return td_fail(err, TD_ERR_INVALID, "--%s is set, but --base-url is %.80s: TLS needs https://",
+                       o->tls_ca[0] ? "tls-ca" : o->tls_cert[0] ? "tls-cert" : "tls-key", o->server);
+    if (o->endpoint[0] && o->endpoint[0] != '/') return td_fail(err, TD_ERR_INVALID, "--endpoint is '%.80s', must be a path", o->endpoint);
+    if (n >= sizeof chat - 1 && !strcmp(o->endpoint + n - (sizeof chat - 1), chat))
+        return td_fail(err, TD_ERR_INVALID, "--endpoint is %.80s: chats are not measured, only completions", o->endpoint);
+    c->openai = true;
+    c->target = o->server;
+    c->method = o->endpoint[0] ? o->endpoint : "/v1/completions";
+    c->vocab = (uint32_t)o->vocab_size;
+    return TD_OK;
+}
+
+static td_status grpc_server(const struct bench_serve_options *o, struct bench_run_config *c, struct td_err *err)
+{
+    static const char *const schemes[] = {"http://", "https://", "grpc://"};
+    c->target = o->server;
+    if (starts(o->server, "https://") && !o->tls_ca[0]) return td_fail(err, TD_ERR_INVALID, "--base-url is %s: TLS needs --tls-ca", o->server);
+    for (size_t i = 0; i < 3; i++)
+        if (starts(c->target, schemes[i])) c->target += strlen(schemes[i]);
+    if (!c->target[0]) return td_fail(err, TD_ERR_INVALID, "--base-url is '%s', must be HOST:PORT", o->server);
+    if (o->endpoint[0] && o->endpoint[0] != '/')
+        return td_fail(err, TD_ERR_INVALID, "--endpoint is '%.80s', must be the path of a gRPC method", o->endpoint);
+    if (o->endpoint[0]) c->method = o->endpoint;
+    if (o->vocab_size) return td_fail(err, TD_ERR_INVALID, "--vocab-size is for --backend openai: the router tells its model's");
+    return TD_OK;
+}
+
+static td_status server(const struct bench_serve_options *o, struct bench_run_config *c, struct td_err *err)
+{
+    return !strcmp(o->backend, "openai") ? openai_server(o, c, err) : grpc_server(o, c, err);
+}
+
 td_status bench_serve_config(const struct bench_serve_options *o, struct bench_run_config *ret_config, struct td_err *err)
 {
     struct bench_run_config c;
     bench_run_config_init(&c);
-    if (strcmp(o->backend, "grpc") != 0)
-        return td_fail(err, TD_ERR_INVALID, "--backend is %s: only grpc is supported, the router's API; HTTP is not", o->backend);
-    c.target = o->server;
-    if (!strncmp(c.target, "https://", 8) && !o->tls_ca[0]) return td_fail(err, TD_ERR_INVALID, "--base-url is %s: TLS needs --tls-ca", o->server);
-    static const char *const schemes[] = {"http://", "https://", "grpc://"};
-    for (size_t i = 0; i < 3; i++)
-        if (!strncmp(c.target, schemes[i], strlen(schemes[i]))) c.target += strlen(schemes[i]);
-    if (!c.target[0]) return td_fail(err, TD_ERR_INVALID, "--base-url is '%s', must be HOST:PORT", o->server);
-    if (o->endpoint[0] != '/') return td_fail(err, TD_ERR_INVALID, "--endpoint is '%.80s', must be the path of a gRPC method", o->endpoint);
+    td_status s = server(o, &c, err);
+    if (s) return s;
     c.tls_ca = o->tls_ca;
     c.tls_cert = o->tls_cert;
     c.tls_key = o->tls_key;
-    c.method = o->endpoint;
     c.model = o->model;
     c.label = o->label;
     c.metadata = o->metadata;
@@ -219,7 +255,7 @@ td_status bench_serve_config(const struct bench_serve_options *o, struct bench_r
     c.cooldown = o->cooldown;
     c.n_warmups = o->num_warmups;
     c.n_tenants = (uint32_t)o->tenants;
-    c.send_slo = o->send_slo;
+    c.send_slo = o->send_slo && !c.openai; /* that API has no place for them */
     c.ignore_eos = o->ignore_eos;
     c.temperature = o->temperature;
     c.top_p = o->top_p;
@@ -228,7 +264,6 @@ td_status bench_serve_config(const struct bench_serve_options *o, struct bench_r
     c.progress = o->progress;
     c.realtime = o->realtime;
     c.slo_preset = o->slo_preset;
-    td_status s = TD_OK;
     if (o->slo_preset[0]) s = bench_slo_preset(o->slo_preset, &c.slo, &c.target_attainment, err);
     if (!s) s = bench_slo_parse(o->goodput, &c.slo, err);
     if (!s) s = bench_slo_classes(o->slo_class, &c.slo, c.classes, &c.n_classes, err);

@@ -17,19 +17,22 @@ struct bench_serve_options {
         *ramp_up_strategy, *goodput, *slo_preset, *slo_class, *percentile_metrics, *metric_percentiles, *result_dir, *result_filename,
         *profile_export_file, *metadata, *extra_body, *label;
     uint64_t input_len, output_len, random_prefix_len, num_prompts, seed, max_concurrency, num_warmups, prefix_len, suffix_len, num_prefixes, gpus,
-        tenants, trace_block_tokens, max_input_len, max_output_len;
+        tenants, trace_block_tokens, max_input_len, max_output_len, vocab_size;
     double random_range_ratio, arrival_cv, ramp_up_start_rps, ramp_up_end_rps, benchmark_duration, benchmark_grace_period, warmup, cooldown,
         temperature, top_p, time_scale, rate_scale, length_scale, max_sched_lag_ms;
     bool realtime, rescale_arrivals, ignore_eos, save_result, save_detailed, send_slo, spread_groups, shuffle, progress;
 };
 
 #define BENCH_SERVE_OPTIONS(S, M, DATASET)                                                                                                           \
-    {"server", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, offsetof(S, M.server), "router's address"},                                                 \
+    {"server", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, offsetof(S, M.server), "its address; openai: http://HOST:PORT"},                            \
     TD_OPTION_ALIAS("base_url", "server"), TD_OPTION_ALIAS("url", "server"),                                                                         \
     {"backend", TD_OPT_ENUM, "grpc", 0, 0, "grpc|openai", offsetof(S, M.backend),                                                                    \
-     "how to talk to it; openai, an HTTP server's /v1/completions, is refused: not written yet"},                                                    \
-    {"endpoint", TD_OPT_STR, "/tandem.v1.Inference/Generate", 0, 0, NULL, offsetof(S, M.endpoint), "gRPC method"},                                   \
-    {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_ca), "CA of the router's certificate; turns TLS on"},                                   \
+     "grpc: the router's API; openai: an HTTP server's /v1/completions, to measure vLLM, SGLang, llama.cpp, TensorRT-LLM"},                          \
+    {"endpoint", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.endpoint),                                                                                \
+     "path; default /tandem.v1.Inference/Generate, openai: /v1/completions"},                                                                        \
+    {"vocab_size", TD_OPT_U64, "0", 0, INT32_MAX, NULL, offsetof(S, M.vocab_size),                                                                   \
+     "openai: token ids are below it; 0 = what the server tells"},                                                                                   \
+    {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_ca), "CA of the server's certificate; turns TLS on"},                                   \
     {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_cert), "own certificate, for mutual TLS"},                                            \
     {"tls_key", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_key), "own key, for mutual TLS"},                                                      \
     {"model", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.model), "model name; default the served one"},                                               \

@@ -105,6 +105,8 @@ static void count(struct bench_result *r)
         r->total_input_tokens += (uint64_t)q->input_len;
         r->total_output_tokens += (uint64_t)q->output_len;
         r->total_cached_tokens += (uint64_t)q->cached_tokens;
+        r->input_unknown |= q->input_unknown;
+        r->has_cached |= q->has_cached;
         r->n_one_token += q->output_len == 1;
         r->n_no_token += q->output_len == 0;
         r->n_deflected += q->has_ledger && !strcmp(q->mode, "colocated") && strcmp(r->topology_mode, "colocated") != 0;

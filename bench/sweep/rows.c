@@ -148,7 +148,7 @@ td_status sweep_row_fill(const struct sweep *s, struct sweep_row *row, const str
     row->timed_out = (double)r->n_outcome[BENCH_TIMED_OUT];
     row->failed = (double)r->n_outcome[BENCH_FAILED];
     row->unfinished = (double)r->n_outcome[BENCH_UNFINISHED];
-    row->deflected = (double)r->n_deflected;
+    row->deflected = r->plain_server ? NAN : (double)r->n_deflected;
     row->offered_rate = r->offered_rate;
     row->goodput = r->steady_goodput;
     row->per_gpu_goodput = r->per_gpu_goodput;

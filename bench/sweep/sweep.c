@@ -194,6 +194,9 @@ static td_status parse_configs(const struct options *o, struct sweep *s, struct 
         s->configs[s->n_configs++] = (struct sweep_config){.name = "cluster", .goodput = NAN};
         return TD_OK;
     }
+    if (!strcmp(o->serve.backend, "openai"))
+        return td_fail(err, TD_ERR_INVALID, "--backend is openai, but %s starts clusters of tandem, which speak gRPC",
+                       o->modes[0] ? "--modes" : "--pd");
     if (!o->cluster_model[0]) return td_fail(err, TD_ERR_INVALID, "--modes and --pd start clusters: give --cluster-model DIR");
     snprintf(modes, sizeof modes, "%s", o->modes[0] ? o->modes : "pd");
     for (char *rest = modes, *mode; (mode = strsep(&rest, ","));) {
@@ -391,7 +394,8 @@ static td_status run_once(struct state *st, const char *phase, double rate, uint
     k->decode = ret_result->n_decode;
     k->gpus = ret_result->gpus;
     if (!k->mode[0]) snprintf(k->mode, sizeof k->mode, "%s", ret_result->topology_mode);
-    if (!strcmp(k->name, "cluster")) snprintf(k->name, sizeof k->name, "%s %u:%u", ret_result->topology_mode, k->prefill, k->decode);
+    if (ret_result->plain_server) snprintf(k->name, sizeof k->name, "%s", "openai");
+    else if (!strcmp(k->name, "cluster")) snprintf(k->name, sizeof k->name, "%s %u:%u", ret_result->topology_mode, k->prefill, k->decode);
     snprintf(st->sweep.model, sizeof st->sweep.model, "%s", ret_result->model_id);
     if (isfinite(rate)) snprintf(st->sweep.arrival, sizeof st->sweep.arrival, "%s", ret_result->arrival);
     snprintf(st->sweep.build, sizeof st->sweep.build, "%s, server %s", ret_result->build, ret_result->server_build);

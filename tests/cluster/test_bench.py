@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from harness import BIN, SHORT, SLOW, Cluster, pb
+from openai_server import DONE, OpenAI, chunk, usage
 
 ANY_LAG = ["--max-sched-lag-ms", "100000"]  # this machine may be late: only the tests of that rule judge it
 
@@ -352,6 +353,23 @@ def test_every_end_has_its_place(tmp_path):
     assert pd["wasted_prefill_tokens"] == 3 * 8 and pd["attainment"]["joint"] == pytest.approx(1 / 6)
 
 
+def test_both_backends_write_the_same_keys(cluster, tmp_path):
+    def keys(value):
+        return {k: keys(v) for k, v in value.items()} if isinstance(value, dict) else None
+
+    args = ("--num-prompts", 3, "--concurrency", 1, "--isl", 16, "--osl", 2, "--ignore-eos", "--goodput", "ttft:60000", *ANY_LAG)
+    result, lines, _ = run(cluster, tmp_path, *args)
+    with OpenAI(lambda a, index, body: a.stream([chunk("a"), chunk("b", "length"), usage(16, 2), DONE])) as server:
+        other, other_lines, _ = run(cluster, tmp_path, "--backend", "openai", "--base-url", server.url, *args)
+    assert other["completed"] == result["completed"] == 3 and other["total_output_tokens"] == result["total_output_tokens"] == 6
+    assert set(other["pd"]["definitions"]) == {*result["pd"].pop("definitions"), "rejected"}
+    other["pd"].pop("definitions")
+    assert keys(other) == keys(result)
+    for a, b in zip(other_lines, lines):
+        b["metadata"]["stages_ns"] = {}  # the router's alone
+        assert keys(a) == keys(b)
+
+
 def test_nobody_there():
     started = time.monotonic()
     rc, out, err = bench("serve", "--server", "127.0.0.1:1")
@@ -374,7 +392,7 @@ BAD = [
     (["--arrival", "trace"], "trace"), (["--arrival", "poisson", "--burstiness", "0.5"], "--burstiness"), (["--arrival-cv", "2", "--burstiness", "2"], "--arrival-cv"),
     (["--ramp-up-strategy", "linear"], "ramp_up_start_rps"), (["--ramp-up-start-rps", "5"], "--ramp-up-strategy"),
     (["--metric-percentiles", "101"], "--metric-percentiles"), (["--percentile-metrics", "ttft,foo"], "'foo'"), (["--extra-body", "{"], "--extra-body"),
-    (["--extra-body", '{"best_of": 2}'], "'best_of'"), (["--backend", "openai"], "--backend"), (["--endpoint", "v1/completions"], "--endpoint"),
+    (["--extra-body", '{"best_of": 2}'], "'best_of'"), (["--backend", "vllm"], "--backend"), (["--vocab-size", "5"], "--vocab-size"), (["--endpoint", "v1/completions"], "--endpoint"),
     (["--base-url", "https://h:1"], "--tls-ca"), (["--num-promts", "5"], "--num-prompts"), (["--time-scale", "2", "--rate-scale", "2"], "--rate-scale"),
 ]
 
