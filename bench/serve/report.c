@@ -830,6 +830,9 @@ td_status bench_result_read(const char *path, struct bench_result *ret, struct t
     r.n_requests = (size_t)n_requests;
     r.n_offered = r.n_outcome[BENCH_COMPLETED] + failed;
     get_pd(&d, pd, &r);
+    r.plain_server = pd && !strcmp(r.backend, "openai"); /* vLLM's own files say that, too, and have no pd */
+    r.input_unknown = r.plain_server && !json_is_integer(json_object_get(root, "total_input_tokens"));
+    r.has_cached = r.plain_server && json_is_integer(json_object_get(pd, "cached_tokens"));
     if (!pd) r.valid = true, r.n_offered = r.n_outcome[BENCH_COMPLETED] + failed;
 end:
     json_decref(root);

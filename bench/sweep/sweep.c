@@ -96,7 +96,7 @@ struct state {
     double started_s;
     uint32_t config;            /* under test */
     uint64_t n_runs;            /* of it */
-    char target[128];           /* its address */
+    char target[256];           /* its address */
     bool give_up;               /* of this configuration, by max_failures */
     uint32_t left_after;        /* grid: runs of later configurations */
 };
@@ -439,8 +439,8 @@ static td_status run(struct state *st, const char *phase, double rate, uint64_t 
         if (r.n_outcome[BENCH_FAILED]) {
             for (size_t i = 0; i < r.n_requests; i++)
                 if (r.requests[i].outcome == BENCH_FAILED) {
-                    fprintf(stderr, "%llu requests failed, such as: gRPC status %d: %s\n", (unsigned long long)r.n_outcome[BENCH_FAILED],
-                            r.requests[i].code, r.requests[i].error ? r.requests[i].error : "");
+                    fprintf(stderr, "%llu requests failed, such as: %s status %d: %s\n", (unsigned long long)r.n_outcome[BENCH_FAILED],
+                            r.plain_server ? "HTTP" : "gRPC", r.requests[i].code, r.requests[i].error ? r.requests[i].error : "");
                     break;
                 }
             if (st->o->max_failures && r.n_outcome[BENCH_FAILED] > st->o->max_failures) {

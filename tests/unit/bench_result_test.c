@@ -406,8 +406,14 @@ static void written_and_read_back(void **state)
     char a[64], b[64];
     temp(a);
     temp(b);
-    for (int kind = 0; kind < 3; kind++) {
+    for (int kind = 0; kind < 5; kind++) {
         one_of_each(&r);
+        if (kind >= 3) { /* of a server that tells less, and one that tells what it can */
+            snprintf(r.backend, sizeof r.backend, "openai");
+            r.plain_server = true;
+            r.n_prefill = r.n_decode = r.gpus = 0;
+            for (size_t i = 0; i < r.n_requests; i++) r.requests[i].has_cached = kind == 4, r.requests[i].input_unknown = kind == 3;
+        }
         if (kind == 1) r.request_rate = NAN, r.burstiness = NAN, snprintf(r.arrival, sizeof r.arrival, "trace"), r.block_tokens = 16;
         if (kind == 2) {
             r.request_rate = INFINITY;
@@ -426,6 +432,7 @@ static void written_and_read_back(void **state)
         bench_result_summarise(&r);
         assert_int_equal(bench_result_write(&r, METRICS, false, a, &err), TD_OK);
         if (bench_result_read(a, &back, &err)) fail_msg("%s", err.msg);
+        assert_true(back.input_unknown == (kind == 3) && back.has_cached == (kind == 4) && back.plain_server == (kind >= 3));
         near(back.joint.value, r.joint.value, "joint");
         assert_int_equal(back.joint.k, r.joint.k);
         near(back.ci95.lo, r.ci95.lo, "ci");
