@@ -194,6 +194,7 @@ static void set_common(const struct run *r, CURL *easy, const char *url, char *e
     lib.p_curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
     lib.p_curl_easy_setopt(easy, CURLOPT_NOPROXY, "*"); /* a proxy of the environment is not what is to be measured */
     lib.p_curl_easy_setopt(easy, CURLOPT_TCP_KEEPALIVE, 1L);
+    lib.p_curl_easy_setopt(easy, CURLOPT_BUFFERSIZE, 4096L); /* one a stream, and events are small */
     lib.p_curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, CONNECT_MS);
     lib.p_curl_easy_setopt(easy, CURLOPT_USERAGENT, "tandem-bench");
     lib.p_curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, error);
