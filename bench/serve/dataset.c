@@ -452,7 +452,9 @@ static td_status check(const struct bench_dataset_config *c, struct td_err *err)
     bool made = c->kind == BENCH_RANDOM || c->kind == BENCH_PREFIX;
     if (c->n_requests > BENCH_MAX_REQUESTS)
         return td_fail(err, TD_ERR_INVALID, "num_prompts is %" PRIu64 ", must be <= %d", c->n_requests, BENCH_MAX_REQUESTS);
-    if (c->vocab < 2) return td_fail(err, TD_ERR_INVALID, "the model's vocabulary has %" PRIu32 " tokens: too few to draw prompts from", c->vocab);
+    bool texts = c->kind == BENCH_CUSTOM || c->kind == BENCH_SHAREGPT;
+    if (c->vocab < 2 && !texts)
+        return td_fail(err, TD_ERR_INVALID, "the model's vocabulary has %" PRIu32 " tokens: too few to draw prompts from", c->vocab);
     if (made && c->n_requests == 0) return td_fail(err, TD_ERR_INVALID, "num_prompts must be > 0");
     if (made && (c->input_len < 1 || c->input_len > BENCH_MAX_TOKENS))
         return td_fail(err, TD_ERR_INVALID, "input_len is %" PRIu64 ", must be in 1..%d", c->input_len, BENCH_MAX_TOKENS);

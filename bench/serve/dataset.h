@@ -26,7 +26,7 @@ struct bench_dataset_config {
     const char *path;                  /* all but the first two */
     uint64_t n_requests;               /* 0 = all of the file; random kinds need a number */
     uint64_t seed;
-    uint32_t vocab;                    /* token ids are below it */
+    uint32_t vocab;                    /* token ids are below it; texts (sharegpt, custom) do not need it */
     uint64_t input_len, output_len;    /* random: means; sharegpt, custom: output_len > 0 replaces the file's */
     double range_ratio;                /* random: lengths uniform in len * (1 -+ ratio), [0, 1) */
     uint64_t prefix_len, n_prefixes;   /* random: shared tokens before each prompt; prefix_repetition: also how many prefixes */
