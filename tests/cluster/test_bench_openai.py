@@ -126,7 +126,7 @@ FATES = [  # what the server does, outcome, HTTP status, retry delay, words of t
     (lambda a: a.stream([b"data: " + b"x" * (1 << 20), b"x\n\n", DONE]), "failed", 200, None, "1048576"),
     (lambda a: a.send(200, {"choices": [{"text": "not streamed"}]}), "failed", 200, None, "'application/json', must be text/event-stream"),
     (hang_up, "failed", None, None, ""),
-    (lambda a: a.stream([chunk("a"), chunk("b", "stop"), usage(9, 2), DONE]), "completed", None, None, None),
+    (lambda a: a.stream([chunk("a"), chunk("b and more", "stop"), usage(8, 5), DONE]), "completed", None, None, None),  # two chunks, five tokens
 ]
 
 
@@ -143,7 +143,8 @@ def test_every_way_to_fail(tmp_path):
             assert words in error["message"] and 0 < len(error["message"]) <= 256, (i, error)
     pd = result["pd"]
     assert result["completed"] == 2 and result["failed"] == len(FATES) - 2 and pd["rejected"] == {"429": 2, "deadline": 0, "error": len(FATES) - 4, "unfinished": 0}
-    assert pd["attainment"]["n"] == len(FATES) and pd["attainment"]["n_good"] == 2 and result["total_output_tokens"] == 4
+    assert pd["attainment"]["n"] == len(FATES) and pd["attainment"]["n_good"] == 2
+    assert result["total_output_tokens"] == 7 and result["total_input_tokens"] == 17 and [len(result["itls"][i]) for i in (0, -1)] == [1, 1]
     assert result["errors"][1] == "slow down" and "rejected (HTTP 429, 503):" in out and "HTTP status 429: slow down" in err
 
 

@@ -50,6 +50,7 @@ static void test_events_cut_anywhere(void **state)
         {"data: one\n\ndata: two\n\n", "one|two|"},
         {"data: one\r\n\r\ndata: two\r\n\r\n", "one|two|"},
         {"data: one\r\rdata: two\r\r", "one|two|"},
+        {"data: a\r\ndata: b\r\n\r\ndata: c\rdata: d\r\r", "a\nb|c\nd|"},
         {"data: one\n\r\ndata: two\r\n\n", "one|two|"},
         {"data:one\n\ndata:  two\n\n", "one| two|"},
         {": ping\n\ndata: a\n: between\ndata: b\n\n:\n\n", "a\nb|"},
