@@ -16,6 +16,19 @@
 #include "common/xfer/xfer_core.h"
 #include "common/xfer/xfer_tls.h"
 
+/* Between blocks and control words in shared memory. The thread sanitizer does not know fences; what it watches there is ordered by the mutex and the
+ * system calls anyway. */
+#if defined(__SANITIZE_THREAD__)
+#define XFER_FENCE(order) ((void)0)
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define XFER_FENCE(order) ((void)0)
+#endif
+#endif
+#ifndef XFER_FENCE
+#define XFER_FENCE(order) atomic_thread_fence(order)
+#endif
+
 #define XFER_MAX_CONNS 1024          /* sockets: every lane of a connection is one */
 #define XFER_MAX_UNPROVEN 64       /* accepted connections that have not shown a key yet */
 #define XFER_RESERVED_CONNS 256    /* kept from accepted connections, for those this side opens */

@@ -21,18 +21,6 @@
 #include "common/xfer/xfer_copy.h"
 #include "common/xfer/xfer_device.h"
 
-/* The thread sanitizer does not know fences; what it watches here is ordered by the mutex and the system calls anyway. */
-#if defined(__SANITIZE_THREAD__)
-#define FENCE(order) ((void)0)
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define FENCE(order) ((void)0)
-#endif
-#endif
-#ifndef FENCE
-#define FENCE(order) atomic_thread_fence(order)
-#endif
-
 /* --- sender --------------------------------------------------------------------------------------------------------------------- */
 
 bool xfer_ring_may_lend(const struct td_xfer *x)
@@ -129,12 +117,12 @@ static bool copy_lent(const struct td_xfer_conn *c, uint32_t op, const struct io
     const struct xfer_control_word *word = &c->words[op];
     const uint8_t *from = c->source + c->lent_at + c->n_payload;
     if (!xfer_shm_word_shows(word, c->rx_frame.handle)) return false;
-    FENCE(memory_order_acquire);
+    XFER_FENCE(memory_order_acquire);
     for (int i = 0; i < n_iov; i++) {
         td_xfer_copy(iov[i].iov_base, from, iov[i].iov_len);
         from += iov[i].iov_len;
     }
-    FENCE(memory_order_acquire); /* the copy's reads, then the word */
+    XFER_FENCE(memory_order_acquire); /* the copy's reads, then the word */
     return xfer_shm_word_shows(word, c->rx_frame.handle);
 }
 

@@ -27,18 +27,6 @@
 #include "common/xfer/xfer_copy.h"
 #include "common/xfer/xfer_internal.h"
 
-/* The thread sanitizer does not know fences; what it watches here is ordered by the mutex and the system calls anyway. */
-#if defined(__SANITIZE_THREAD__)
-#define FENCE(order) ((void)0)
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define FENCE(order) ((void)0)
-#endif
-#endif
-#ifndef FENCE
-#define FENCE(order) atomic_thread_fence(order)
-#endif
-
 #define SHM_ANSWER_BYTES (512u << 10) /* copied before an answer that is due goes out */
 
 static socklen_t abstract_address(const char *name, struct sockaddr_un *ret_address)
@@ -235,9 +223,9 @@ void xfer_shm_conn_clear(struct td_xfer_conn *c)
 void xfer_shm_op_handle(struct td_xfer *x, uint32_t op, uint64_t handle)
 {
     if (!x->words) return;
-    FENCE(memory_order_seq_cst); /* the blocks' bytes are there before the handle */
+    XFER_FENCE(memory_order_seq_cst); /* the blocks' bytes are there before the handle */
     atomic_store(&x->words[op].handle, handle);
-    FENCE(memory_order_seq_cst); /* and the handle is gone before the blocks change */
+    XFER_FENCE(memory_order_seq_cst); /* and the handle is gone before the blocks change */
 }
 
 bool xfer_shm_word_shows(const struct xfer_control_word *word, uint64_t handle)
@@ -256,13 +244,13 @@ static size_t copy_piece(struct td_xfer *x)
     const uint8_t *source = c->source;
     pthread_mutex_unlock(&x->lock);
     bool valid = xfer_shm_word_shows(word, copy.handle);
-    FENCE(memory_order_acquire);
+    XFER_FENCE(memory_order_acquire);
     for (int32_t i = 0; valid && i < copy.n_blocks; i++) {
         int32_t b = copy.grant_block + i;
         size_t n = copy.n_blocks == 1 ? copy.n_bytes : x->block_bytes;
         td_xfer_copy(x->base + (size_t)s->dst[b] * x->block_bytes + copy.offset, source + (size_t)s->src[b] * x->block_bytes + copy.offset, n);
     }
-    FENCE(memory_order_acquire); /* the copy's reads, then the word */
+    XFER_FENCE(memory_order_acquire); /* the copy's reads, then the word */
     valid = valid && xfer_shm_word_shows(word, copy.handle);
     pthread_mutex_lock(&x->lock);
     uint64_t now = xfer_now(x);

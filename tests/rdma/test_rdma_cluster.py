@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,7 +18,7 @@ import pytest
 os.environ["TANDEM_TEST_SHORT"] = "1"  # read by harness.py: the emulated machine is as slow as a sanitizer
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "cluster"))
 import harness  # noqa: E402
-from harness import BIN, POCKET, Cluster  # noqa: E402
+from harness import BIN, POCKET, Cluster, free_port  # noqa: E402
 
 harness.SLOW = SLOW = 20  # slower still: on a busy host a step can take seconds
 
@@ -57,12 +56,6 @@ def test_two_doctors_measure_rdma():
     finally:
         listener.kill()
         listener.communicate()
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 class RdmaCluster(Cluster):

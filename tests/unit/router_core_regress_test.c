@@ -312,6 +312,29 @@ static void test_deflected_by_choice(void **state)
     td_core_destroy(c);
 }
 
+/* One prefill and one decode worker, and between them 1 ms of link for each token. */
+static struct td_core *slow_link(uint64_t max_prefix_entries)
+{
+    struct td_core_config g = {.mode = TD_MODE_PD,
+                               .policy = "goodput",
+                               .max_requests = 8,
+                               .max_queued = 8,
+                               .worker_timeout_ms = 100000,
+                               .queue_timeout_ms = 5000,
+                               .stall_ms = 20000,
+                               .max_failovers = 1,
+                               .max_prefix_entries = max_prefix_entries,
+                               .n_thetas = 1};
+    g.thetas[0] = (struct td_lat_theta){.prefill = {0, 1e-6, 0}, .decode = {1e-3, 0, 0, 0, 0}, .link_bytes_per_s = 1e6, .known = true};
+    struct td_core *c = NULL;
+    struct td_err err;
+    assert_int_equal(td_core_create(&g, &c, &err), TD_OK);
+    for (uint32_t w = 0; w < 2; w++)
+        step(c, (struct td_core_event){.kind = TD_EV_WORKER_JOIN, .now_ns = 1, .worker = w, .role = w ? TD_ROLE_DECODE : TD_ROLE_PREFILL, .a = 100000,
+                                       .b = 8, .e = 1000});
+    return c;
+}
+
 /* A prompt of which the decode worker has nine tenths was charged to the link as a whole: the next one seemed to wait for it. */
 static void test_the_link_is_charged_for_what_is_sent(void **state)
 {
@@ -319,28 +342,7 @@ static void test_the_link_is_charged_for_what_is_sent(void **state)
     uint64_t hashes[10], tpot_us[2];
     for (uint64_t i = 0; i < 10; i++) hashes[i] = 77 + i;
     for (int held = 0; held < 2; held++) {
-        struct td_core_config g = {.mode = TD_MODE_PD,
-                                   .policy = "goodput",
-                                   .max_requests = 8,
-                                   .max_queued = 8,
-                                   .worker_timeout_ms = 100000,
-                                   .queue_timeout_ms = 5000,
-                                   .stall_ms = 20000,
-                                   .max_failovers = 1,
-                                   .max_prefix_entries = 1000,
-                                   .n_thetas = 1};
-        g.thetas[0] = (struct td_lat_theta){.prefill = {0, 1e-6, 0}, .decode = {1e-3, 0, 0, 0, 0}, .link_bytes_per_s = 1e6, .known = true};
-        struct td_core *c = NULL;
-        struct td_err err;
-        assert_int_equal(td_core_create(&g, &c, &err), TD_OK);
-        for (uint32_t w = 0; w < 2; w++)
-            step(c, (struct td_core_event){.kind = TD_EV_WORKER_JOIN,
-                                           .now_ns = 1,
-                                           .worker = w,
-                                           .role = w ? TD_ROLE_DECODE : TD_ROLE_PREFILL,
-                                           .a = 100000,
-                                           .b = 8,
-                                           .e = 1000});
+        struct td_core *c = slow_link(1000);
         for (int i = 0; held && i < 9; i++) step(c, (struct td_core_event){.kind = TD_EV_BLOCK_ADD, .now_ns = 2, .worker = 1, .a = hashes[i]});
         struct td_core_event r = {
             .kind = TD_EV_REQUEST, .now_ns = 3, .slot = 0, .id = 1, .a = 161, .b = 16, .hashes = hashes, .n_hashes = 10, .hash_tokens = 16};
@@ -359,22 +361,7 @@ static void test_the_link_is_charged_for_what_is_sent(void **state)
 static void test_long_predictions_of_the_link_do_not_add_up(void **state)
 {
     (void)state;
-    struct td_core_config g = {.mode = TD_MODE_PD,
-                               .policy = "goodput",
-                               .max_requests = 8,
-                               .max_queued = 8,
-                               .worker_timeout_ms = 100000,
-                               .queue_timeout_ms = 5000,
-                               .stall_ms = 20000,
-                               .max_failovers = 1,
-                               .n_thetas = 1};
-    g.thetas[0] = (struct td_lat_theta){.prefill = {0, 1e-6, 0}, .decode = {1e-3, 0, 0, 0, 0}, .link_bytes_per_s = 1e6, .known = true};
-    struct td_core *c = NULL;
-    struct td_err err;
-    assert_int_equal(td_core_create(&g, &c, &err), TD_OK);
-    for (uint32_t w = 0; w < 2; w++)
-        step(c, (struct td_core_event){.kind = TD_EV_WORKER_JOIN, .now_ns = 1, .worker = w, .role = w ? TD_ROLE_DECODE : TD_ROLE_PREFILL, .a = 100000,
-                                       .b = 8, .e = 1000});
+    struct td_core *c = slow_link(0);
     uint64_t now = 1, first_us = 0;
     for (uint64_t i = 0; i < 50; i++) { /* never idle: the next is placed before the last one's transfer has ended, 1 ms later each */
         uint32_t slot = (uint32_t)(i % 8), last = (uint32_t)((i + 7) % 8);
