@@ -50,13 +50,19 @@ struct td_emu_wgmmas {
     int n, n_kept;
 };
 
-/* The swizzle as the hardware does it: on the bits of the address. */
-static inline float td_emu_wgmma_element(const uint8_t *panel, int32_t row, int32_t column)
+/* Columns 8 chunk .. + 7 of a row. The swizzle as the hardware does it: on the bits of the address. */
+__attribute__((noinline)) static void td_emu_wgmma_chunk(const uint8_t *panel, int32_t row, int32_t chunk, uint16_t *ret_values)
 {
-    uintptr_t address = (uintptr_t)panel + (uintptr_t)(row * WGMMA_ROW_BYTES + column * 2);
-    uint16_t h;
-    memcpy(&h, (const void *)(address ^ ((address >> 3) & 0x70)), 2);
-    return td_cu_bf16_to_f32(h);
+    uintptr_t address = (uintptr_t)panel + (uintptr_t)(row * WGMMA_ROW_BYTES + chunk * 16);
+    memcpy(ret_values, (const void *)(address ^ ((address >> 3) & 0x70)), 16);
+}
+
+TD_EMU_UNCHECKED static inline float td_emu_wgmma_f32(uint32_t bf16)
+{
+    uint32_t bits = bf16 << 16;
+    float f;
+    __builtin_memcpy(&f, &bits, sizeof f);
+    return f;
 }
 
 static inline void td_emu_wgmma_issue(struct td_emu_wgmmas *w, struct td_emu_wgmma m)
@@ -73,31 +79,54 @@ static inline void td_emu_wgmma_issue(struct td_emu_wgmmas *w, struct td_emu_wgm
     w->list[w->n++] = m;
 }
 
+/* One instruction of a warp, by its last lane: the warp's 16 rows of A (the `warp`th of the group's 64), 64 columns of B. Shared memory is read by
+ * td_emu_wgmma_chunk, and the lanes' d were copied at their issue: both are checked there. */
+TD_EMU_UNCHECKED static void td_emu_wgmma_collect(uint8_t (*operands)[TD_EMU_OPERAND_BYTES], uint8_t (*)[TD_EMU_OPERAND_BYTES])
+{
+    const struct td_emu_wgmma *of[TD_EMU_LANES];
+    float a[16][16], b[16][WGMMA_COLUMNS], c[16][WGMMA_COLUMNS];
+    uint16_t line[WGMMA_COLUMNS];
+    for (int l = 0; l < TD_EMU_LANES; l++) __builtin_memcpy(&of[l], operands[l], sizeof of[l]);
+    const struct td_emu_wgmma *m = of[0];
+    int32_t warp = (int32_t)td_emu_self->thread / 32 % 4;
+    for (int l = 0; l < TD_EMU_LANES; l++) {
+        if (of[l]->a_panel != m->a_panel || of[l]->b_panel != m->b_panel || of[l]->column != m->column || of[l]->is_adding != m->is_adding)
+            td_emu_die("lane %d brings another panel, column or is_adding to a wgmma than lane 0", l);
+    }
+    if (m->a_panel) {
+        for (int r = 0; r < 16; r++) {
+            for (int i = 0; i < 2; i++) td_emu_wgmma_chunk(m->a_panel, warp * 16 + r, m->column / 8 + i, line + 8 * i);
+            for (int k = 0; k < 16; k++) a[r][k] = td_emu_wgmma_f32(line[k]);
+        }
+        for (int n = 0; n < WGMMA_COLUMNS; n++) {
+            for (int i = 0; i < 2; i++) td_emu_wgmma_chunk(m->b_panel, n, m->column / 8 + i, line + 8 * i);
+            for (int k = 0; k < 16; k++) b[k][n] = td_emu_wgmma_f32(line[k]);
+        }
+    } else {
+        for (int l = 0; l < TD_EMU_LANES; l++)
+            for (int i = 0; i < 4; i++) {
+                float *pair = &a[l / 4 + 8 * (i & 1)][l % 4 * 2 + 8 * (i >> 1)];
+                pair[0] = td_emu_wgmma_f32(of[l]->a[i] & 0xffff);
+                pair[1] = td_emu_wgmma_f32(of[l]->a[i] >> 16);
+            }
+        for (int k = 0; k < 16; k++) {
+            for (int i = 0; i < WGMMA_COLUMNS / 8; i++) td_emu_wgmma_chunk(m->b_panel, k, i, line + 8 * i);
+            for (int n = 0; n < WGMMA_COLUMNS; n++) b[k][n] = td_emu_wgmma_f32(line[n]);
+        }
+    }
+    for (int l = 0; l < TD_EMU_LANES; l++)
+        for (int e = 0; e < 32; e++) c[l / 4 + e / 2 % 2 * 8][e / 4 * 8 + l % 4 * 2 + e % 2] = m->is_adding ? of[l]->d[e] : 0;
+    td_emu_wgmma_multiply(&c[0][0], &a[0][0], &b[0][0]);
+    for (int l = 0; l < TD_EMU_LANES; l++)
+        for (int e = 0; e < 32; e++) of[l]->d[e] = c[l / 4 + e / 2 % 2 * 8][e / 4 * 8 + l % 4 * 2 + e % 2];
+}
+
 static inline void td_emu_wgmma_run(struct td_emu_wgmmas *w)
 {
-    int32_t lane = (int32_t)td_emu_self->lane, g = lane / 4, t = lane % 4, warp = (int32_t)td_emu_self->thread / 32 % 4;
     for (int i = 0; i < w->n_kept; i++) memcpy(w->kept_d[i], w->kept[i], sizeof w->kept[0]);
     for (int i = 0; i < w->n; i++) {
         const struct td_emu_wgmma *m = &w->list[i];
-        uint64_t a01[32], a23[32];
-        memcpy(a01, td_emu_warp_exchange(TD_EMU_MMA, 0xffffffffu, (uint64_t)m->a[1] << 32 | m->a[0]), sizeof a01);
-        memcpy(a23, td_emu_warp_exchange(TD_EMU_MMA, 0xffffffffu, (uint64_t)m->a[3] << 32 | m->a[2]), sizeof a23);
-        for (int32_t e = 0; e < 32; e++) {
-            int32_t row = g + e / 2 % 2 * 8, column = e / 4 * 8 + 2 * t + e % 2;
-            float sum = m->is_adding ? m->d[e] : 0;
-            for (int32_t k = 0; k < 16; k++) {
-                float x, y = m->a_panel ? td_emu_wgmma_element(m->b_panel, column, m->column + k) : td_emu_wgmma_element(m->b_panel, k, column);
-                if (m->a_panel) {
-                    x = td_emu_wgmma_element(m->a_panel, warp * 16 + row, m->column + k);
-                } else {
-                    const uint64_t *pairs = k < 8 ? a01 : a23; /* by a pointer: gcc 12 with UBSan takes a wrong element of (c ? x : y)[i] */
-                    uint64_t pair = pairs[row % 8 * 4 + k % 8 / 2];
-                    x = td_cu_bf16_to_f32((uint16_t)(pair >> (row / 8 * 32 + k % 2 * 16)));
-                }
-                sum = fmaf(x, y, sum);
-            }
-            m->d[e] = sum;
-        }
+        (void)td_emu_warp_collect(TD_EMU_WGMMA, 0xffffffffu, &m, sizeof m, td_emu_wgmma_collect);
     }
     w->n = w->n_kept = 0;
 }

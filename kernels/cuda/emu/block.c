@@ -23,7 +23,7 @@ enum { STACK_BYTES = 64 * 1024 };
 #endif
 enum { PAGE = 4096, SHARED_ROOM = 256 * 1024, LINE = 128, POISON = 0xff };
 
-__thread struct td_emu_lane *td_emu_self __attribute__((visibility("hidden")));
+__thread struct td_emu_lane *td_emu_self TD_EMU_TLS;
 
 /* The __shared__ arrays of this library: the linker's names for the section. None: NULL. */
 extern uint8_t __start_td_shared[] __attribute__((weak, visibility("hidden")));
@@ -49,11 +49,11 @@ static const char *word_name(enum td_emu_word word)
     case TD_EMU_LDMATRIX_X2: return "ldmatrix.x2";
     case TD_EMU_LDMATRIX_X2_TRANS: return "ldmatrix.x2.trans";
     case TD_EMU_MMA: return "mma";
+    case TD_EMU_WGMMA: return "wgmma";
     case TD_EMU_SYNCTHREADS: return "__syncthreads";
     case TD_EMU_SYNCTHREADS_COUNT: return "__syncthreads_count";
     case TD_EMU_SYNCTHREADS_AND: return "__syncthreads_and";
     case TD_EMU_SYNCTHREADS_OR: return "__syncthreads_or";
-    case TD_EMU_WGMMA: return "wgmma";
     }
     return "nothing";
 }

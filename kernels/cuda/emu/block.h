@@ -43,11 +43,11 @@ enum td_emu_word {
     TD_EMU_LDMATRIX_X2,
     TD_EMU_LDMATRIX_X2_TRANS,
     TD_EMU_MMA,
+    TD_EMU_WGMMA,
     TD_EMU_SYNCTHREADS, /* from here on: of the block */
     TD_EMU_SYNCTHREADS_COUNT,
     TD_EMU_SYNCTHREADS_AND,
     TD_EMU_SYNCTHREADS_OR,
-    TD_EMU_WGMMA,
 };
 
 struct td_emu_dims {
@@ -96,9 +96,10 @@ struct td_emu_block {
     void *bulks;              /* ptx.c: bulk copies on their way */
 };
 
-/* The thread that runs, on this thread of the host; NULL outside a kernel. (No initial-exec model: __shared__ arrays are thread-local too, and a
- * library that is loaded later finds no static room for them.) */
-extern __thread struct td_emu_lane *td_emu_self __attribute__((visibility("hidden")));
+/* The thread that runs, on this thread of the host; NULL outside a kernel. Initial-exec: every word of a kernel asks for it, and a call for each
+ * (which ASan intercepts besides) is a third of the emulation's time; a pointer or two find static room in a library that is loaded later, too. */
+#define TD_EMU_TLS __attribute__((visibility("hidden"), tls_model("initial-exec")))
+extern __thread struct td_emu_lane *td_emu_self TD_EMU_TLS;
 
 /* Runs a launch to its end. Sizes are in bounds (runtime.c checks). */
 void td_emu_grid_run(const char *kernel, struct td_emu_dims grid, struct td_emu_dims block, size_t shared_bytes, void (*run)(const void *closure),

@@ -9,7 +9,7 @@
 #endif
 
 /* Who switched last on this thread: whoever goes on afterwards learns that one's stack from ASan (a native stack's bounds nobody else knows). */
-static __thread struct td_emu_fiber *switched_from;
+static __thread struct td_emu_fiber *switched_from __attribute__((tls_model("initial-exec")));
 
 #if defined(__x86_64__)
 __asm__(".text\n"

@@ -65,23 +65,40 @@ struct mma {
 };
 _Static_assert(sizeof(struct mma) <= TD_EMU_OPERAND_BYTES, "a lane's operands of an mma");
 
-static float widen(uint32_t half)
+TD_EMU_UNCHECKED static inline float widen(uint32_t half)
 {
     uint32_t bits = half << 16;
     float f;
-    memcpy(&f, &bits, sizeof f);
+    __builtin_memcpy(&f, &bits, sizeof f);
     return f;
 }
 
 typedef float row8 __attribute__((vector_size(32)));
 
-static void collect_mma(uint8_t (*operands)[TD_EMU_OPERAND_BYTES], uint8_t (*ret_results)[TD_EMU_OPERAND_BYTES])
+/* c[16][n] += a[16][16] b[16][n] */
+TD_EMU_UNCHECKED static void multiply(float *c, const float *a, const float *b, unsigned n)
+{
+    for (unsigned m = 0; m < 16; m++)
+        for (unsigned at = 0; at < n; at += 8) {
+            row8 sum, k_row;
+            __builtin_memcpy(&sum, c + m * n + at, sizeof sum);
+            for (unsigned k = 0; k < 16; k++) {
+                __builtin_memcpy(&k_row, b + k * n + at, sizeof k_row);
+                sum += a[m * 16 + k] * k_row;
+            }
+            __builtin_memcpy(c + m * n + at, &sum, sizeof sum);
+        }
+}
+
+void td_emu_wgmma_multiply(float *c, const float *a, const float *b) { multiply(c, a, b, 64); }
+
+TD_EMU_UNCHECKED static void collect_mma(uint8_t (*operands)[TD_EMU_OPERAND_BYTES], uint8_t (*ret_results)[TD_EMU_OPERAND_BYTES])
 {
     float a[16][16], b[16][8], c[16][8];
     for (unsigned l = 0; l < LANES; l++) {
         unsigned g = l / 4, t = l % 4;
         struct mma m;
-        memcpy(&m, operands[l], sizeof m);
+        __builtin_memcpy(&m, operands[l], sizeof m);
         for (unsigned i = 0; i < 4; i++) {
             unsigned row = g + 8 * (i & 1), column = 2 * t + 8 * (i >> 1);
             a[row][column] = widen(m.a[i] & 0xffff);
@@ -93,19 +110,11 @@ static void collect_mma(uint8_t (*operands)[TD_EMU_OPERAND_BYTES], uint8_t (*ret
             b[2 * t + 8 * i + 1][g] = widen(m.b[i] >> 16);
         }
     }
-    for (unsigned m = 0; m < 16; m++) {
-        row8 sum, k_row;
-        memcpy(&sum, c[m], sizeof sum);
-        for (unsigned k = 0; k < 16; k++) {
-            memcpy(&k_row, b[k], sizeof k_row);
-            sum += a[m][k] * k_row;
-        }
-        memcpy(c[m], &sum, sizeof sum);
-    }
+    multiply(&c[0][0], &a[0][0], &b[0][0], 8);
     for (unsigned l = 0; l < LANES; l++) {
         unsigned g = l / 4, t = l % 4;
-        memcpy(ret_results[l], &c[g][2 * t], 2 * sizeof(float));
-        memcpy(ret_results[l] + 8, &c[g + 8][2 * t], 2 * sizeof(float));
+        __builtin_memcpy(ret_results[l], &c[g][2 * t], 2 * sizeof(float));
+        __builtin_memcpy(ret_results[l] + 8, &c[g + 8][2 * t], 2 * sizeof(float));
     }
 }
 

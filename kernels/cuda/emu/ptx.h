@@ -5,6 +5,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* Of functions that work on what their caller has copied into arrays of its own, by numbers that are constants: checks there would find nothing, and cost
+ * half of a tensor kernel's time. */
+#define TD_EMU_UNCHECKED __attribute__((no_sanitize("address", "undefined", "thread")))
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -16,6 +20,7 @@ void td_ldmatrix_x2_trans(uint32_t r[2], const void *row);
 void td_mma_m16n8k16_bf16(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4]);
 uint32_t td_pack_bf16x2(float lo, float hi);
 float td_exp2(float x);
+void td_emu_wgmma_multiply(float *c, const float *a, const float *b); /* c[16][64] += a[16][16] b[16][64] */
 
 void td_cp_async_16(void *smem, const void *gmem, bool is_valid);
 void td_cp_async_commit(void);
