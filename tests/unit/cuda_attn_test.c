@@ -147,13 +147,14 @@ static void device_tolerance(const struct world *w, int32_t seq, int32_t pos, in
         max = fmax(max, p[j - first]);
     }
     for (int32_t j = 0; j <= pos - first; j++) p[j] = exp(p[j] - max), sum += p[j];
+    double least = attn_tolerance(w, seq, pos, head) + 0x1p-22 * v_max;
     for (int32_t i = 0; i < d; i++) {
         double mean = 0, distance = 0;
         for (int32_t j = 0; j <= pos - first; j++)
             mean += p[j] / sum * (double)w->v[seq][((int64_t)(j + first) * w->kv.n_kv_heads + kv_head) * d + i];
         for (int32_t j = 0; j <= pos - first; j++)
             distance += p[j] / sum * fabs((double)w->v[seq][((int64_t)(j + first) * w->kv.n_kv_heads + kv_head) * d + i] - mean);
-        ret[i] = attn_tolerance(w, seq, pos, head) + 0x1p-22 * v_max;
+        ret[i] = least;
         /* 1.1: mean and distance here are those of q, k and v before they were rounded to bf16 */
         if (w->kv.dtype == TD_BF16) ret[i] += 0x1p-8 * 1.1 * distance + 0x1p-14 * v_max;
     }

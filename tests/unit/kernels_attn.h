@@ -75,9 +75,9 @@ static inline void rows_add(struct rows *r, int32_t seq, int32_t from, int32_t n
 /* Everything NaN, then what the rows of this call may read: for each sequence from the window of its first row to its last row. */
 static inline void world_expose(struct world *w, const struct rows *rows)
 {
+    static struct rows all; /* large; only what was added to it is read */
     memset(w->cache, 0xff, w->cache_bytes);
     for (int32_t s = 0; s < N_SEQS; s++) {
-        struct rows all = {0};
         int32_t lo = INT32_MAX, hi = -1;
         for (int32_t r = 0; r < rows->n; r++) {
             if (rows->seq[r] != s || rows->pos[r] < 0) continue;
@@ -85,6 +85,7 @@ static inline void world_expose(struct world *w, const struct rows *rows)
             lo = first < lo ? first : lo, hi = p > hi ? p : hi;
         }
         if (hi < 0) continue;
+        all.n = 0;
         rows_add(&all, s, lo, hi - lo + 1);
         int64_t stride = (int64_t)w->kv.n_kv_heads * w->kv.head_dim;
         struct td_kv_store_args a = {.kv = w->kv,
