@@ -325,15 +325,15 @@ static void shared_open(struct td_emu_block *b)
     memset(b->shared, POISON, room);
     if (__start_td_shared) memset(__start_td_shared, POISON, (size_t)(__stop_td_shared - __start_td_shared));
 #ifdef TD_EMU_ASAN
-    ASAN_POISON_MEMORY_REGION(b->shared_end - SHARED_ROOM, SHARED_ROOM);
-    ASAN_UNPOISON_MEMORY_REGION(b->shared, b->shared_bytes);
+    __asan_poison_memory_region(b->shared_end - SHARED_ROOM, SHARED_ROOM);
+    __asan_unpoison_memory_region(b->shared, b->shared_bytes);
 #endif
 }
 
 static void shared_close(struct td_emu_block *b)
 {
 #ifdef TD_EMU_ASAN
-    ASAN_UNPOISON_MEMORY_REGION(b->shared_end - SHARED_ROOM, SHARED_ROOM);
+    __asan_unpoison_memory_region(b->shared_end - SHARED_ROOM, SHARED_ROOM);
 #endif
     for (const uint8_t *p = b->shared + b->shared_bytes; p < b->shared_end; p++) {
         if (*p != POISON)
