@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Of functions that work on what their caller has copied into arrays of its own, by numbers that are constants: checks there would find nothing, and cost
- * half of a tensor kernel's time. */
+/* Of functions that work on what their caller has copied into arrays of its own, by numbers that are constants: checks there would find nothing,
+ * and cost half of a tensor kernel's time. */
 #define TD_EMU_UNCHECKED __attribute__((no_sanitize("address", "undefined", "thread")))
 
 #ifdef __cplusplus
