@@ -65,6 +65,7 @@ static const struct td_option options[] = {
     {"block_tokens", TD_OPT_I64, "16", 1, 4096, NULL, OFF(block_tokens), "tokens of a block, for --shape"},
     {"block_bytes", TD_OPT_SIZE, "1MiB", 8, 1 << 29, NULL, OFF(block_bytes),
      "block size for --sizes; a smaller transfer is one block"},
+    {"shuffled", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(shuffled), "--sizes: blocks in random order, as in a worn pool: no two make one request, and ib_write_bw's messages are blocks"},
     {"message", TD_OPT_SIZE, "0", 0, 1 << 30, NULL, OFF(message), "bytes of a write of tcp's floors; 0 = the transfer's, iperf3's up to 1 MiB"},
     {"depth", TD_OPT_STR, "1,16", 0, 0, NULL, OFF(depth), "transfers in flight: 1 shows latency, more show bandwidth"},
     {"streams", TD_OPT_STR, "1,4", 0, 0, NULL, OFF(streams), "lanes of tcp; more than 1 with at least as much depth"},
@@ -198,6 +199,9 @@ static td_status add_sizes(struct bench *b, struct td_err *err)
             return td_fail(err, TD_ERR_INVALID, "--sizes: %s is no multiple of --block-bytes %llu, or not of 8", item,
                            (unsigned long long)c.block_bytes);
         c.n_blocks = (int32_t)(c.bytes / c.block_bytes);
+        c.shuffled = b->o.shuffled;
+        size_t used = strlen(c.name);
+        if (c.shuffled) snprintf(c.name + used, sizeof c.name - used, "/shuffled");
         s = add_case(b, c, err);
         if (s) return s;
     }

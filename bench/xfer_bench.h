@@ -78,7 +78,7 @@ struct bench_options {
     const char *path, *sizes, *shape, *tokens, *depth, *streams, *json, *csv, *machine, *device, *peer_device;
     uint64_t block_bytes, message, footprint, memory;
     int64_t repeats, transfers, batch, block_tokens, gid_index;
-    bool floors, iperf3;
+    bool floors, iperf3, shuffled;
 };
 
 /* --- the ends ----------------------------------------------------------------------------------------------------------------------- */

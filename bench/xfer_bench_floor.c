@@ -161,11 +161,13 @@ static td_status ib_write_once(const char *const server[], const char *const cli
 td_status bench_ib_write_run(const struct bench_case *c, const struct bench_options *o, struct bench_sample *s, struct td_err *err)
 {
     char port[8], bytes[24], n_iters[24], depth[12], gid[12];
-    uint64_t message = c->bytes < 1 << 20 ? c->bytes : 1 << 20, iters = c->bytes * (uint64_t)(c->batch * c->n_batches) / message;
+    /* Messages as large as the engine's work requests, and as many in flight, up to perftest's own default. */
+    uint64_t run = c->shuffled ? c->block_bytes : c->bytes, message = run < 1 << 20 ? run : 1 << 20;
+    uint64_t iters = c->bytes * (uint64_t)(c->batch * c->n_batches) / message, in_flight = (uint64_t)c->depth * (c->bytes / message);
     snprintf(port, sizeof port, "%u", free_port());
     snprintf(bytes, sizeof bytes, "%llu", (unsigned long long)message);
     snprintf(n_iters, sizeof n_iters, "%llu", (unsigned long long)(iters < 64 ? 64 : iters));
-    snprintf(depth, sizeof depth, "%d", c->depth < 2 ? 2 : c->depth);
+    snprintf(depth, sizeof depth, "%d", in_flight < 2 ? 2 : in_flight > 128 ? 128 : (int)in_flight);
     snprintf(gid, sizeof gid, "%d", (int)o->gid_index);
     const char *server[24], *client[24];
     int k = 0;

@@ -100,6 +100,10 @@ def main():
             ("llama-8b/24", 24, 3, 8 * 131072, True)}, report["results"]
         assert [s["what"] for s in report["skipped"] if s["what"] != "iperf3"] == ["llama-8b/131072"], report["skipped"]
 
+        report, rows, _ = measured(folder, "--path", "shm", "--sizes", "96k", "--block-bytes", "32KiB", "--shuffled", "--depth", "2")
+        assert {(r["case"], r["path"], r["n_blocks"], r["shuffled"]) for r in report["results"]} == {
+            ("96KiB/shuffled", p, 3, True) for p in ("shm", "memcpy")}, report["results"]
+
     for options, words in ((["--path", "pigeon"], "pigeon"), (["--sizes", "4q"], "4q"), (["--depth", "0"], "--depth"),
                            (["--shape", "gpt-1"], "gpt-1"), (["--sizes", "100k", "--block-bytes", "64KiB"], "multiple"),
                            (["--json", "/nowhere/x.json"], "/nowhere/x.json")):
