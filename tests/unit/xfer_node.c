@@ -218,7 +218,10 @@ static void execute(struct node *n, const struct node_command *c, struct node_re
     }
     case NODE_REVOKE: td_xfer_revoke(n->x, c->id, "revoked by the test"); break;
     case NODE_OP: r->status = td_xfer_op_start(n->x, c->blob, c->blob_bytes, deadline_of(c->deadline_ms), c->user, &r->id, &r->n, &err); break;
-    case NODE_SUBMIT: r->status = td_xfer_submit(n->x, c->id, c->first, c->ids, c->n, c->final, c->note, c->note_bytes); break;
+    case NODE_SUBMIT:
+        r->status = td_xfer_submit(n->x, c->id, c->first, c->ids, c->n, c->final, c->note, c->note_bytes);
+        if (c->n_behind && !r->status) r->status = td_xfer_submit(n->x, c->behind_id, 0, c->ids + c->n, c->n_behind, true, c->note, c->note_bytes);
+        break;
     case NODE_SUBMIT_PART: r->status = td_xfer_submit_part(n->x, c->id, c->first, c->ids, c->n, c->offset, c->n_bytes); break;
     case NODE_SUBMIT_PULL: r->status = td_xfer_submit_pull(n->x, c->id, c->first, c->ids, c->n); break;
     case NODE_CANCEL: td_xfer_cancel(n->x, c->id, "cancelled by the test"); break;

@@ -56,6 +56,8 @@ struct node_command {
     int32_t first, n;
     uint64_t offset, n_bytes;
     bool final;
+    uint32_t behind_id;                 /* SUBMIT: right behind it, of op behind_id, the n_behind blocks whose ids follow, final */
+    int32_t n_behind;
     uint64_t deadline_ms, user, seed;   /* deadline_ms 0: never */
     bool by_id;                         /* FILL, CHECK: block ids[i] has the content seed + ids[i], not seed + i */
     uint32_t note_bytes;
