@@ -14,7 +14,7 @@
  * time-outs. A connection's memory is fixed, so garbage costs nothing but itself.
  *
  * The progress thread's turn: events of epoll (deadlines first: what is late is late even if its bytes lie in the socket), then connections for waiting
- * ops, then up to 1 MiB of copying for shm, then sending (what the copy completed, too), then connection timers. A turn that comes much too late means that this process was
+ * ops, then 1 MiB of copying for shm (up to 2 while transfers end), then sending (what the copy completed, too), then connection timers. A turn that comes much too late means that this process was
  * stopped: it owes its peers the time to be heard, so their silence is counted from now.
  *
  * Fairness: frames are at most 1 MiB and ops of a connection take turns per frame, every other one by the requests' ordering key (struct td_xfer_turns);
@@ -71,6 +71,14 @@ static uint64_t since(uint64_t now_ns, uint64_t then_ns)
     return now_ns > then_ns ? now_ns - then_ns : 0;
 }
 
+/* Public calls begin here. */
+static void enter(struct td_xfer *x)
+{
+    atomic_fetch_add(&x->n_callers, 1);
+    pthread_mutex_lock(&x->lock);
+    atomic_fetch_sub(&x->n_callers, 1);
+}
+
 /* Every public call and every turn ends here: unlock, and ring if events were queued. */
 static void unlock_and_wake(struct td_xfer *x)
 {
@@ -78,6 +86,14 @@ static void unlock_and_wake(struct td_xfer *x)
     x->n_woken = x->core.n_emitted;
     pthread_mutex_unlock(&x->lock);
     if (wake && x->hooks.wake) x->hooks.wake(x->hooks.ctx);
+}
+
+/* There is something for the progress thread. While it is awake that costs no system call: it looks at `rung` before it sleeps, and says that it sleeps
+ * before it looks. */
+void xfer_ring(struct td_xfer *x)
+{
+    atomic_store(&x->rung, true);
+    if (atomic_load(&x->sleeps)) td_doorbell_ring(&x->bell);
 }
 
 /* --- connections ---------------------------------------------------------------------------------------------------------------- */
@@ -701,12 +717,12 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
 }
 
 /* What was just submitted, sent by the submitter: no wake of the progress thread in between. Only on shm, where all that goes out is small, and only
- * if the op has the connection to itself: with more in flight the thread is awake, and gathers. What does not work out at once is left to the thread.
- * True: nothing is left. Any thread. */
+ * while that thread has nothing to do or there is one op alone: else it comes by here at the end of its turn, and gathers. What does not work out at once is
+ * left to the thread. True: nothing is left. Any thread. */
 static bool send_now(struct td_xfer *x, struct td_xfer_conn *c)
 {
     if (!xfer_path_is_local(c->path) || c->path == TD_XFER_PATH_SHM_STAGED || !c->initiator || c->state != XFER_CONN_READY || c->want_out || c->overflow || x->core.digest_every) return false;
-    if (x->core.n_ops_used > 1) return false;
+    if (!atomic_load(&x->idle) && x->core.n_ops_used > 1) return false;
     conn_fill(x, c);
     if (c->overflow || c->out_used >= XFER_OUT_BATCH) return false;
     if (c->out_used) {
@@ -787,18 +803,31 @@ static void on_event(struct td_xfer *x, const struct epoll_event *e)
     }
 }
 
-/* epoll_wait that looks for a moment before it sleeps: between two processes under load the next frame is microseconds away, and putting a thread to sleep
- * and waking it costs both sides more than that. Only while sleeps prove short; whoever else wants the core gets it. */
+/* epoll_wait that looks for a moment before it sleeps: between two processes under load the next frame is microseconds away. Waking a thread that sleeps on
+ * another core takes its waker 8 to 10 us in a virtual machine, longer than copying 64 KiB does, and it runs 15 to 20 us later. Only while waits prove
+ * short, and not on a crowded core: whoever else wants it gets it, but each yield may cost the rest of a time slice. */
 static int wait_events(struct td_xfer *x, struct epoll_event *events, int max, int timeout_ms)
 {
-    uint64_t start = td_now_ns(), now = start;
-    for (; timeout_ms && now - start < x->linger_ns; now = td_now_ns()) {
-        int n = epoll_wait(x->epoll_fd, events, max, 0);
-        if (n) return n;
-        sched_yield();
+    if (!timeout_ms) return epoll_wait(x->epoll_fd, events, max, 0);
+    uint64_t start = td_now_ns(), now = start, before = start;
+    uint64_t linger_ns = start < x->crowded_until_ns ? 0 : x->linger_ns;
+    int n = 0;
+    atomic_store(&x->idle, true);
+    for (; now - start < linger_ns && !n && !atomic_load(&x->rung); before = now) {
+        n = epoll_wait(x->epoll_fd, events, max, 0);
+        if (!n) sched_yield();
+        now = td_now_ns();
+        if (now - before < XFER_CROWDED_NS) continue;
+        x->crowded_until_ns = now + XFER_CROWDED_FOR_NS;
+        linger_ns = 0;
     }
-    int n = epoll_wait(x->epoll_fd, events, max, timeout_ms);
-    if (timeout_ms) x->linger_ns = n > 0 && td_now_ns() - start < XFER_NAP_NS ? XFER_LINGER_NS : x->linger_ns / 2;
+    if (!n) { /* also when rung: a turn that has not listened would take late bytes in the socket for the peer's silence */
+        atomic_store(&x->sleeps, true);
+        n = epoll_wait(x->epoll_fd, events, max, atomic_load(&x->rung) ? 0 : timeout_ms);
+        atomic_store(&x->sleeps, false);
+        x->linger_ns = td_now_ns() - start < XFER_LINGER_NS ? XFER_LINGER_NS : x->linger_ns / 2;
+    }
+    atomic_store(&x->idle, false);
     return n;
 }
 
@@ -865,8 +894,9 @@ static void *progress(void *ctx)
             TD_ASSERT(errno == EINTR);
             n = 0;
         }
+        bool rung = atomic_exchange(&x->rung, false); /* before the turn that does what was rung for */
         pthread_mutex_lock(&x->lock);
-        if (n) slept_until = xfer_now(x) < slept_until ? xfer_now(x) : slept_until;
+        if (n || rung) slept_until = now; /* woken early: when is not known, and what stopped us since must not pass for the peers' silence */
         if (timeout && x->rdma) xfer_rdma_woke(x, since(xfer_now(x), now), n > 0 && events[0].data.u64 >= XFER_KEY_RDMA && events[0].data.u64 < XFER_KEY_RDMA + 2 * TD_XFER_RAILS_MAX);
     }
     pthread_mutex_unlock(&x->lock);
@@ -910,7 +940,13 @@ td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret
     x->memory = config->memory;
     x->peer_timeout_ns = timeout_ms * TD_NS_PER_MS;
     memcpy(x->instance, instance, strlen(instance));
-    pthread_mutex_init(&x->lock, NULL);
+    pthread_mutexattr_t adaptive;
+    pthread_mutexattr_init(&adaptive);
+#if defined(__GLIBC__)
+    pthread_mutexattr_settype(&adaptive, PTHREAD_MUTEX_ADAPTIVE_NP); /* held for a microsecond, mostly: less than a sleep and its wake cost */
+#endif
+    pthread_mutex_init(&x->lock, &adaptive);
+    pthread_mutexattr_destroy(&adaptive);
 
     td_status status = TD_ERR_NOMEM;
     struct td_xfer_core_hooks hooks = {.ctx = x, .random_u64 = xfer_random, .send = core_send, .op_handle = core_op_handle};
@@ -964,7 +1000,7 @@ void td_xfer_close(struct td_xfer *x)
         pthread_mutex_lock(&x->lock);
         x->stop = true;
         pthread_mutex_unlock(&x->lock);
-        td_doorbell_ring(&x->bell);
+        xfer_ring(x);
         pthread_join(x->thread, NULL);
     }
     pthread_mutex_lock(&x->lock); /* of nobody else; but fences drop it */
@@ -1046,7 +1082,7 @@ td_status td_xfer_grant(struct td_xfer *x, const int32_t *block_ids, int32_t n_b
                         uint8_t *blob, size_t *ret_blob_bytes, struct td_err *err)
 {
     uint32_t id;
-    pthread_mutex_lock(&x->lock);
+    enter(x);
     uint64_t tick = x->core.next_tick_ns;
     const char *lost = xfer_device_lost(x);
     td_status status = lost ? td_fail(err, TD_ERR_DEVICE, "grant: %s", lost)
@@ -1067,17 +1103,17 @@ td_status td_xfer_grant(struct td_xfer *x, const int32_t *block_ids, int32_t n_b
     }
     bool ring = x->core.next_tick_ns < tick; /* the thread sleeps past the new deadline */
     unlock_and_wake(x);
-    if (ring) td_doorbell_ring(&x->bell);
+    if (ring) xfer_ring(x);
     return status;
 }
 
 void td_xfer_revoke(struct td_xfer *x, uint32_t slot, const char *reason)
 {
-    pthread_mutex_lock(&x->lock);
+    enter(x);
     bool ring = x->rdma || (slot < x->core.max_slots && x->core.slots[slot].state != TD_SLOT_READY); /* a READY one's sender has its answer */
     td_xfer_core_revoke(&x->core, slot, reason);
     unlock_and_wake(x);
-    if (ring) td_doorbell_ring(&x->bell);
+    if (ring) xfer_ring(x);
 }
 
 td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_bytes, uint64_t deadline_ns, uint64_t user, uint32_t *ret_op,
@@ -1108,7 +1144,7 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
     if (only_shm && x->device && !xfer_ring_may_lend(x))
         return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only shm is allowed, and this side's pool is in the memory of a device, whose staging buffers are not shareable",
                        g.instance);
-    pthread_mutex_lock(&x->lock);
+    enter(x);
     uint64_t tick = x->core.next_tick_ns;
     const char *lost = xfer_device_lost(x);
     if (lost) {
@@ -1127,27 +1163,27 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
      * receiver answers it with the targets, and that goes on while the first chunk is computed. */
     bool ring = !status && (x->attach_due || x->core.next_tick_ns < tick || x->core.ops[*ret_op].path == TD_XFER_PATH_RDMA);
     unlock_and_wake(x);
-    if (ring) td_doorbell_ring(&x->bell);
+    if (ring) xfer_ring(x);
     return status;
 }
 
 void td_xfer_op_priority(struct td_xfer *x, uint32_t op, uint64_t priority)
 {
-    pthread_mutex_lock(&x->lock);
+    enter(x);
     if (op < x->core.max_ops) x->core.ops[op].priority = priority;
     pthread_mutex_unlock(&x->lock);
 }
 
 void td_xfer_slot_priority(struct td_xfer *x, uint32_t slot, uint64_t priority)
 {
-    pthread_mutex_lock(&x->lock);
+    enter(x);
     if (slot < x->core.max_slots) x->core.slots[slot].priority = priority;
     pthread_mutex_unlock(&x->lock);
 }
 
 uint64_t td_xfer_op_key(struct td_xfer *x, uint32_t op)
 {
-    pthread_mutex_lock(&x->lock);
+    enter(x);
     uint64_t key = op < x->core.max_ops ? x->core.ops[op].priority : 0;
     pthread_mutex_unlock(&x->lock);
     return key;
@@ -1155,7 +1191,7 @@ uint64_t td_xfer_op_key(struct td_xfer *x, uint32_t op)
 
 uint64_t td_xfer_slot_key(struct td_xfer *x, uint32_t slot)
 {
-    pthread_mutex_lock(&x->lock);
+    enter(x);
     uint64_t key = slot < x->core.max_slots ? x->core.slots[slot].priority : 0;
     pthread_mutex_unlock(&x->lock);
     return key;
@@ -1164,7 +1200,7 @@ uint64_t td_xfer_slot_key(struct td_xfer *x, uint32_t slot)
 td_status td_xfer_submit(struct td_xfer *x, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n, bool final, const void *note,
                          size_t note_bytes)
 {
-    pthread_mutex_lock(&x->lock);
+    enter(x);
     td_status status = td_xfer_core_submit(&x->core, xfer_now(x), op, first, block_ids, n, final, note, note_bytes);
     bool ring = !status;
     if (!status) {
@@ -1173,41 +1209,41 @@ td_status td_xfer_submit(struct td_xfer *x, uint32_t op, int32_t first, const in
         if (c && send_now(x, c)) ring = false;
     }
     unlock_and_wake(x);
-    if (ring) td_doorbell_ring(&x->bell);
+    if (ring) xfer_ring(x);
     return status;
 }
 
 td_status td_xfer_submit_part(struct td_xfer *x, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n, uint64_t offset, uint64_t n_bytes)
 {
-    pthread_mutex_lock(&x->lock);
+    enter(x);
     td_status status = td_xfer_core_submit_part(&x->core, xfer_now(x), op, first, block_ids, n, offset, n_bytes);
     if (!status) wake_link(x, x->core.ops[op].conn);
     unlock_and_wake(x);
-    if (!status) td_doorbell_ring(&x->bell); /* the caller computes: the thread sends */
+    if (!status) xfer_ring(x); /* the caller computes: the thread sends */
     return status;
 }
 
 td_status td_xfer_submit_pull(struct td_xfer *x, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n)
 {
-    pthread_mutex_lock(&x->lock);
+    enter(x);
     td_status status = td_xfer_core_submit_pull(&x->core, xfer_now(x), op, first, block_ids, n);
     if (!status) wake_link(x, x->core.ops[op].conn);
     unlock_and_wake(x);
-    if (!status) td_doorbell_ring(&x->bell);
+    if (!status) xfer_ring(x);
     return status;
 }
 
 void td_xfer_cancel(struct td_xfer *x, uint32_t op, const char *reason)
 {
-    pthread_mutex_lock(&x->lock);
+    enter(x);
     td_xfer_core_cancel(&x->core, op, reason);
     unlock_and_wake(x);
-    td_doorbell_ring(&x->bell);
+    xfer_ring(x);
 }
 
 bool td_xfer_poll_path(struct td_xfer *x, struct td_xfer_event *ret_event)
 {
-    pthread_mutex_lock(&x->lock);
+    enter(x);
     bool any = x->n_news > 0;
     if (any) {
         const struct xfer_news *n = &x->news[0];
@@ -1221,7 +1257,7 @@ bool td_xfer_poll_path(struct td_xfer *x, struct td_xfer_event *ret_event)
 
 size_t td_xfer_poll(struct td_xfer *x, struct td_xfer_event *events, size_t max)
 {
-    pthread_mutex_lock(&x->lock);
+    enter(x);
     size_t n = td_xfer_core_poll(&x->core, events, max);
     pthread_mutex_unlock(&x->lock);
     return n;
@@ -1229,7 +1265,7 @@ size_t td_xfer_poll(struct td_xfer *x, struct td_xfer_event *events, size_t max)
 
 void td_xfer_stats(struct td_xfer *x, struct td_xfer_stats *ret_stats)
 {
-    pthread_mutex_lock(&x->lock);
+    enter(x);
     *ret_stats = x->core.stats;
     ret_stats->n_slots_used = x->core.n_slots_used;
     ret_stats->n_ops_used = x->core.n_ops_used;

@@ -607,6 +607,14 @@ static void local_next(struct td_xfer_core *c, uint32_t id, uint64_t max_bytes, 
         copy->n_bytes += c->block_bytes;
     }
     s->bytes_begun += copy->n_bytes;
+    if (!slot_has(s)) set_drop(&c->fetching, id);
+}
+
+uint32_t td_xfer_core_n_fetching(const struct td_xfer_core *c)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i <= c->fetching.n / 64; i++) n += (uint32_t)__builtin_popcountll(c->fetching.bits[i]);
+    return n;
 }
 
 bool td_xfer_core_copy_next(struct td_xfer_core *c, struct td_xfer_turns *turns, size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy)

@@ -260,6 +260,7 @@ struct td_xfer_copy {
     size_t n_bytes;
 };
 bool td_xfer_core_copy_next(struct td_xfer_core *core, struct td_xfer_turns *turns, size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy);
+uint32_t td_xfer_core_n_fetching(const struct td_xfer_core *core); /* slots with more of it; one that has just failed may count, too */
 /* cuda-ipc: the same for a copy that runs by itself: whole blocks (at least one), or what there is of one; many may be under way.
  * Counts it in n_dma; dma_end follows. */
 bool td_xfer_core_pull_next(struct td_xfer_core *core, struct td_xfer_turns *turns, size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy);

@@ -40,8 +40,9 @@
 #define XFER_MAX_FDS 2
 #define XFER_TURN_BYTES (4u << 20) /* moved for one connection before the next has its turn */
 #define XFER_IDLE_NS (30 * TD_NS_PER_S)
-#define XFER_LINGER_NS 20000       /* the progress thread looks for events so long before it sleeps, */
-#define XFER_NAP_NS 100000         /* if its last sleep was shorter than this */
+#define XFER_LINGER_NS 100000      /* the progress thread looks for events so long before it sleeps, if what it waited for last came within that; */
+#define XFER_CROWDED_NS 300000     /* a look that took longer: others want the core, */
+#define XFER_CROWDED_FOR_NS (100 * TD_NS_PER_MS) /* and for so long it is not done */
 
 /* TLS: with certificates, not on shm: the handshake. SETUP: rdma, from HELLO_ACK until every queue pair has been probed in both directions.
  * ENDING: rdma, while it is fenced; it comes from SETUP or READY. */
@@ -143,7 +144,10 @@ struct td_xfer {
     uint64_t incarnation, layout_hash;
     enum td_xfer_path path;
     uint64_t peer_timeout_ns;
-    struct td_doorbell bell;
+    struct td_doorbell bell;       /* rung by xfer_ring alone */
+    atomic_bool rung, sleeps;      /* rung: a turn is due. sleeps: only the bell's descriptor wakes the progress thread */
+    atomic_bool idle;              /* it looks for something to do, or sleeps */
+    atomic_uint n_callers;         /* threads that want the lock for a public call: nobody looks for completions meanwhile */
     int epoll_fd, tcp_fd, shm_fd;
     struct td_xfer_tls *tls;       /* NULL: none; has its own lock */
     bool accept_paused;
@@ -182,7 +186,7 @@ struct td_xfer {
     uint64_t told_refusal_ns;      /* when one was told last; n_untold: how many were not told since */
     uint32_t n_untold;
     bool attach_due;               /* an op may need a connection */
-    uint64_t next_check_ns, loop_ns, linger_ns;
+    uint64_t next_check_ns, loop_ns, linger_ns, crowded_until_ns;
     uint64_t n_woken;              /* events that hooks.wake has announced */
     struct td_xfer_turns copy_turns;
     uint64_t n_bad_frames, n_refused_peers;
@@ -196,6 +200,7 @@ enum { XFER_KEY_BELL = 1, XFER_KEY_TCP, XFER_KEY_SHM, XFER_KEY_RDMA /* + 2 * rai
 /* xfer.c */
 uint64_t xfer_now(const struct td_xfer *x);
 uint64_t xfer_random(void *x);
+void xfer_ring(struct td_xfer *x);                                                   /* any thread: a turn is due */
 struct td_xfer_conn *xfer_conn_new(struct td_xfer *x, int fd, enum td_xfer_path path, bool initiator);     /* NULL: no room; fd stays the caller's */
 void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status, const char *reason, bool retry);
 struct td_xfer_conn *xfer_conn_by_id(struct td_xfer *x, uint64_t id);

@@ -315,7 +315,7 @@ static void *revive(void *ctx)
     v->status = rail_open(r, &v->fresh, &v->err);
     if (!v->status && (v->status = rail_register(v->x, &v->fresh, &v->err))) rail_close(r, &v->fresh);
     atomic_store(&v->done, true);
-    td_doorbell_ring(&v->x->bell);
+    xfer_ring(v->x);
     return NULL;
 }
 

@@ -217,9 +217,9 @@ static void *join_main(void *arg)
         td_fault_point("xfer_rts");
         if (j->error) break;
     }
-    struct td_doorbell *bell = j->bell; /* after `over` the rest is the progress thread's, who frees it when this thread is joined */
+    struct td_xfer *x = j->x; /* after `over` the rest is the progress thread's, who frees it when this thread is joined */
     atomic_store(&j->over, true);
-    td_doorbell_ring(bell);
+    xfer_ring(x);
     return NULL;
 }
 
@@ -227,7 +227,7 @@ static void *join_main(void *arg)
 static bool join_start(struct td_xfer *x, struct xfer_rdma_link *l, struct joining *j, char reason[TD_XFER_REASON_MAX])
 {
     j->vb = x->rdma->vb;
-    j->bell = &x->bell;
+    j->x = x;
     int e = pthread_create(&j->thread, NULL, join_main, j); /* with the progress thread's mask: no signals */
     if (e) {
         xfer_say(reason, "rdma: a thread to connect queue pairs: %s", strerror(e));
@@ -1268,8 +1268,10 @@ bool xfer_rdma_sleep(struct td_xfer *x)
     if (r->flushing) return false;
     if (!r->n_links) return true;
     uint64_t until = td_now_ns() + r->spin_ns;
-    while (r->spin_ns && td_now_ns() < until)
+    while (r->spin_ns && td_now_ns() < until) {
         if (take_completions(x)) return false;
+        if (atomic_load(&x->rung) || atomic_load(&x->n_callers)) return false; /* the lock is held here: a caller must not wait for this */
+    }
     for (uint32_t i = 0; i < r->n_rails; i++) {
         if (!xfer_rail_tells(&r->rail[i])) continue;
         r->vb->cq_clear(r->rail[i].cq);

@@ -109,7 +109,7 @@ struct joining {
     pthread_t thread;
     atomic_bool over, unwanted;
     const struct td_verbs *vb;
-    struct td_doorbell *bell;
+    struct td_xfer *x;
     uint32_t n, n_joined;
     int error;                 /* of queue pair n_joined */
     struct { struct td_vb_qp *qp; struct td_vb_route route; } at[TD_XFER_QPS_MAX];

@@ -27,7 +27,8 @@
 #include "common/xfer/xfer_copy.h"
 #include "common/xfer/xfer_internal.h"
 
-#define SHM_ANSWER_BYTES (512u << 10) /* copied before an answer that is due goes out */
+#define SHM_ANSWER_MIN (256u << 10) /* copied before answers that are due go out, */
+#define SHM_ANSWER_MAX (2u << 20)   /* at least and at most */
 
 static socklen_t abstract_address(const char *name, struct sockaddr_un *ret_address)
 {
@@ -259,12 +260,18 @@ static size_t copy_piece(struct td_xfer *x)
     return copy.n_bytes;
 }
 
-/* The turn is over sooner when a transfer has ended in it: its sender makes the next one ready while this side copies those that are here. With whole
- * turns of small transfers each side waited for the other's. */
+/* Copied enough for one turn? What ended in it is answered behind it, with one frame and one wake on each side for all: these cost as much as copying
+ * 64 KiB each. But the senders make their next ones ready while this side copies the other half. */
+static bool turn_is_over(const struct td_xfer *x, size_t n_bytes, uint64_t n_ended)
+{
+    if (!n_ended) return n_bytes >= TD_XFER_FRAME_DATA_MAX;
+    return n_bytes >= SHM_ANSWER_MAX || (n_bytes >= SHM_ANSWER_MIN && n_ended >= td_xfer_core_n_fetching(&x->core));
+}
+
 bool xfer_shm_copy(struct td_xfer *x)
 {
     size_t n_bytes = 0, n;
     uint64_t n_emitted = x->core.n_emitted;
-    while (n_bytes < (x->core.n_emitted == n_emitted ? TD_XFER_FRAME_DATA_MAX : SHM_ANSWER_BYTES) && (n = copy_piece(x)) > 0) n_bytes += n;
+    while (!turn_is_over(x, n_bytes, x->core.n_emitted - n_emitted) && (n = copy_piece(x)) > 0) n_bytes += n;
     return n_bytes > 0;
 }
