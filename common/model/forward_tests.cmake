@@ -19,6 +19,9 @@ td_test(forward_device_test SOURCES ${CMAKE_SOURCE_DIR}/tests/unit/forward_devic
 if(TARGET forward_device_test)
   add_dependencies(forward_device_test tandem_deferred_device)
   set_property(TEST forward_device_test APPEND PROPERTY ENVIRONMENT "TANDEM_CUDA_LIBRARY=$<TARGET_FILE:tandem_deferred_device>")
+  if(TANDEM_SANITIZE STREQUAL "thread") # the same threads in every model
+    set_property(TEST forward_device_test APPEND PROPERTY ENVIRONMENT "TANDEM_DEVICE_TEST_MODELS=6")
+  endif()
   if(TARGET tandem_cuda_emu AND NOT TANDEM_SANITIZE STREQUAL "thread")
     add_dependencies(forward_device_test tandem_cuda_emu)
     add_test(NAME forward_emulated_test COMMAND forward_device_test WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})

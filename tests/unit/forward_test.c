@@ -352,6 +352,8 @@ static void check_invariance(const char *path, const char *dtype, const struct t
         for (size_t k = 0; k < 4; k++) {
             /* Reference kernels are slow: two threads and two cuts are enough for them. */
             if (strcmp(ops->name, "ref") == 0 && (n_threads != 2 || k % 2 == 0 || (is_short() && k != 3))) continue;
+            /* Sanitizer builds: two of the cuts with two threads, the other two with three; one thread is what `alone` was. */
+            if (is_short() && (n_threads == 1 || (size_t)n_threads % 2 == k % 2)) continue;
             memset(g.cache, 0xff, (size_t)(g.blocks_per_seq * RIG_SEQS) * g.kv.block_bytes);
             run_batched(&g, tokens, k % 2 ? backwards : forwards, takes[k], out);
             for (int32_t s = 0; s < SEQS; s++)
@@ -431,6 +433,9 @@ static void unwanted_rows_do_not_matter(void **state)
 static void ref_and_best_agree(void **state)
 {
     (void)state;
+#if defined(__SANITIZE_THREAD__)
+    skip(); /* a comparison of figures: batch_and_threads_do_not_matter runs the same kernels on as many threads */
+#endif
     const char *path = write_random_config();
     int32_t tokens[SEQS][LEN_MAX];
     static const char *const dtypes[] = {"f32", "bf16"};
@@ -462,7 +467,7 @@ static void ref_and_best_agree(void **state)
 static void layers_are_told_when_they_are_there(void **state)
 {
     (void)state;
-    for (int n_threads = 1; n_threads <= 3; n_threads += 2) {
+    for (int n_threads = is_short() ? 3 : 1; n_threads <= 3; n_threads += 2) {
         struct rig g;
         rig_open(&g, &(struct td_model_params){.dir = "models/pocket", .dtype = "bf16"}, n_threads, 8, 64, 64);
         layers_check_all(&g, true);

@@ -877,7 +877,7 @@ static void test_long_texts(void **state)
 {
     (void)state;
     struct td_tokenizer *t = qwen();
-    size_t n = (size_t)1 << 20;
+    size_t n = (size_t)1 << (getenv("TANDEM_TEST_SHORT") ? 17 : 20); /* times are for a build without sanitizers to show */
     char *text = malloc(n);
     static const char *const units[] = {"a", " ", "\n", "' ", "1", "\u00e9", "e\u0301\u0323"};
     for (size_t u = 0; u < sizeof units / sizeof *units; u++) {
@@ -899,7 +899,7 @@ static void test_marks_in_bad_order(void **state)
 {
     (void)state;
     struct td_tokenizer *t = qwen();
-    size_t n_marks = 400000, n = 1;
+    size_t n_marks = getenv("TANDEM_TEST_SHORT") ? 50000 : 400000, n = 1;
     char *text = malloc(1 + n_marks * 2);
     text[0] = 'x';
     for (size_t i = 0; i < n_marks; i++) n += (size_t)td_utf8_put(i % 2 ? 0x323 : 0x301, text + n); /* classes 220 and 230 */
