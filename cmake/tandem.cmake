@@ -57,9 +57,13 @@ function(td_test_environment name)
   set_tests_properties(${name} PROPERTIES ENVIRONMENT "${TANDEM_TEST_ENVIRONMENT};${ARGN}")
 endfunction()
 
-# td_library(NAME SOURCES... [DEPS ...]): a static library td_NAME. Including "common/x/y.h" works from the root.
+# td_library(NAME SOURCES... [DEPS ...] [NOT_FUZZED ...]): a static library td_NAME. Including "common/x/y.h" works from the root. NOT_FUZZED:
+# sources that no fuzzer links; builds of the fuzzers leave them out, so a fuzzer that comes to need one says so when it is linked.
 function(td_library name)
-  cmake_parse_arguments(A "" "" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(A "" "" "SOURCES;DEPS;NOT_FUZZED" ${ARGN})
+  if(TANDEM_FUZZ AND A_NOT_FUZZED)
+    list(REMOVE_ITEM A_SOURCES ${A_NOT_FUZZED})
+  endif()
   add_library(${name} STATIC ${A_SOURCES})
   target_link_libraries(${name} PUBLIC td_flags ${A_DEPS})
 endfunction()
