@@ -14,6 +14,9 @@ set(CMAKE_C_FLAGS_RELWITHDEBINFO "-O2 -g")
 set(CMAKE_C_FLAGS_RELEASE "-O2 -g -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2")
 # The sanitizer builds. Their reports need functions and lines; locals too cost a quarter of the compiler's time.
 set(CMAKE_C_FLAGS_DEBUG "-O1 -g1 -U_FORTIFY_SOURCE")
+# Test programs are a third of all C here, and what they do themselves is set up and compare: -O1, from which on gcc warns of bounds and ignored
+# results, and lines. The libraries under test keep the flags of their build.
+set(TD_TEST_OPTIONS -O1 -g1)
 
 foreach(type RELWITHDEBINFO RELEASE DEBUG)
   set(CMAKE_CXX_FLAGS_${type} "${CMAKE_C_FLAGS_${type}}")
@@ -92,6 +95,7 @@ function(td_test name)
   endif()
   add_executable(${name} ${A_SOURCES})
   target_link_libraries(${name} PRIVATE td_flags ${A_DEPS} cmocka)
+  target_compile_options(${name} PRIVATE ${TD_TEST_OPTIONS})
   set(only)
   if(A_THREADED AND TANDEM_SANITIZE STREQUAL "thread")
     set(only ${A_THREADED})
