@@ -14,9 +14,9 @@ set(CMAKE_C_FLAGS_RELWITHDEBINFO "-O2 -g")
 set(CMAKE_C_FLAGS_RELEASE "-O2 -g -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2")
 # The sanitizer builds. Their reports need functions and lines; locals too cost a quarter of the compiler's time.
 set(CMAKE_C_FLAGS_DEBUG "-O1 -g1 -U_FORTIFY_SOURCE")
-# Test programs are a third of all C here, and what they do themselves is set up and compare: -O1, from which on gcc warns of bounds and ignored
-# results, and lines. The libraries under test keep the flags of their build.
-set(TD_TEST_OPTIONS -O1 -g1)
+# Test programs are a third of all C here, and what they do themselves is set up and compare: -O1, from which on gcc warns of ignored results, what
+# its warnings of bounds need besides, and lines. The libraries under test keep the flags of their build.
+set(TD_TEST_OPTIONS -O1 $<$<AND:$<C_COMPILER_ID:GNU>,$<NOT:$<CONFIG:Debug>>>:-ftree-vrp> -g1)
 
 foreach(type RELWITHDEBINFO RELEASE DEBUG)
   set(CMAKE_CXX_FLAGS_${type} "${CMAKE_C_FLAGS_${type}}")
