@@ -5,9 +5,12 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
+import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -40,7 +43,7 @@ def doctor(*args):
 
 
 def test_doctor_sees_both_devices():
-    rc, text = doctor("--transfer", "rdma", "--kv-memory", "16MiB")
+    rc, text = doctor("--transfer", "rdma", "--kv-memory", "16MiB", "--register", "16MiB")
     assert rc == 0 and all(re.search(rf"^  ok .*\b{name}\b", text, re.M) for name in ("rxe0", "rxe1")), text
 
 
@@ -59,31 +62,67 @@ def test_two_doctors_measure_rdma():
 
 
 class RdmaCluster(Cluster):
-    """Prefill workers on one device, decode workers on the other, and no other path allowed."""
+    """Prefill workers on one device, decode workers on the other, and no other path allowed. shallow: a model's folder, whose requests are short."""
 
-    def __init__(self, host=None, **rest):
+    def __init__(self, host=None, shallow=None, **rest):
         self.metrics, self.host = {}, host
-        super().__init__(worker_timeout_ms=SILENCE_MS, **rest)
+        self.block, self.asked = (8, SHORT_REQUESTS) if shallow else (16, REQUESTS)
+        super().__init__(worker_timeout_ms=SILENCE_MS, model=shallow or POCKET, **rest)
 
     def start_worker(self, role, wait=True, env=None, args=()):
         device, address = END[role]
         port = self.metrics[f"{role}-{self.next_index[role]}"] = free_port()
         return super().start_worker(role, wait, env, ["--transfer", "rdma", "--rdma-devices", device, "--transfer-host", self.host or address, "--kv-digest", "always",
-                                                      "--max-step-tokens", 32, "--metrics-listen", f"127.0.0.1:{port}", *args])
+                                                      "--block-size", self.block, "--max-step-tokens", 2 * self.block,
+                                                      "--metrics-listen", f"127.0.0.1:{port}", *args])
 
     def scrape(self, name):
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics[name]}/metrics", timeout=10 * SLOW) as r:
             return {m[1]: float(m[2]) for m in re.finditer(r"^(td_\S+) (\S+)$", r.read().decode(), re.MULTILINE)}
 
 
-# 2 to 4 blocks of KV each, in one chunk or two; greedy and sampled. Rounds under faults take the first four: an emulated CPU prefills slowly.
-N_IDS = (40, 23, 34, 28, 47, 57, 33, 62)
-REQUESTS = [{"ids": [3 + (i * 131 + k * 17) % 1000 for k in range(n)], "max_tokens": 4 + i % 2, "seed": 100 + i, "logprobs": 0,
-             "temperature": 0.0 if i % 2 else 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.0, "repetition_penalty": 1.0} for i, n in enumerate(N_IDS)]
+def requests_of(n_ids):
+    return [{"ids": [3 + (i * 131 + k * 17) % 1000 for k in range(n)], "max_tokens": 4 + i % 2, "seed": 100 + i, "logprobs": 0,
+             "temperature": 0.0 if i % 2 else 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.0, "repetition_penalty": 1.0} for i, n in enumerate(n_ids)]
 
 
-def one_process(dtype):
-    done = subprocess.run([os.path.join(BIN, "one_process"), POCKET, dtype, "1", "512", "0", "0", "16MiB"], input=json.dumps(REQUESTS), capture_output=True,
+# 2 to 4 blocks of KV each, in one chunk or two; greedy and sampled. Rounds under faults take the first four. Multiplications are what an emulated CPU is
+# slowest at: where a request need not take long, blocks are half as long and the model has N_LAYERS.
+REQUESTS = requests_of((40, 23, 34, 28, 47, 57, 33, 62))
+SHORT_REQUESTS = requests_of((20, 12, 17, 14, 24, 29, 18, 31))
+N_LAYERS = 2
+
+
+@pytest.fixture(scope="module")
+def shallow():
+    """A folder with the pocket model's first layers."""
+    with tempfile.TemporaryDirectory(prefix="tandem-model-") as folder:
+        with open(os.path.join(POCKET, "config.json"), encoding="utf-8") as f:
+            config = json.load(f)
+        with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as f:
+            json.dump(dict(config, num_hidden_layers=N_LAYERS), f)
+        with open(os.path.join(POCKET, "model.safetensors"), "rb") as f:
+            tensors = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+            base, kept, data = f.tell(), {}, b""
+            for name, t in tensors.items():
+                layer = re.match(r"model\.layers\.(\d+)\.", name)
+                if name == "__metadata__" or layer and int(layer[1]) >= N_LAYERS:
+                    continue
+                begin, end = t["data_offsets"]
+                f.seek(base + begin)
+                kept[name] = dict(t, data_offsets=[len(data), len(data) + end - begin])
+                data += f.read(end - begin)
+        header = json.dumps(kept).encode()
+        header += b" " * (-len(header) % 8)
+        with open(os.path.join(folder, "model.safetensors"), "wb") as f:
+            f.write(struct.pack("<Q", len(header)) + header + data)
+        for name in ("generation_config.json", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(os.path.join(POCKET, name), folder)
+        yield folder
+
+
+def one_process(dtype="f32", requests=REQUESTS, model=POCKET):
+    done = subprocess.run([os.path.join(BIN, "one_process"), model, dtype, "1", "512", "0", "0", "16MiB"], input=json.dumps(requests), capture_output=True,
                           text=True, timeout=60 * SLOW, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     tokens = [r["tokens"] for r in json.loads(done.stdout)["results"]]
@@ -92,8 +131,13 @@ def one_process(dtype):
 
 
 @pytest.fixture(scope="module")
-def want():
-    return one_process("f32")
+def want(shallow):
+    return one_process(requests=SHORT_REQUESTS, model=shallow)
+
+
+@pytest.fixture(scope="module")
+def long_want():
+    return one_process()
 
 
 def device_counters():
@@ -146,7 +190,7 @@ def stalls_explained(c):
 
 
 def send(c, want, n=4):
-    requests = [dict(q) for q in REQUESTS[:n]]
+    requests = [dict(q) for q in c.asked[:n]]
     results = c.generate_many([c.request(ids=q.pop("ids"), ignore_eos=True, **q) for q in requests])
     for i, r in enumerate(results):
         assert r.code == OK, (i, r.code, r.details)
@@ -156,20 +200,26 @@ def send(c, want, n=4):
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    with RdmaCluster(worker_args=["--no-prefix-cache"]) as c:  # so that every request moves all of its blocks
+def cluster(shallow):
+    with RdmaCluster(shallow=shallow, worker_args=["--no-prefix-cache"]) as c:  # so that every request moves all of its blocks
+        yield c
+
+
+@pytest.fixture(scope="module")
+def long_cluster():
+    with RdmaCluster(worker_args=["--no-prefix-cache"]) as c:
         yield c
 
 
 def test_tokens_are_one_process_s(cluster, want):
-    send(cluster, want, len(REQUESTS))
+    send(cluster, want, len(SHORT_REQUESTS))
     cluster.wait_idle()
     for name in ("prefill-0", "decode-0"):
         m = cluster.scrape(name)
         assert m['td_kv_transfer_peers{path="rdma"}'] == 1 and m['td_kv_transfer_peers{path="tcp"}'] == 0, name
         assert m['td_kv_transfer_path_bytes_total{path="rdma"}'] > 0 and m["td_kv_transfer_fallbacks_total"] == 0
         assert m["td_kv_digest_mismatches_total"] == 0 and m["td_rdma_rail_errors_total"] == 0
-    assert cluster.scrape("decode-0")["td_kv_digest_blocks_total"] >= len(REQUESTS)
+    assert cluster.scrape("decode-0")["td_kv_digest_blocks_total"] >= len(SHORT_REQUESTS)
 
 
 def qdisc_drops():
@@ -240,8 +290,10 @@ def link_down_for_a_second():
     link_up()
 
 
-def test_link_down_for_a_second(cluster, want):
-    """The port goes down with the link, and with it the queue pairs: what was under way is fenced, and sent anew over new ones."""
+def test_link_down_for_a_second(long_cluster):
+    """The port goes down with the link, and with it the queue pairs: what was under way is fenced, and sent anew over new ones. What comes while the link is
+    down is refused, as no other path is allowed, so a round is to be under way for longer than that."""
+    cluster, want = long_cluster, one_process(requests=REQUESTS[:2])
     before, was = device_counters(), {name: cluster.scrape(name) for name in ("prefill-0", "decode-0")}
     with netem("delay 100ms"), requests_running(cluster, want, 2):  # slow enough that some transfer is met in the middle
         for _ in range(10):
@@ -271,24 +323,24 @@ def bytes_per_packet(c, want):
     return (after_bytes - n_bytes) / (after_packets - n_packets)
 
 
-def test_long_one_end_has_a_small_mtu(cluster, want):
+def test_long_one_end_has_a_small_mtu(long_cluster, long_want):
     """Set while its link is down: links that come after it go by the smaller of both ports. (Under a link that stands Soft-RoCE would send what is too large
     for ever: it takes seven retries for any number.)"""
-    assert bytes_per_packet(cluster, want) > 1024
+    assert bytes_per_packet(long_cluster, long_want) > 1024
     run("ip link set v1 down")
     run("ip link set v1 mtu 1500")
     link_up()
     try:
-        send(cluster, want, 2)  # the link comes back under it
-        assert 0 < bytes_per_packet(cluster, want) <= 1024
+        send(long_cluster, long_want, 2)  # the link comes back under it
+        assert 0 < bytes_per_packet(long_cluster, long_want) <= 1024
     finally:
         run("ip link set v1 down")
         run("ip link set v1 mtu 9000")
         link_up()
-    send(cluster, want, 2)
-    cluster.wait_idle()
-    assert bytes_per_packet(cluster, want) > 1024
-    assert cluster.scrape("decode-0")["td_kv_digest_mismatches_total"] == 0
+    send(long_cluster, long_want, 2)
+    long_cluster.wait_idle()
+    assert bytes_per_packet(long_cluster, long_want) > 1024
+    assert long_cluster.scrape("decode-0")["td_kv_digest_mismatches_total"] == 0
 
 
 def exits_by_kill(c, names):
@@ -326,7 +378,7 @@ def test_killed_workers(cluster, want):
 KILLS_S = 300  # another worker is killed as long as this lasts: an emulated machine that is shared takes minutes for each
 
 
-def test_long_killed_whenever(want):
+def test_long_killed_whenever(long_want):
     """SIGKILL from outside while requests run, each role in turn, and each time a new worker takes the place: one of each role at least, and three of each
     where there is time. At no step in particular: test_killed_workers names the steps."""
     begin, victims = time.monotonic(), []
@@ -336,7 +388,7 @@ def test_long_killed_whenever(want):
                 break
             role = ("decode", "prefill")[i % 2]
             victim = f"{role}-{i // 2}"
-            with requests_running(c, want, 2):
+            with requests_running(c, long_want, 2):
                 c.wait_for(lambda name=victim: any(w.name == name and w.transfers for w in c.status().workers), f"{victim} to transfer", 60 * SLOW)
                 c.workers[victim].signal(signal.SIGKILL)
                 c.workers[victim].process.wait(30 * SLOW)
@@ -346,10 +398,10 @@ def test_long_killed_whenever(want):
         assert exits_by_kill(c, victims) == victims
 
 
-def test_long_an_address_changes(want):
+def test_long_an_address_changes(long_want):
     """The receiver's device gets another address and loses the one that it had; frames go over the loopback device and do not notice."""
     with RdmaCluster(worker_args=["--no-prefix-cache"], host="127.0.0.1") as c:
-        send(c, want)
+        send(c, long_want)
         n_before = len(re.findall(" ev=kv_path path=rdma ", c.workers["decode-0"].log()))
         run("ip addr add 10.9.1.52/32 dev v1")
         run("ip rule add pref 20 from 10.9.1.1 to 10.9.1.52 lookup 101")
@@ -359,7 +411,7 @@ def test_long_an_address_changes(want):
         run("ip route replace 10.9.1.1/32 dev v1 table 102")
         try:
             for _ in range(2):
-                send(c, want)
+                send(c, long_want)
             c.wait_idle()
             assert len(re.findall(" ev=kv_path path=rdma ", c.workers["decode-0"].log())) > n_before
             assert c.scrape("decode-0")["td_kv_digest_mismatches_total"] == 0
@@ -369,11 +421,11 @@ def test_long_an_address_changes(want):
             run("ip route replace 10.9.1.1/32 dev v1 table 102")
 
 
-def test_long_the_device_goes_and_comes(want):
+def test_long_the_device_goes_and_comes(long_want):
     """The decode worker's device is taken out of the machine, and later there is one again. Soft-RoCE lets none go that a process holds, and tells that process
     nothing (docs/rdma.md), so the worker goes first. The prefill worker lives through it and dials the new one."""
     with RdmaCluster(worker_args=["--no-prefix-cache"]) as c, stalls_explained(c):
-        send(c, want, 2)
+        send(c, long_want, 2)
         c.workers["decode-0"].signal(signal.SIGKILL)
         run("rdma link delete rxe1")
         try:
@@ -383,5 +435,5 @@ def test_long_the_device_goes_and_comes(want):
         finally:
             run("rdma link add rxe1 type rxe netdev v1")
         c.start_worker("decode")
-        send(c, want, 2)
+        send(c, long_want, 2)
         c.wait_idle()
