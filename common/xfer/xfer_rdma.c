@@ -1266,6 +1266,8 @@ bool xfer_rdma_sleep(struct td_xfer *x)
     struct xfer_rdma *r = x->rdma;
     bool may_sleep = true;
     if (r->flushing) return false;
+    for (uint32_t i = 0; i < r->n_rails && !r->n_links; i++) /* what the last link's end told: unread it would wake us for ever */
+        if (xfer_rail_tells(&r->rail[i])) r->vb->cq_clear(r->rail[i].cq);
     if (!r->n_links) return true;
     uint64_t until = td_now_ns() + r->spin_ns;
     while (r->spin_ns && td_now_ns() < until) {

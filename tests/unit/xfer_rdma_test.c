@@ -59,6 +59,7 @@ enum gate { GATE_NONE = 0, GATE_CREATE, GATE_INIT, GATE_RTR, GATE_RTS, GATE_ERRO
 struct end {
     struct td_verbs vb;        /* the fake's, with some calls passing by here first */
     const struct td_verbs *real;
+    atomic_uint n_turns;       /* of its progress thread, which asks each device once */
     struct td_fake_fabric *f;
     bool own_fabric;
     struct td_xfer *x;
@@ -310,6 +311,7 @@ static bool spy_async_get(struct td_vb_device *d, struct td_vb_async *ret_event)
 {
     uint32_t i;
     struct end *e = end_of(d, &i);
+    atomic_fetch_add(&e->n_turns, 1);
     for (;;) {
         if (!e->real->async_get(d, ret_event)) return false;
         pthread_mutex_lock(&e->lock);
@@ -1582,7 +1584,8 @@ static void seventy_peers(void **state)
     (void)state;
     struct pair *t = pair_open(&crowd);
     struct td_err err = {0};
-    struct end first = {0};
+    struct td_xfer *x = t->p.x;
+    struct td_arena arena = t->p.arena;
     for (int round = 0; round < 2; round++)
         for (int i = 0; i < N; i++) {
             if (!round && end_open(&extra[i], &t->s, &t->s.side[0], t->p.f, &t->bell, &err)) fail_msg("sender %d: %s", i, err.msg);
@@ -1590,14 +1593,13 @@ static void seventy_peers(void **state)
             memset(&m, 0, sizeof m);
             m.dst[0] = (i + round) % N;
             grant_blocks(t, &m, 1, WAIT_MS);
-            first = t->p; /* the helpers drive the pair's sender */
-            t->p.x = extra[i].x;
+            t->p.x = extra[i].x; /* the helpers drive the pair's sender */
             t->p.arena = extra[i].arena;
             op(t, &m, WAIT_MS);
             assert_int_equal(submit(t, &m, 0, 1, true), TD_OK);
             finish(t, &m, true);
-            t->p.x = first.x;
-            t->p.arena = first.arena;
+            t->p.x = x;
+            t->p.arena = arena;
             if (!m.ready || !m.done) fail_msg("sender %d: %s, %s", i, m.slot_end.reason, m.op_end.reason);
         }
     struct td_xfer_stats s = stats(&t->d);
@@ -2264,6 +2266,35 @@ static void pains_04_a_dead_sender_leaks_no_blocks(void **state)
     pair_close(t);
 }
 
+/* What a link's end leaves in the completion channel wakes nobody again: an endpoint without a peer takes no CPU. */
+static void who_is_left_alone_sleeps(void **state)
+{
+    enum { LOOK_MS = 200, TURNS_MAX = 100 }; /* awake, it would take thousands, and its timers take a few */
+    struct td_err err = {0};
+    (void)state;
+    struct pair *t = pair_open(&plain);
+    for (int round = 0; round < 2; round++) {
+        struct transfer m;
+        struct end *dead = round ? &t->d : &t->p, *left = round ? &t->p : &t->d;
+        whole(t, 3);
+        go_half(t, &m, N_DATA, WAIT_MS);
+        end_close(dead);
+        if (round) td_xfer_cancel(t->p.x, m.op, "nobody is there");
+        else td_xfer_revoke(t->d.x, m.slot, "nobody is there");
+        TAKE_UNTIL(t, false, round ? m.op_failed : m.slot_free);
+        forget(&m);
+        WAIT_FOR(n_live_qps(left) == 0);
+        unsigned before = atomic_load(&left->n_turns);
+        poll(NULL, 0, LOOK_MS); /* looked at for so long */
+        unsigned n = atomic_load(&left->n_turns) - before;
+        if (n > TURNS_MAX) fail_msg("%u turns in %d ms", n, LOOK_MS);
+        if (end_open(dead, &t->s, &t->s.side[round], NULL, &t->bell, &err)) fail_msg("%s", err.msg);
+        for (int32_t i = 0; i < t->s.n_blocks && round; i++) poison(t, i);
+    }
+    whole(t, 3);
+    pair_close(t);
+}
+
 static void pains_05_a_dead_peer_harms_no_other(void **state)
 {
     struct transfer dead, alive;
@@ -2601,6 +2632,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(pains_02_an_abort_during_writes_frees_nothing_early),
         cmocka_unit_test(pains_03_what_is_rejected_holds_nothing),
         cmocka_unit_test(pains_04_a_dead_sender_leaks_no_blocks),
+        cmocka_unit_test(who_is_left_alone_sleeps),
         cmocka_unit_test(pains_05_a_dead_peer_harms_no_other),
         cmocka_unit_test(pains_06_the_first_reason_reaches_the_other_side),
         cmocka_unit_test(pains_11_few_requests_for_a_long_prompt),
