@@ -376,6 +376,10 @@ uint64_t xfer_rdma_due(const struct td_xfer *x)
         const struct rail *rail = &x->rdma->rail[i];
         if (!rail->refused && (!rail->device || rail->dead) && rail->reopen_ns < due) due = rail->reopen_ns;
     }
+    for (uint32_t i = 0; i < MAX_LINKS; i++) {
+        const struct xfer_rdma_link *l = x->rdma->link[i];
+        if (l && l->doomed_ns && !l->quiet && l->doomed_ns < due) due = l->doomed_ns;
+    }
     return due;
 }
 

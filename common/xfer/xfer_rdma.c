@@ -47,7 +47,8 @@
  *
  * Errors. Any failed completion ends the link: fence, then the core gives its ops another attempt. RETRY_EXC, RNR, flush, fatal: the way was bad.
  * Access, protection, length: a bug, never retried, but it is the bug of the one op (or slot, for READs) whose request failed: that one fails, and its
- * other end is told by ABORT with UNRETIRED, so that the fence and not this word frees its blocks. The rail that erred is avoided by new links: 1 s, then doubling to
+ * other end is told by ABORT with UNRETIRED, so that the fence and not this word frees its blocks. A side that sees only that its queue pairs have failed
+ * waits DOOM_NS for the other, who may know why. The rail that erred is avoided by new links: 1 s, then doubling to
  * 300 s while errors go on, unless every rail is. Asynchronous events end the links of their rail or queue pair, because a dead
  * completion queue would never tell.
  *
@@ -59,6 +60,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "common/base/fault.h"
@@ -67,6 +69,7 @@
 #define CHAIN TD_RDMA_CHAIN
 #define CHAIN_BYTES (2u << 20)  /* after so many the next queue pair has its turn; a transfer of no more than that has one for itself */
 #define WR_BYTES (1u << 20)
+#define DOOM_NS (50 * TD_NS_PER_MS) /* a link that failed for a reason not known here waits so long for who knows it */
 #define FENCE_NS (200 * TD_NS_PER_MS)
 #define SPIN_MAX_NS 50000
 
@@ -596,6 +599,18 @@ static void wait_completion(struct td_xfer *x)
     pthread_mutex_lock(&x->lock);
 }
 
+/* Its own request is at fault: that one ends; what else the link carried gets another attempt. Before the core learns that the connection is lost. */
+static void blame(struct td_xfer *x, struct xfer_rdma_link *l)
+{
+    const struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
+    char text[TD_XFER_REASON_MAX];
+    if (l->fault.id == NO_ID) return;
+    xfer_say(text, "peer %.40s (rdma): %.110s", c ? c->peer_instance : "", l->reason);
+    if (l->fault.is_read) td_xfer_core_slot_give_up(&x->core, l->fault.id, TD_ERR_PEER, text);
+    else td_xfer_core_op_give_up(&x->core, l->fault.id, TD_ERR_PEER, text);
+    l->fault.id = NO_ID;
+}
+
 /* Kills a link: after it nothing of it reads or lands. Drops the lock. */
 static void link_end(struct td_xfer *x, struct xfer_rdma_link *l)
 {
@@ -616,6 +631,7 @@ static void link_end(struct td_xfer *x, struct xfer_rdma_link *l)
         }
         if (left && !take_completions(x)) wait_completion(x);
     }
+    blame(x, l); /* where the peer's word or an asynchronous event came before the completion that says why */
     for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++) {
         struct link_qp *lq = &l->qp[q];
         for (; lq->qp && lq->tail < lq->head; lq->tail++) {
@@ -666,15 +682,11 @@ static void joined(struct td_xfer *x, struct xfer_rdma_link *l)
 static void close_broken(struct td_xfer *x, struct xfer_rdma_link *l)
 {
     struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
-    char reason[TD_XFER_REASON_MAX];
+    char reason[TD_XFER_REASON_MAX], byte;
     TD_ASSERT(c && c->rdma == l);
     memcpy(reason, l->reason, sizeof reason);
-    if (l->fault.id != NO_ID) { /* its own request is at fault: it alone ends; what else the link carried gets another attempt */
-        char text[TD_XFER_REASON_MAX];
-        xfer_say(text, "peer %.40s (rdma): %.110s", c->peer_instance, reason);
-        if (l->fault.is_read) td_xfer_core_slot_give_up(&x->core, l->fault.id, TD_ERR_PEER, text);
-        else td_xfer_core_op_give_up(&x->core, l->fault.id, TD_ERR_PEER, text);
-    }
+    if (recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) c->is_cut = true; /* requests to a dead peer fail, too, and that may be seen first */
+    blame(x, l); /* here, so that ABORT goes out yet */
     xfer_conn_close(x, c, TD_ERR_PEER, reason, l->retry);
 }
 
@@ -758,7 +770,7 @@ static bool windows_step(struct td_xfer *x, uint32_t id)
     if (g->state == WINDOWS_NONE) {
         if (s->state != TD_SLOT_FILLING || s->path != TD_XFER_PATH_RDMA || !s->n_blocks || s->n_targets) return false;
         struct td_xfer_conn *c = xfer_conn_by_id(x, s->conn);
-        if (!c || !c->rdma || c->rdma->broken || !windows_choose(x, c->rdma, s, g)) return false;
+        if (!c || !c->rdma || c->rdma->broken || c->rdma->doomed_ns || !windows_choose(x, c->rdma, s, g)) return false;
         g->link = c->rdma;
         g->state = WINDOWS_BINDING;
         td_xfer_core_windows_open(&x->core, id);
@@ -943,7 +955,7 @@ void xfer_rdma_post(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct xfer_rdma_link *l = c->rdma;
     uint32_t idle = 0;
-    while (idle < l->n_qps && !l->broken) {
+    while (idle < l->n_qps && !l->broken && !l->doomed_ns) {
         if (post_chain(x, l, qp_of_turn(l, l->next_turn))) idle = 0;
         else idle++;
         l->next_turn = (l->next_turn + 1) % l->n_qps;
@@ -1080,6 +1092,16 @@ static struct xfer_rdma_link *find_qp(struct xfer_rdma *r, uint32_t rail, uint32
     return NULL;
 }
 
+/* Its queue pairs have failed, and why is not known here. The side whose request it was knows, in a moment: when it comes first, the op at fault ends and
+ * the others go on; when this side's BYE does, all get another attempt, and meet the same request again. */
+static void doom(struct td_xfer *x, struct xfer_rdma_link *l, const struct rail *rail, const char *what)
+{
+    if (l->broken || l->quiet || l->doomed_ns) return;
+    xfer_say(l->reason, "rdma: %s: %s", rail->name, what);
+    l->retry = true;
+    l->doomed_ns = xfer_now(x) + DOOM_NS;
+}
+
 static void on_completion(struct td_xfer *x, uint32_t rail_at, const struct td_vb_wc *wc)
 {
     struct xfer_rdma *r = x->rdma;
@@ -1099,21 +1121,22 @@ static void on_completion(struct td_xfer *x, uint32_t rail_at, const struct td_v
     } else {
         on_sent(x, l, q, wc);
     }
-    if (wc->status == TD_VB_WC_SUCCESS || l->quiet) return;
-    if (wc->status != TD_VB_WC_WR_FLUSH) { /* what really happened; flushes follow it */
-        bool first = !l->broken;
-        if (first) {
+    if (wc->status == TD_VB_WC_SUCCESS) return;
+    if (wc->status != TD_VB_WC_WR_FLUSH) { /* what really happened; flushes follow it. An asynchronous event or the peer's BYE may have come before it */
+        if (!l->told) {
+            l->told = true;
             xfer_say(l->reason, "rdma: %s: %s (vendor code %u)", rail->name, td_vb_wc_status_name(wc->status), wc->vendor_error);
             struct pending p = is_recv ? (struct pending){.id = NO_ID} : pending_of(x, lq, wc);
             bool late = is_late(x, l, &p, wc);
             if (!late && !is_retryable(wc->status)) l->fault = p;
             l->retry = late || is_retryable(wc->status) || p.id != NO_ID;
-            if (!late) xfer_rail_erred(x, rail_at);
+            if (!late && !l->quiet) xfer_rail_erred(x, rail_at); /* quiet: the peer may be dead, and the rail is not to blame */
         }
-        l->broken = true;
-    } else if (!l->broken) {
-        xfer_say(l->reason, "rdma: %s: a queue pair went into the error state (a %s was flushed first)", rail->name, is_recv ? "receive" : "request");
-        l->broken = l->retry = true;
+        /* No answer: the peer may be dead, and its socket says so when the kernel has put it away. */
+        if (wc->status == TD_VB_WC_RETRY_EXC && !l->doomed_ns) l->doomed_ns = xfer_now(x) + DOOM_NS;
+        else if (wc->status != TD_VB_WC_RETRY_EXC) l->broken = true;
+    } else {
+        doom(x, l, rail, is_recv ? "a queue pair went into the error state (a receive was flushed first)" : "a queue pair went into the error state (a request was flushed first)");
     }
 }
 
@@ -1151,6 +1174,7 @@ static bool take_completions(struct td_xfer *x)
     return any;
 }
 
+/* qp_num 0: of all queue pairs on the rail, and it is known why. */
 static void break_links(struct td_xfer *x, uint32_t rail, uint32_t qp_num, const char *what)
 {
     struct xfer_rdma *r = x->rdma;
@@ -1160,6 +1184,10 @@ static void break_links(struct td_xfer *x, uint32_t rail, uint32_t qp_num, const
         for (uint32_t q = 0; l && q < TD_XFER_QPS_MAX; q++)
             if (l->qp[q].qp && l->qp[q].rail == rail && (!qp_num || l->qp[q].qp->num == qp_num)) hit = true;
         if (!hit || l->broken || l->quiet) continue;
+        if (qp_num) {
+            doom(x, l, &r->rail[rail], what);
+            continue;
+        }
         xfer_say(l->reason, "rdma: %s: %s", r->rail[rail].name, what);
         l->broken = l->retry = true;
     }
@@ -1230,8 +1258,11 @@ bool xfer_rdma_poll(struct td_xfer *x)
             any = true;
         }
     if (r->n_links && take_completions(x)) any = true;
-    for (uint32_t i = 0; i < MAX_LINKS; i++)
-        if (r->link[i] && r->link[i]->broken && !r->link[i]->quiet) close_broken(x, r->link[i]);
+    for (uint32_t i = 0; i < MAX_LINKS; i++) {
+        struct xfer_rdma_link *l = r->link[i];
+        if (l && l->doomed_ns && xfer_now(x) >= l->doomed_ns) l->broken = true;
+        if (l && l->broken && !l->quiet) close_broken(x, l);
+    }
     return any;
 }
 

@@ -125,7 +125,9 @@ struct xfer_rdma_link {
     struct link_qp qp[TD_XFER_QPS_MAX];
     struct joining *joining;   /* NULL: its queue pairs are connected, or not yet to be */
     struct pending fault;      /* the request whose failure no other try mends; id NO_ID: none */
-    bool broken, retry, quiet; /* quiet: it has no connection any more; its completions are taken and nothing is reported */
+    bool broken, retry, quiet; /* quiet: it has no connection any more; its completions are taken and nothing is reported but whose request was at fault */
+    bool told;                 /* a completion has said what happened */
+    uint64_t doomed_ns;        /* it has failed, and none has yet: then it ends. 0: it has not */
     char reason[TD_XFER_REASON_MAX];
     uint8_t offer[TD_XFER_RDMA_SETUP_BYTES]; /* initiator: ours, for the answer */
     /* what the peer said */
