@@ -804,7 +804,7 @@ static void on_event(struct td_xfer *x, const struct epoll_event *e)
 }
 
 /* epoll_wait that looks for a moment before it sleeps: between two processes under load the next frame is microseconds away. Waking a thread that sleeps on
- * another core takes its waker 8 to 10 us in a virtual machine, longer than copying 64 KiB does, and it runs 15 to 20 us later. Only while waits prove
+ * another core takes its waker 8 to 12 us in a virtual machine, longer than copying 64 KiB does, and it runs 16 to 27 us later. Only while waits prove
  * short, and not on a crowded core: whoever else wants it gets it, but each yield may cost the rest of a time slice. */
 static int wait_events(struct td_xfer *x, struct epoll_event *events, int max, int timeout_ms)
 {

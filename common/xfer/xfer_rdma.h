@@ -127,7 +127,7 @@ struct xfer_rdma_link {
     struct pending fault;      /* the request whose failure no other try mends; id NO_ID: none */
     bool broken, retry, quiet; /* quiet: it has no connection any more; its completions are taken and nothing is reported but whose request was at fault */
     bool told;                 /* a completion has said what happened */
-    uint64_t doomed_ns;        /* it has failed, and none has yet: then it ends. 0: it has not */
+    uint64_t doomed_ns;        /* its queue pairs have failed, and no completion here has said why: it ends then. 0: they have not */
     char reason[TD_XFER_REASON_MAX];
     uint8_t offer[TD_XFER_RDMA_SETUP_BYTES]; /* initiator: ours, for the answer */
     /* what the peer said */
