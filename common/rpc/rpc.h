@@ -107,6 +107,15 @@ void *td_rpc_call_user(const struct td_rpc_call *call);
 /* Time left until the RPC's deadline in ms; UINT64_MAX = none. [any] */
 uint64_t td_rpc_call_remaining_ms(const struct td_rpc_call *call);
 const char *td_rpc_call_peer(const struct td_rpc_call *call);      /* "ipv4:127.0.0.1:4711"; valid while the call is */
+/* Who the peer of the call's connection has proved to be. true = it showed a certificate that was verified against the CA (a server: with
+ * tls.ca_file; a client: always under TLS). Loop thread, while the call lives. */
+bool td_rpc_call_peer_verified(const struct td_rpc_call *call);
+/* The kinds of name in a certificate: subjectAltName's, and the subject's common name. */
+enum td_rpc_name_kind { TD_RPC_NAME_DNS, TD_RPC_NAME_URI, TD_RPC_NAME_IP, TD_RPC_NAME_EMAIL, TD_RPC_NAME_CN };
+const char *td_rpc_name_kind_text(enum td_rpc_name_kind kind);      /* "dns", "uri", "ip", "email", "cn" */
+/* Calls match with each name of the verified peer's own certificate until it answers true; returns whether it did. false when the peer is not
+ * verified. A name that holds a NUL byte, which no honest CA signs, is left out. name is valid inside match only. Loop thread. */
+bool td_rpc_call_peer_names(const struct td_rpc_call *call, bool (*match)(enum td_rpc_name_kind kind, const char *name, void *arg), void *arg);
 /* Request metadata value by key, or NULL. Server side. */
 const char *td_rpc_call_metadata(const struct td_rpc_call *call, const char *key);
 

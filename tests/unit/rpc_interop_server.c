@@ -4,7 +4,8 @@
  *   rpc_interop_server call TARGET TEXT [CA [CERT KEY [NAME]]]      one Tokenize; prints "CODE n_ids details"; TEXT "-" = one call per
  *                                                                   line of stdin, over one channel
  *
- * Inference.Generate answers the prompt byte by byte, max_tokens bytes at most, then a last message; Tokenize answers the bytes as ids. */
+ * Inference.Generate answers the prompt byte by byte, max_tokens bytes at most, then a last message; its trailing metadata
+ * peer-names says who its caller has proved to be. Tokenize answers the bytes as ids. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +14,15 @@
 #include "common/base/log.h"
 #include "common/rpc/rpc.h"
 #include "tandem/v1/inference.pb-c.h"
+
+/* "dns=a,cn=b" of the peer; "none" when it is not verified. */
+static bool add_name(enum td_rpc_name_kind kind, const char *name, void *arg)
+{
+    char *text = arg;
+    size_t n = strlen(text);
+    snprintf(text + n, 500 - n, "%s%s=%s", n ? "," : "", td_rpc_name_kind_text(kind), name);
+    return false;
+}
 
 static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
 {
@@ -37,8 +47,11 @@ static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     const char *key = td_rpc_call_metadata(call, "x-key");
     last.request_id = (char *)(key ? key : "");
     td_rpc_call_send(call, &last.base);
-    struct td_rpc_metadata trailing = {"tandem-ledger", "ttft_us=1"};
-    td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, &trailing, 1);
+    char names[500] = "";
+    if (td_rpc_call_peer_names(call, add_name, names)) abort();
+    if (!td_rpc_call_peer_verified(call)) snprintf(names, sizeof names, "none");
+    struct td_rpc_metadata trailing[] = {{"tandem-ledger", "ttft_us=1"}, {"peer-names", names}};
+    td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, trailing, 2);
 }
 
 static void on_tokenize(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)

@@ -255,10 +255,10 @@ class Authority:
         openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", f"/CN={name}",
                 "-keyout", self.key, "-out", self.cert)
 
-    def sign(self, name, cert=None, key=None):
+    def sign(self, name, cert=None, key=None, alt="IP:127.0.0.1,DNS:tandem.test", usage=None):
         cert, key = cert or self.folder / f"{name}.pem", key or self.folder / f"{name}.key"
         csr, ext = self.folder / f"{name}.csr", self.folder / "ext"
-        ext.write_text("subjectAltName=IP:127.0.0.1,DNS:tandem.test")
+        ext.write_text("basicConstraints=CA:FALSE\n" + (f"subjectAltName={alt}\n" if alt else "") + (f"extendedKeyUsage={usage}\n" if usage else ""))
         openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}", "-keyout", f"{key}.new",
                 "-out", csr)
         openssl("x509", "-req", "-in", csr, "-CA", self.cert, "-CAkey", self.key, "-CAcreateserial", "-days", "2", "-extfile", ext,
@@ -308,6 +308,43 @@ def test_mutual_tls(tmp_path):
     assert c_call(s, ca.cert)[0] == 14
     assert c_call(s, ca.cert, *stranger)[0] == 14
     assert c_call(s, other.cert, *client)[0] == 14
+    s.stop()
+
+
+def peer_names(target, creds):
+    """What the server took its peer to be."""
+    with (grpc.secure_channel(target, creds) if creds else grpc.insecure_channel(target)) as c:
+        call = generate(c)(inference_pb2.GenerateRequest(prompt="x"), timeout=WAIT_S)
+        assert "".join(m.text for m in call) == "x"
+        return dict(call.trailing_metadata())["peer-names"]
+
+
+def test_names_of_the_peer(tmp_path):
+    ca = Authority(tmp_path, "ca")
+    own = ca.sign("server")
+
+    def creds(pair):
+        return grpc.ssl_channel_credentials(ca.cert.read_bytes(), *(pair and [open(pair[1], "rb").read(), open(pair[0], "rb").read()] or []))
+
+    s = Server("127.0.0.1:0", *own, str(ca.cert))
+    many = ca.sign("many", alt="DNS:a.test,URI:spiffe://td/w,DNS:b.test,IP:10.0.0.7,email:x@y.test")
+    assert peer_names(s.target, creds(many)) == "dns=a.test,dns=b.test,uri=spiffe://td/w,ip=10.0.0.7,email=x@y.test,cn=many"
+    assert peer_names(s.target, creds(ca.sign("bare", alt=None))) == "cn=bare"
+    # extendedKeyUsage is OpenSSL's to enforce: a server's certificate is no client's
+    assert peer_names(s.target, creds(ca.sign("caller", usage="clientAuth"))) == "dns=tandem.test,ip=127.0.0.1,cn=caller"
+    assert peer_names(s.target, creds(ca.sign("both", usage="clientAuth,serverAuth"))) == "dns=tandem.test,ip=127.0.0.1,cn=both"
+    only_server, only_client = ca.sign("only_server", usage="serverAuth"), ca.sign("only_client", usage="clientAuth")
+    assert refused(s, ca.cert, only_server)
+    s.stop()
+    s = Server("127.0.0.1:0", *own)                          # asks for no certificate: nobody is verified, whatever they hold
+    assert peer_names(s.target, creds(many)) == "none"
+    s.stop()
+    s = Server("127.0.0.1:0")
+    assert peer_names(s.target, None) == "none"
+    s.stop()
+    s = Server("127.0.0.1:0", *only_client)                  # ... and a client's certificate is no server's
+    assert refused(s, ca.cert)
+    assert c_call(s, ca.cert)[0] == 14
     s.stop()
 
 
