@@ -257,7 +257,10 @@ static td_status fill_objectives(struct router *r, struct request_state *q, cons
 {
     uint32_t slo_class = 0;
     td_status s = router_class_find(&r->core_cfg, in->slo_class, &slo_class, err);
-    if (!s && strlen(in->tenant) > 64) s = td_fail(err, TD_ERR_INVALID, "tenant has %zu bytes, limit 64", strlen(in->tenant));
+    if (!s && strlen(in->tenant) > ROUTER_MAX_TENANT_BYTES)
+        s = td_fail(err, TD_ERR_INVALID, "tenant has %zu bytes, limit %d", strlen(in->tenant), ROUTER_MAX_TENANT_BYTES);
+    if (!s && strlen(in->cache_salt) > ROUTER_MAX_CACHE_SALT_BYTES)
+        s = td_fail(err, TD_ERR_INVALID, "cache_salt has %zu bytes, limit %d", strlen(in->cache_salt), ROUTER_MAX_CACHE_SALT_BYTES);
     if (!s && (in->priority < -100 || in->priority > 100)) s = td_fail(err, TD_ERR_INVALID, "priority is %d, must be -100..100", in->priority);
     const Tandem__V1__Objectives *o = in->objectives;
     if (!s && o) s = objective_us("ttft_ms", o->has_ttft_ms_case, o->ttft_ms, &e->e, err);
@@ -267,6 +270,7 @@ static td_status fill_objectives(struct router *r, struct request_state *q, cons
     e->c = slo_class;
     e->d = in->tenant[0] ? td_hash64(in->tenant, strlen(in->tenant), r->prefix_seed) | 1 : 0;
     e->priority = in->priority;
+    q->salt = router_cache_salt(in->tenant, in->cache_salt);
     q->ledger.slo_class = (char *)(uintptr_t)k->name;
     q->ledger.slo_ttft_us = e->e ? e->e : (uint64_t)(k->ttft_ms * 1000);
     q->ledger.slo_tpot_us = e->f ? e->f : (uint64_t)(k->tpot_ms * 1000);
@@ -285,7 +289,7 @@ static void fill_hashes(struct router *r, const struct request_state *q, struct 
         r->all_hashes = more;
         r->max_all_hashes = n;
     }
-    n = td_prefix_hashes(q->tokens, q->n_prompt, block, r->prefix_seed, r->all_hashes, n);
+    n = td_prefix_hashes(q->tokens, q->n_prompt, block, td_prefix_seed(r->prefix_seed, q->salt), r->all_hashes, n);
     size_t stride = (n + TD_CORE_MAX_HASHES - 1) / TD_CORE_MAX_HASHES;
     for (size_t i = stride; i <= n; i += stride) r->hashes[e->n_hashes++] = r->all_hashes[i - 1];
     e->hashes = r->hashes;

@@ -67,6 +67,10 @@ static Tandem__V1__Sequence sequence_of(struct request_state *q)
     s.n_prompt = q->n_prompt;
     s.sampling = &q->spec;
     s.priority = q->key;
+    if (q->salt.lo || q->salt.hi) {
+        s.cache_salt.data = (uint8_t *)&q->salt; /* little-endian words, as prefix_hash.h has them */
+        s.cache_salt.len = sizeof q->salt;
+    }
     return s;
 }
 

@@ -1,7 +1,7 @@
 /* router.h - the router daemon: the I/O around router/core. One loop thread owns everything in this file's structs.
  *
  * Files: inference.c takes clients' calls in, legs.c talks to workers on their behalf, output.c turns tokens into text and stop decisions,
- * fleet.c keeps the workers' registrations, objectives.c reads classes and latency tables,
+ * fleet.c keeps the workers' registrations, objectives.c reads classes and latency tables, tenants.c says whose a request is,
  * router.c opens, drains and closes it all and carries out the core's actions. */
 #ifndef TD_ROUTER_H
 #define TD_ROUTER_H
@@ -20,6 +20,7 @@
 #include "common/rpc/rpc.h"
 #include "router/core/core.h"
 #include "router/objectives.h"
+#include "router/tenants.h"
 #include "tandem/v1/inference.pb-c.h"
 #include "tandem/v1/worker.pb-c.h"
 
@@ -77,6 +78,7 @@ struct request_state {
 
     int32_t *tokens;                       /* prompt + output; capacity n_prompt + max_tokens */
     uint32_t n_tokens, n_prompt, n_cached;
+    struct td_prefix_salt salt;            /* of its prefix chain; zero = none */
     uint64_t max_tokens;
     Tandem__V1__SamplingSpec spec;         /* arrays owned by this struct */
     Tandem__V1__LogitBias *bias_store;

@@ -17,6 +17,7 @@
 #include "bench/sim/cache.h"
 #include "bench/sim/heap.h"
 #include "bench/sim/rng.h"
+#include "common/kv/prefix_hash.h"
 #include "common/worker/schedule.h"
 
 #define NONE TD_SIM_NONE
@@ -279,11 +280,13 @@ static int32_t n_hashed(const struct cluster *c, uint32_t req)
     return (int32_t)(by_hash < full ? by_hash : full);
 }
 
+/* A named tenant's chains are its own, as the router's salt makes them (router/tenants.h). */
 static uint64_t block_hash(const struct cluster *c, uint32_t req, int32_t block)
 {
     const struct td_sim_request *r = &c->trace->requests[req];
     uint32_t at = (uint32_t)block * (uint32_t)c->cfg->block_size;
-    return c->trace->hashes[r->hash_at + at / c->trace->hash_tokens] * 4096 + at % c->trace->hash_tokens / (uint32_t)c->cfg->block_size + 1;
+    uint64_t hash = c->trace->hashes[r->hash_at + at / c->trace->hash_tokens] * 4096 + at % c->trace->hash_tokens / (uint32_t)c->cfg->block_size + 1;
+    return r->tenant ? td_prefix_seed(hash, (struct td_prefix_salt){.lo = r->tenant}) : hash;
 }
 
 static void hold(struct worker *w, uint32_t e)

@@ -14,7 +14,8 @@
  *
  * The prefix index is a chained hash table of published blocks. A published block stores its tokens and a link to its parent: the parent's
  * block id and publication number. Publication numbers are never used twice, so a link names one content for ever, and comparing tokens and link
- * on a hit compares, by induction, every token of the prefix (1). The hash only finds candidates.
+ * on a hit compares, by induction, every token of the prefix (1), and the salt, which the first block of a chain stores in place of a parent. The
+ * hash only finds candidates.
  *
  * The LRU list holds exactly the CACHED blocks, next victim first. A block joins at the young end, except that a block whose parent is already
  * CACHED joins just before its parent (2): a child is never younger than its parent, so a chain is evicted leaf first, in whatever order its
@@ -31,7 +32,6 @@
 #include <string.h>
 
 #include "common/base/hash.h"
-#include "common/kv/prefix_hash.h"
 
 #define NONE (-1)
 #define N_CLASSES 31
@@ -47,6 +47,7 @@ struct block {
     /* published (HELD or CACHED) iff publication != 0 */
     uint64_t publication;
     uint64_t parent_publication; /* 0: this block begins a prompt */
+    struct td_prefix_salt salt;  /* of a block that begins a prompt; else zero */
     int32_t parent;
     int32_t chain;               /* next in the hash bucket */
     int32_t depth;               /* position in the chain: block i of the prompt */
@@ -164,7 +165,8 @@ static void lru_remove(struct td_kv_pool *p, int32_t id)
 
 /* --- prefix index --------------------------------------------------------------------------------------------------------------- */
 
-/* The chain hash of a block: its parent's hash and its tokens. The seed is this process's secret, so nobody outside can aim for one bucket. */
+/* The chain hash of a block: its parent's hash (for the first block: the salt) and its tokens. The seed is this process's secret, so nobody outside
+ * can aim for one bucket. */
 static struct td_hash128 chain_hash(const struct td_kv_pool *p, struct td_hash128 parent, const int32_t *tokens)
 {
     struct td_hash128 own = td_hash128(tokens, (size_t)p->layout.block_size * sizeof *tokens, p->seed);
@@ -177,12 +179,14 @@ static int32_t *tokens_of(const struct td_kv_pool *p, int32_t id)
     return p->tokens + (size_t)id * (size_t)p->layout.block_size;
 }
 
-/* The block published for exactly these tokens after exactly this parent (invariant 1), or NONE. */
-static int32_t index_find(const struct td_kv_pool *p, struct td_hash128 hash, const int32_t *tokens, uint64_t parent_publication)
+/* The block published for exactly these tokens after exactly this parent (invariant 1), or NONE. salt: of a block without a parent, else zero. */
+static int32_t index_find(const struct td_kv_pool *p, struct td_hash128 hash, struct td_prefix_salt salt, const int32_t *tokens,
+                          uint64_t parent_publication)
 {
     for (int32_t id = p->buckets[hash.lo & p->bucket_mask]; id != NONE; id = p->blocks[id].chain) {
         const struct block *b = &p->blocks[id];
         if (b->hash.lo == hash.lo && b->hash.hi == hash.hi && b->parent_publication == parent_publication &&
+            b->salt.lo == salt.lo && b->salt.hi == salt.hi &&
             memcmp(tokens_of(p, id), tokens, (size_t)p->layout.block_size * sizeof *tokens) == 0)
             return id;
     }
@@ -200,7 +204,7 @@ static void mark_changed(struct td_kv_pool *p, int32_t id)
 static void name_block(struct td_kv_pool *p, int32_t id)
 {
     struct block *b = &p->blocks[id];
-    uint64_t key = b->parent_publication ? p->blocks[b->parent].report_hash : p->report_seed;
+    uint64_t key = b->parent_publication ? p->blocks[b->parent].report_hash : td_prefix_seed(p->report_seed, b->salt);
     td_prefix_hashes(tokens_of(p, id), (size_t)p->layout.block_size, (uint32_t)p->layout.block_size, key, &b->report_hash, 1);
 }
 
@@ -262,17 +266,18 @@ static void evict(struct td_kv_pool *p, int32_t id)
     free_block(p, id);
 }
 
-int32_t td_kv_prefix_lookup(struct td_kv_pool *pool, const int32_t *tokens, int32_t n_tokens, int32_t max_blocks, int32_t *ret_block_ids)
+int32_t td_kv_prefix_lookup(struct td_kv_pool *pool, struct td_prefix_salt salt, const int32_t *tokens, int32_t n_tokens, int32_t max_blocks,
+                            int32_t *ret_block_ids)
 {
     if (!pool->prefix_cache || n_tokens <= 0) return 0;
     int32_t n_full = n_tokens / pool->layout.block_size, n = 0;
-    struct td_hash128 hash = {0, 0};
+    struct td_hash128 hash = {salt.lo, salt.hi};
     uint64_t parent = 0;
     if (n_full > max_blocks) n_full = max_blocks;
     for (; n < n_full; n++) {
         const int32_t *own = tokens + (size_t)n * (size_t)pool->layout.block_size;
         hash = chain_hash(pool, hash, own);
-        int32_t id = index_find(pool, hash, own, parent);
+        int32_t id = index_find(pool, hash, parent ? (struct td_prefix_salt){0} : salt, own, parent);
         if (id == NONE) break;
         td_kv_pool_ref(pool, id);
         parent = pool->blocks[id].publication;
@@ -283,11 +288,12 @@ int32_t td_kv_prefix_lookup(struct td_kv_pool *pool, const int32_t *tokens, int3
     return n;
 }
 
-void td_kv_prefix_publish(struct td_kv_pool *pool, const int32_t *tokens, const int32_t *block_ids, int32_t first, int32_t n_full)
+void td_kv_prefix_publish(struct td_kv_pool *pool, struct td_prefix_salt salt, const int32_t *tokens, const int32_t *block_ids, int32_t first,
+                          int32_t n_full)
 {
     if (!pool->prefix_cache) return;
     size_t block_size = (size_t)pool->layout.block_size;
-    struct td_hash128 hash = {0, 0};
+    struct td_hash128 hash = {salt.lo, salt.hi};
     uint64_t parent_publication = 0;
     int32_t parent = NONE, i = 0;
     /* When the caller's own block before `first` is published at that place, the chain goes on from there; else walk it from the prompt's start. */
@@ -304,7 +310,8 @@ void td_kv_prefix_publish(struct td_kv_pool *pool, const int32_t *tokens, const 
     for (; i < n_full; i++) {
         const int32_t *own = tokens + (size_t)i * block_size;
         hash = chain_hash(pool, hash, own);
-        int32_t id = index_find(pool, hash, own, parent_publication);
+        struct td_prefix_salt own_salt = parent_publication ? (struct td_prefix_salt){0} : salt;
+        int32_t id = index_find(pool, hash, own_salt, own, parent_publication);
         if (id == NONE) {
             struct block *b = &pool->blocks[block_ids[i]];
             /* An evicted predecessor that the caller does not declare breaks the chain: nothing after it could be found. A block that is
@@ -314,6 +321,7 @@ void td_kv_prefix_publish(struct td_kv_pool *pool, const int32_t *tokens, const 
             id = block_ids[i];
             b->publication = ++pool->n_publications;
             b->parent_publication = parent_publication;
+            b->salt = own_salt;
             b->parent = parent;
             b->reachable = true; /* the walk came here from the prompt's start, or from a reachable block */
             if (parent_publication) pool->blocks[parent].n_children++;

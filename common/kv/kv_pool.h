@@ -14,6 +14,7 @@
 #include "common/base/mem.h"
 #include "common/base/status.h"
 #include "common/kv/kv_layout.h"
+#include "common/kv/prefix_hash.h"
 
 struct td_kv_pool;
 
@@ -41,13 +42,16 @@ void td_kv_pool_ref(struct td_kv_pool *pool, int32_t block_id);
 /* Drops one reference; at zero the block becomes CACHED when it was published, else FREE. */
 void td_kv_pool_unref(struct td_kv_pool *pool, int32_t block_id);
 
-/* Prefix cache. A chain hash identifies all tokens up to and including a full block; the seed is random per process.
+/* Prefix cache. A chain hash identifies the salt and all tokens up to and including a full block; the seed is random per process. Blocks published
+ * under one salt are found under that salt only (compared, like the tokens, not only hashed); {0, 0} is no salt.
  * lookup: the longest run of leading full blocks of tokens[0..n) that are present with exactly these tokens; takes a reference on each and
  * writes their ids; returns how many (at most max_blocks). */
-int32_t td_kv_prefix_lookup(struct td_kv_pool *pool, const int32_t *tokens, int32_t n_tokens, int32_t max_blocks, int32_t *ret_block_ids);
+int32_t td_kv_prefix_lookup(struct td_kv_pool *pool, struct td_prefix_salt salt, const int32_t *tokens, int32_t n_tokens, int32_t max_blocks,
+                            int32_t *ret_block_ids);
 /* publish: declares that block_ids[i] holds the finished KV of tokens[i*block_size .. (i+1)*block_size) for i in [first, n_full). Blocks already
- * published, or whose content another block already publishes, are left alone. The caller holds references. */
-void td_kv_prefix_publish(struct td_kv_pool *pool, const int32_t *tokens, const int32_t *block_ids, int32_t first, int32_t n_full);
+ * published, or whose content another block already publishes, are left alone. The caller holds references, and uses one salt for a block's life. */
+void td_kv_prefix_publish(struct td_kv_pool *pool, struct td_prefix_salt salt, const int32_t *tokens, const int32_t *block_ids, int32_t first,
+                          int32_t n_full);
 void td_kv_prefix_clear(struct td_kv_pool *pool);                                /* drops every cached block */
 
 /* What the router's prefix index should know of this cache: chain hashes (prefix_hash.h) of the blocks that a lookup can find. A block that came and

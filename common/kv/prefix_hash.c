@@ -8,6 +8,11 @@
 #error "chain hashes are defined over little-endian tokens"
 #endif
 
+uint64_t td_prefix_seed(uint64_t seed, struct td_prefix_salt salt)
+{
+    return salt.lo || salt.hi ? td_hash64(&salt, sizeof salt, seed) : seed;
+}
+
 size_t td_prefix_hashes(const int32_t *tokens, size_t n_tokens, uint32_t block_size, uint64_t seed, uint64_t *ret_hashes, size_t max)
 {
     TD_ASSERT(block_size > 0);

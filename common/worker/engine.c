@@ -381,7 +381,7 @@ static void seq_publish(struct td_engine *e, struct td_seq *seq)
 {
     int32_t n_full = seq->n_computed / e->layout.block_size;
     if (n_full <= seq->n_published) return;
-    td_kv_prefix_publish(e->kv, seq->tokens, seq->blocks, seq->n_published, n_full);
+    td_kv_prefix_publish(e->kv, seq->salt, seq->tokens, seq->blocks, seq->n_published, n_full);
     seq->n_published = n_full;
 }
 
@@ -392,7 +392,8 @@ td_status td_engine_admit(struct td_engine *e, struct td_seq *seq, bool import, 
     struct td_kv_pool_stats st;
     td_kv_pool_stats(e->kv, &st);
     struct td_schedule_room room = {.n_blocks = st.n_blocks, .n_held = st.n_held};
-    int32_t hit = td_kv_prefix_lookup(e->kv, seq->tokens, seq->n_tokens, td_schedule_max_hit(seq->n_tokens, e->layout.block_size), seq->blocks); /* (3) */
+    int32_t max_hit = td_schedule_max_hit(seq->n_tokens, e->layout.block_size); /* (3) */
+    int32_t hit = td_kv_prefix_lookup(e->kv, seq->salt, seq->tokens, seq->n_tokens, max_hit, seq->blocks);
     td_kv_pool_stats(e->kv, &st);
     room.n_available = st.n_free + st.n_cached;
     td_status s = td_schedule_admit(&room, need, hit, headroom);

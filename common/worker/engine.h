@@ -68,6 +68,7 @@ struct td_seq {
     int32_t *blocks;                  /* [max blocks per sequence] */
     int32_t n_blocks;
     uint32_t n_preemptions;
+    struct td_prefix_salt salt;       /* its blocks are shared with sequences of the same salt only; set by the owner before the first admission */
 
     struct td_sampling sampling;
     struct td_logit_bias *logit_bias; /* [TD_MAX_LOGIT_BIAS] */

@@ -77,6 +77,15 @@ static td_status seq_fill(struct td_worker *w, struct td_seq *seq, const Tandem_
     seq->request = in->request;
     seq->attempt = in->attempt;
     seq->priority = in->priority;
+    if (in->cache_salt.len && in->cache_salt.len != TD_PREFIX_SALT_BYTES)
+        return td_fail(err, TD_ERR_INVALID, "seq.cache_salt has %zu bytes, must have 0 or %d", in->cache_salt.len, TD_PREFIX_SALT_BYTES);
+    if (in->cache_salt.len) {
+        const uint8_t *b = in->cache_salt.data;
+        for (int i = 0; i < 8; i++) {
+            seq->salt.lo |= (uint64_t)b[i] << 8 * i;
+            seq->salt.hi |= (uint64_t)b[8 + i] << 8 * i;
+        }
+    }
     return td_engine_seq_set(w->engine, seq, in->tokens, (int32_t)in->n_tokens, (int32_t)in->n_prompt, &s, p->stop_token_ids,
                              (int32_t)p->n_stop_token_ids, p->max_tokens, err);
 }

@@ -554,6 +554,12 @@ def sequence(request, tokens, n_prompt=None, attempt=0, max_tokens=12, **samplin
     return wpb.Sequence(request=request, attempt=attempt, tokens=tokens, n_prompt=len(tokens) if n_prompt is None else n_prompt, sampling=s)
 
 
+def salted(n_bytes):
+    s = sequence(1, [1])
+    s.cache_salt = b"s" * n_bytes
+    return s
+
+
 SEQUENCES = [
     ("no_seq", None, ["seq is missing"]),
     ("no_sampling", wpb.Sequence(request=1, tokens=[1], n_prompt=1), ["seq.sampling"]),
@@ -571,6 +577,8 @@ SEQUENCES = [
     ("temperature", sequence(1, [1], temperature=NAN), ["temperature", "nan"]),
     ("top_p", sequence(1, [1], top_p=0.0), ["top_p", "0"]),
     ("logprobs", sequence(1, [1], n_logprobs=21), ["n_logprobs", "21", "20"]),
+    ("salt_15", salted(15), ["seq.cache_salt", "15", "16"]),
+    ("salt_long", salted(1 << 20), ["seq.cache_salt", str(1 << 20), "16"]),
 ]
 
 

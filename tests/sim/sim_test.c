@@ -350,6 +350,14 @@ static void test_prefix_cache(void **state)
     assert_int_equal(r.outcomes[1].cached_tokens, 160); /* leaves were evicted first */
     assert_int_equal(r.outcomes[2].cached_tokens, 160);
     td_sim_result_free(&r);
+    c.groups[0].kv_tokens = 100000; /* the second one's owner is another: it finds nothing, and takes nothing away */
+    q[1].tenant = 1;
+    q[0].tenant = q[2].tenant = 2;
+    r = run(&c, &t);
+    assert_int_equal(r.n_violations, 0);
+    assert_int_equal(r.outcomes[1].cached_tokens, 0);
+    assert_int_equal(r.outcomes[2].cached_tokens, 176);
+    td_sim_result_free(&r);
     c.prefix_cache = false;
     r = run(&c, &t);
     assert_int_equal(r.prefill_tokens, 192 + 223 + 192);

@@ -31,6 +31,8 @@ static struct td_kv_pool *pool_of(int32_t n_blocks, bool prefix_cache)
     return pool;
 }
 
+#define NO_SALT ((struct td_prefix_salt){0, 0})
+
 static uint64_t rng_state;
 static uint32_t rnd(uint32_t n)
 {
@@ -47,6 +49,7 @@ struct model_block {
     uint32_t generation;
     bool published;
     int32_t prefix[MAX_DEPTH * BLOCK_SIZE]; /* every token up to and including this block */
+    struct td_prefix_salt salt;
     int depth, parent;                      /* parent -1 at depth 0 */
     uint64_t name, parent_name;
 };
@@ -60,6 +63,7 @@ struct model {
 
 struct request {
     int n;
+    struct td_prefix_salt salt;
     int32_t tokens[MAX_DEPTH * BLOCK_SIZE];
     int32_t ids[MAX_DEPTH];
     int n_done; /* leading blocks published or found */
@@ -80,11 +84,13 @@ static bool model_reachable(const struct model *m, int id)
     return true;
 }
 
-static int model_find(const struct model *m, const int32_t *tokens, int depth)
+static bool same_salt(struct td_prefix_salt a, struct td_prefix_salt b) { return a.lo == b.lo && a.hi == b.hi; }
+
+static int model_find(const struct model *m, struct td_prefix_salt salt, const int32_t *tokens, int depth)
 {
     int found = -1;
     for (int i = 0; i < m->n; i++) {
-        if (!m->b[i].published || m->b[i].depth != depth || !model_reachable(m, i)) continue;
+        if (!m->b[i].published || m->b[i].depth != depth || !same_salt(m->b[i].salt, salt) || !model_reachable(m, i)) continue;
         if (memcmp(m->b[i].prefix, tokens, (size_t)(depth + 1) * BLOCK_SIZE * sizeof *tokens) != 0) continue;
         assert_int_equal(found, -1); /* one name for one content */
         found = i;
@@ -169,12 +175,13 @@ static void model_alloc(struct model *m, struct td_kv_pool *pool, int n, int32_t
 static void request_start(struct model *m, struct td_kv_pool *pool, struct request *r)
 {
     int n = 1 + (int)rnd(MAX_DEPTH);
+    r->salt = (struct td_prefix_salt[]){NO_SALT, NO_SALT, {1, 0}, {0, 1}}[rnd(4)]; /* two owners with a salt, and everybody else */
     for (int i = 0; i < n * BLOCK_SIZE; i++) r->tokens[i] = i % BLOCK_SIZE ? 7 : (int32_t)rnd(2);
     int max = (int)rnd(MAX_DEPTH + 1), want = 0;
     int32_t hit[MAX_DEPTH], expect[MAX_DEPTH];
     for (; want < n && want < max; want++)
-        if ((expect[want] = model_find(m, r->tokens, want)) < 0) break;
-    int got = td_kv_prefix_lookup(pool, r->tokens, n * BLOCK_SIZE + (int)rnd(BLOCK_SIZE), max < n ? max : n, hit);
+        if ((expect[want] = model_find(m, r->salt, r->tokens, want)) < 0) break;
+    int got = td_kv_prefix_lookup(pool, r->salt, r->tokens, n * BLOCK_SIZE + (int)rnd(BLOCK_SIZE), max < n ? max : n, hit);
     assert_int_equal(got, want);
     for (int i = 0; i < got; i++) {
         struct model_block *b = &m->b[hit[i]];
@@ -208,7 +215,7 @@ static void request_publish(struct model *m, struct td_kv_pool *pool, struct req
     for (; i < to; i++) {
         int id = -1;
         for (int k = 0; k < m->n; k++) /* published with these tokens after this very parent */
-            if (m->b[k].published && m->b[k].depth == i && m->b[k].parent == parent && model_parent_alive(m, k) &&
+            if (m->b[k].published && m->b[k].depth == i && m->b[k].parent == parent && model_parent_alive(m, k) && same_salt(m->b[k].salt, r->salt) &&
                 memcmp(m->b[k].prefix, r->tokens, (size_t)(i + 1) * BLOCK_SIZE * sizeof r->tokens[0]) == 0)
                 id = k;
         if (id < 0) {
@@ -220,11 +227,12 @@ static void request_publish(struct model *m, struct td_kv_pool *pool, struct req
             b->parent = parent;
             b->parent_name = parent >= 0 ? m->b[parent].name : 0;
             b->depth = i;
+            b->salt = r->salt;
             memcpy(b->prefix, r->tokens, (size_t)(i + 1) * BLOCK_SIZE * sizeof r->tokens[0]);
         }
         parent = id;
     }
-    td_kv_prefix_publish(pool, r->tokens, r->ids, r->n_done, to);
+    td_kv_prefix_publish(pool, r->salt, r->tokens, r->ids, r->n_done, to);
     r->n_done = to;
 }
 
@@ -307,20 +315,20 @@ static void the_oldest_leaf_is_evicted_first(void **state)
     for (int i = 0; i < 12; i++) tokens_a[i] = i;
     for (int i = 0; i < 8; i++) tokens_b[i] = 100 + i;
     assert_int_equal(td_kv_pool_alloc(pool, 3, a), TD_OK);
-    td_kv_prefix_publish(pool, tokens_a, a, 0, 3);
+    td_kv_prefix_publish(pool, NO_SALT, tokens_a, a, 0, 3);
     assert_int_equal(td_kv_pool_alloc(pool, 2, b), TD_OK);
-    td_kv_prefix_publish(pool, tokens_b, b, 0, 2);
+    td_kv_prefix_publish(pool, NO_SALT, tokens_b, b, 0, 2);
     for (int i = 0; i < 3; i++) td_kv_pool_unref(pool, a[i]); /* root first, and still the leaf goes first */
     for (int i = 0; i < 2; i++) td_kv_pool_unref(pool, b[i]);
     assert_int_equal(td_kv_pool_alloc(pool, 2, ids), TD_OK); /* the free one, then a[2] */
-    assert_int_equal(td_kv_prefix_lookup(pool, tokens_a, 12, 8, ids + 2), 2);
+    assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, tokens_a, 12, 8, ids + 2), 2);
     assert_int_equal(ids[2], a[0]);
     assert_int_equal(ids[3], a[1]);
     uint32_t generation = td_kv_pool_generation(pool, a[0]);
     assert_int_equal(td_kv_pool_alloc(pool, 3, ids + 4), TD_ERR_AGAIN); /* what is held stays */
     assert_int_equal(td_kv_pool_alloc(pool, 2, ids + 4), TD_OK);
     assert_int_equal(td_kv_pool_generation(pool, a[0]), generation);
-    assert_int_equal(td_kv_prefix_lookup(pool, tokens_b, 8, 8, ids + 6), 0);
+    assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, tokens_b, 8, 8, ids + 6), 0);
     td_kv_pool_destroy(pool);
 }
 
@@ -330,14 +338,14 @@ static void a_hit_shares_the_block_and_survives_its_first_owner(void **state)
     struct td_kv_pool *pool = pool_of(4, true);
     int32_t tokens[9] = {1, 2, 3, 4, 5, 6, 7, 8, 9}, other[8] = {1, 2, 3, 4, 5, 6, 7, 0}, ids[2], hit[4];
     assert_int_equal(td_kv_pool_alloc(pool, 2, ids), TD_OK);
-    assert_int_equal(td_kv_prefix_lookup(pool, tokens, 9, 4, hit), 0);
-    td_kv_prefix_publish(pool, tokens, ids, 0, 1);
-    td_kv_prefix_publish(pool, tokens, ids, 1, 2);
-    assert_int_equal(td_kv_prefix_lookup(pool, tokens, 7, 4, hit), 1); /* a partial block is no block */
+    assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, tokens, 9, 4, hit), 0);
+    td_kv_prefix_publish(pool, NO_SALT, tokens, ids, 0, 1);
+    td_kv_prefix_publish(pool, NO_SALT, tokens, ids, 1, 2);
+    assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, tokens, 7, 4, hit), 1); /* a partial block is no block */
     td_kv_pool_unref(pool, hit[0]);
-    assert_int_equal(td_kv_prefix_lookup(pool, other, 8, 4, hit), 1);
+    assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, other, 8, 4, hit), 1);
     td_kv_pool_unref(pool, hit[0]);
-    assert_int_equal(td_kv_prefix_lookup(pool, tokens, 9, 4, hit), 2);
+    assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, tokens, 9, 4, hit), 2);
     memset(td_kv_pool_block(pool, ids[1]), 0x5a, td_kv_pool_layout(pool)->block_bytes);
     td_kv_pool_unref(pool, ids[0]);
     td_kv_pool_unref(pool, ids[1]);
@@ -353,14 +361,52 @@ static void a_hit_shares_the_block_and_survives_its_first_owner(void **state)
     td_kv_pool_destroy(pool);
 }
 
+/* The salt is compared, not only hashed into the chain: a chain of the same tokens under another salt is not found, at no depth and by no name. */
+static void salts_never_meet(void **state)
+{
+    (void)state;
+    struct td_kv_pool *pool = pool_of(8, true);
+    int32_t tokens[9] = {1, 2, 3, 4, 5, 6, 7, 8, 9}, a[2], b[2], hit[4];
+    struct td_prefix_salt salt_a = {1, 2}, salt_b = {2, 1};
+    assert_int_equal(td_kv_pool_alloc(pool, 2, a), TD_OK);
+    td_kv_report_begin(pool, 77);
+    td_kv_prefix_publish(pool, salt_a, tokens, a, 0, 2);
+    assert_int_equal(td_kv_prefix_lookup(pool, salt_b, tokens, 9, 4, hit), 0);
+    assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, tokens, 9, 4, hit), 0);
+    assert_int_equal(td_kv_pool_alloc(pool, 2, b), TD_OK);
+    td_kv_prefix_publish(pool, salt_b, tokens, b, 0, 1);
+    td_kv_prefix_publish(pool, salt_b, tokens, b, 1, 2); /* goes on from the owner's own block */
+    assert_int_equal(td_kv_prefix_lookup(pool, salt_b, tokens, 9, 4, hit), 2);
+    assert_true(hit[0] == b[0] && hit[1] == b[1]);
+    assert_int_equal(td_kv_prefix_lookup(pool, salt_a, tokens, 9, 4, hit), 2);
+    assert_true(hit[0] == a[0] && hit[1] == a[1]);
+    /* The router's names: those of each owner's seed, and the seed itself without a salt. */
+    uint64_t added[8], evicted[8], want_a[2], want_b[2];
+    size_t n_added, n_evicted;
+    assert_true(td_prefix_seed(77, NO_SALT) == 77 && td_prefix_seed(77, salt_a) != td_prefix_seed(77, salt_b));
+    td_prefix_hashes(tokens, 8, BLOCK_SIZE, td_prefix_seed(77, salt_a), want_a, 2);
+    td_prefix_hashes(tokens, 8, BLOCK_SIZE, td_prefix_seed(77, salt_b), want_b, 2);
+    td_kv_report_take(pool, 8, added, &n_added, evicted, &n_evicted);
+    assert_int_equal(n_added, 4);
+    for (int i = 0; i < 2; i++) assert_true(added[i] == want_a[i] && added[2 + i] == want_b[i] && want_a[i] != want_b[i]);
+    td_kv_report_begin(pool, 78); /* another router: named anew, still each by its salt */
+    td_prefix_hashes(tokens, 8, BLOCK_SIZE, td_prefix_seed(78, salt_a), want_a, 2);
+    td_kv_report_take(pool, 8, added, &n_added, evicted, &n_evicted);
+    assert_int_equal(n_added, 4);
+    int found = 0;
+    for (int i = 0; i < 4; i++) found += added[i] == want_a[0] || added[i] == want_a[1];
+    assert_int_equal(found, 2);
+    td_kv_pool_destroy(pool);
+}
+
 static void without_prefix_cache_nothing_is_kept(void **state)
 {
     (void)state;
     struct td_kv_pool *pool = pool_of(2, false);
     int32_t tokens[4] = {1, 2, 3, 4}, id, hit;
     assert_int_equal(td_kv_pool_alloc(pool, 1, &id), TD_OK);
-    td_kv_prefix_publish(pool, tokens, &id, 0, 1);
-    assert_int_equal(td_kv_prefix_lookup(pool, tokens, 4, 1, &hit), 0);
+    td_kv_prefix_publish(pool, NO_SALT, tokens, &id, 0, 1);
+    assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, tokens, 4, 1, &hit), 0);
     td_kv_pool_unref(pool, id);
     struct td_kv_pool_stats s;
     td_kv_pool_stats(pool, &s);
@@ -389,6 +435,7 @@ int main(void)
         cmocka_unit_test(alloc_prefers_adjacent_blocks),
         cmocka_unit_test(the_oldest_leaf_is_evicted_first),
         cmocka_unit_test(a_hit_shares_the_block_and_survives_its_first_owner),
+        cmocka_unit_test(salts_never_meet),
         cmocka_unit_test(without_prefix_cache_nothing_is_kept),
         cmocka_unit_test(absurd_configs_are_refused),
     };

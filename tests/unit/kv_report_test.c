@@ -26,6 +26,8 @@ static struct td_kv_pool *pool_of(bool prefix_cache)
     return pool;
 }
 
+#define NO_SALT ((struct td_prefix_salt){0, 0})
+
 static uint64_t rng_state;
 static uint32_t rnd(uint32_t n)
 {
@@ -90,7 +92,7 @@ static size_t take(struct td_kv_pool *pool, size_t max)
 static bool findable(struct td_kv_pool *pool, uint32_t k)
 {
     int32_t tokens[DEPTH * BLOCK], ids[DEPTH], depth = chain_tokens(k, tokens);
-    int32_t n = td_kv_prefix_lookup(pool, tokens, depth * BLOCK, depth, ids);
+    int32_t n = td_kv_prefix_lookup(pool, NO_SALT, tokens, depth * BLOCK, depth, ids);
     for (int32_t i = 0; i < n; i++) td_kv_pool_unref(pool, ids[i]);
     return n == depth;
 }
@@ -118,11 +120,11 @@ struct held { int32_t ids[DEPTH], n; };
 static bool open_request(struct td_kv_pool *pool, struct held *h, uint32_t k)
 {
     int32_t tokens[DEPTH * BLOCK], depth = chain_tokens(k, tokens);
-    int32_t hit = td_kv_prefix_lookup(pool, tokens, depth * BLOCK, depth, h->ids);
+    int32_t hit = td_kv_prefix_lookup(pool, NO_SALT, tokens, depth * BLOCK, depth, h->ids);
     h->n = hit;
     if (td_kv_pool_alloc(pool, depth - hit, h->ids + hit) == TD_OK) h->n = depth;
     else return false;
-    td_kv_prefix_publish(pool, tokens, h->ids, hit, depth);
+    td_kv_prefix_publish(pool, NO_SALT, tokens, h->ids, hit, depth);
     return true;
 }
 
