@@ -346,6 +346,7 @@ int cli_up(int argc, char **argv)
         return td_die("tandem up", &err);
     }
     if (check_listen(g.listen, &err)) return td_die("tandem up", &err);
+    unsetenv("TANDEM_LISTEN"); /* the router gets it as a flag */
     c.cfg = &g;
     ssize_t n = readlink("/proc/self/exe", c.bin_dir, sizeof c.bin_dir - 1);
     char *slash = n > 0 ? (c.bin_dir[n] = 0, strrchr(c.bin_dir, '/')) : NULL;

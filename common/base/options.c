@@ -48,10 +48,39 @@ static void flag_name(const char *name, char *buf, size_t buf_bytes)
     }
 }
 
-static void env_name(const char *name, char *buf, size_t buf_bytes)
+#define ROLE_PREFIX "tandem-"
+#define ENV_BYTES (2 * MAX_NAME + 8)
+
+/* The variable of `name`: TANDEM_NAME, or with a role TANDEM_ROLE_NAME. */
+static void env_name(const char *role, const char *name, char *buf, size_t buf_bytes)
 {
-    snprintf(buf, buf_bytes, "TANDEM_%s", name);
+    snprintf(buf, buf_bytes, "TANDEM_%s%s%s", role ? role : "", role ? "_" : "", name);
     for (char *p = buf; *p; p++) *p = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
+}
+
+/* "decode" of "tandem-decode"; NULL for a program that is no daemon. */
+static const char *role_of(const char *program)
+{
+    return strncmp(program, ROLE_PREFIX, strlen(ROLE_PREFIX)) ? NULL : program + strlen(ROLE_PREFIX);
+}
+
+/* The variable to tell people about. */
+static void told_env_name(const struct td_option *o, const char *program, char *buf, size_t buf_bytes)
+{
+    env_name(o->type == TD_OPT_OWN_STR ? role_of(program) : NULL, o->name, buf, buf_bytes);
+}
+
+/* The value of a row in the environment and the variable it is from, or NULL. Empty counts as not set: manifests often pass empty variables. */
+static const char *env_value(const struct td_option *o, const char *program, char *ret_name, size_t name_bytes)
+{
+    const char *role = role_of(program), *text;
+    if (role) {
+        env_name(role, o->name, ret_name, name_bytes);
+        if ((text = getenv(ret_name)) && text[0]) return text;
+        if (o->type == TD_OPT_OWN_STR) return NULL;
+    }
+    env_name(NULL, o->name, ret_name, name_bytes);
+    return (text = getenv(ret_name)) && text[0] ? text : NULL;
 }
 
 static size_t min3(size_t a, size_t b, size_t c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
@@ -194,7 +223,8 @@ static td_status set_value(const struct td_option *o, const char *text, void *co
         if (!s) *(uint64_t *)field = v;
         return s;
     }
-    case TD_OPT_STR: *(const char **)field = text; return TD_OK;
+    case TD_OPT_STR:
+    case TD_OPT_OWN_STR: *(const char **)field = text; return TD_OK;
     case TD_OPT_ENUM:
         if (!has_choice(o->choices, text)) return td_fail(err, TD_ERR_INVALID, "is '%s', must be one of %s", text, o->choices);
         *(const char **)field = text;
@@ -212,7 +242,8 @@ static const char *type_hint(const struct td_option *o)
     case TD_OPT_U64: return " N";
     case TD_OPT_F64: return " X";
     case TD_OPT_SIZE: return " SIZE";
-    case TD_OPT_STR: return " TEXT";
+    case TD_OPT_STR:
+    case TD_OPT_OWN_STR: return " TEXT";
     case TD_OPT_ENUM: return " ";
     case TD_OPT_ALIAS: break;
     }
@@ -224,9 +255,9 @@ void td_options_help(const struct td_option *table, const char *program, const c
     fprintf(out, "%s: %s\n\nUsage: %s [OPTION]...\n\nOptions (default < environment < flag):\n", program, summary, program);
     for (const struct td_option *o = table; o->name; o++) {
         if (o->type == TD_OPT_ALIAS) continue;
-        char flag[MAX_NAME + 3], env[MAX_NAME + 8];
+        char flag[MAX_NAME + 3], env[ENV_BYTES];
         flag_name(o->name, flag, sizeof flag);
-        env_name(o->name, env, sizeof env);
+        told_env_name(o, program, env, sizeof env);
         fprintf(out, "  %s%s%s\n", flag, type_hint(o), o->type == TD_OPT_ENUM ? o->choices : "");
         bool has_alias = false;
         for (const struct td_option *a = table; a->name; a++) {
@@ -265,6 +296,7 @@ void td_options_print(const struct td_option *table, const void *config, FILE *o
         case TD_OPT_SIZE: fprintf(out, "%" PRIu64, *(const uint64_t *)field); break;
         case TD_OPT_F64: fprintf(out, "%.15g", *(const double *)field); break;
         case TD_OPT_STR:
+        case TD_OPT_OWN_STR:
         case TD_OPT_ENUM: fprintf(out, "%s", *(const char *const *)field ? *(const char *const *)field : ""); break;
         case TD_OPT_ALIAS: break;
         }
@@ -288,14 +320,13 @@ td_status td_options_load(const struct td_option *table, void *config, const cha
             is_set[i] = true;
             continue;
         }
-        char env[MAX_NAME + 8];
-        env_name(o->name, env, sizeof env);
+        char env[ENV_BYTES];
         if (o->def) {
             if (set_value(o, o->def, config, err)) return td_err_prefix(err, "default of %s", o->name);
             is_set[i] = true;
         }
-        const char *text = getenv(env);
-        if (text && text[0]) { /* empty counts as not set: manifests often pass empty variables */
+        const char *text = env_value(o, program, env, sizeof env);
+        if (text) {
             if (set_value(o, text, config, err)) return err ? td_err_prefix(err, "%s", env) : TD_ERR_INVALID;
             is_set[i] = true;
         }
@@ -354,9 +385,9 @@ td_status td_options_load(const struct td_option *table, void *config, const cha
 
     for (size_t i = 0; i < n_options; i++) {
         if (is_set[i]) continue;
-        char flag[MAX_NAME + 3], env[MAX_NAME + 8];
+        char flag[MAX_NAME + 3], env[ENV_BYTES];
         flag_name(table[i].name, flag, sizeof flag);
-        env_name(table[i].name, env, sizeof env);
+        told_env_name(&table[i], program, env, sizeof env);
         return td_fail(err, TD_ERR_INVALID, "%s (or %s) is required: %s", flag, env, table[i].help);
     }
     if (print_config) {

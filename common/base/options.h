@@ -1,7 +1,9 @@
 /* options.h - one table per program: flag, TANDEM_* environment variable, type, default, bounds and help in one row.
  *
  * --help, --print-config and docs/config.md all come from the table. Precedence: default < environment < flag.
- * Row {"kv_memory", ...} is read from --kv-memory (also --kv_memory) and TANDEM_KV_MEMORY. */
+ * Row {"kv_memory", ...} of tandem-decode is read from --kv-memory (also --kv_memory), else TANDEM_DECODE_KV_MEMORY, else
+ * TANDEM_KV_MEMORY: daemons of one host may share an environment and still differ. Programs whose name is not "tandem-ROLE"
+ * have the last variable alone. */
 #ifndef TD_BASE_OPTIONS_H
 #define TD_BASE_OPTIONS_H
 
@@ -19,6 +21,7 @@ enum td_option_type {
     TD_OPT_F64,    /* double                                                              */
     TD_OPT_SIZE,   /* uint64_t bytes: 512, 64KiB, 2GiB, 1GB                               */
     TD_OPT_STR,    /* const char *: borrowed from argv, environ or the table              */
+    TD_OPT_OWN_STR, /* as STR, but only the role's own variable counts: no two daemons can share the value */
     TD_OPT_ENUM,   /* const char *: one of `choices` ("a|b|c")                            */
     TD_OPT_ALIAS,  /* another flag for the row that `choices` names; no variable of its own */
 };

@@ -780,6 +780,21 @@ static td_status open_server(struct td_worker *w, struct td_err *err)
     return TD_OK;
 }
 
+/* TANDEM_LISTEN is the router's address: one environment may be that of all daemons of a host. Whoever meant a worker by it is told; who also
+ * has others dial another host of it (advertise) has most likely meant it. */
+static void tell_of_shared_listen(const struct td_worker *w)
+{
+    bool is_prefill = !strcmp(w->role->name, "prefill");
+    const char *shared = getenv("TANDEM_LISTEN"), *own = getenv(is_prefill ? "TANDEM_PREFILL_LISTEN" : "TANDEM_DECODE_LISTEN");
+    bool given = (own && own[0]) || strcmp(w->cfg.listen, "127.0.0.1:0") != 0;
+    char q[300];
+    if (!shared || !shared[0] || given) return;
+    td_log_quote(q, sizeof q, shared);
+    if (w->cfg.advertise[0]) td_warn("listen_is_the_routers", "shared=%s listen=%s advertise=%s not_read=TANDEM_LISTEN read=TANDEM_%s_LISTEN", q, w->cfg.listen,
+                                     w->cfg.advertise, is_prefill ? "PREFILL" : "DECODE");
+    else td_info("listen_is_the_routers", "shared=%s listen=%s not_read=TANDEM_LISTEN read=TANDEM_%s_LISTEN", q, w->cfg.listen, is_prefill ? "PREFILL" : "DECODE");
+}
+
 /* With the host: in containers every worker's pid is 1, and names are unique in a cluster. */
 static void default_name(struct td_worker *w, const struct td_worker_role *role)
 {
@@ -826,6 +841,7 @@ td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
     tandem__v1__snapshot__init(&w->snap);
     atomic_store(&w->progress_ns, td_now_ns());
 
+    tell_of_shared_listen(w);
     td_status s = td_doorbell_open(&w->bell, err);
     sigdelset(&set, SIGHUP); /* stays blocked */
     if (!s) s = open_engine_interruptible(w, &set, err);

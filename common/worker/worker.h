@@ -62,7 +62,7 @@ struct td_worker_config {
     {"max_step_tokens", TD_OPT_I64, "512", 1, 1048576, NULL, offsetof(S, M.max_step_tokens), "rows per step: the prefill chunk"},            \
     {"node_class", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.node_class), "workers of one class share the router's latency model; empty = one for each role"},               \
     {"prefix_cache", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.prefix_cache), "keep finished blocks for equal prefixes"},               \
-    {"listen", TD_OPT_STR, "127.0.0.1:0", 0, 0, NULL, offsetof(S, M.listen), "address of the Worker service; port 0 = any"},                 \
+    {"listen", TD_OPT_OWN_STR, "127.0.0.1:0", 0, 0, NULL, offsetof(S, M.listen), "address of the Worker service; port 0 = any"},             \
     {"advertise", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.advertise), "host that the router and peers dial; default the listen host"},     \
     {"router", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, offsetof(S, M.router), "router's registry address"},                                \
     {"transfer", TD_OPT_ENUM, "auto", 0, 0, "auto|tcp|shm|rdma|cuda-ipc", offsetof(S, M.transfer), "KV path; naming one refuses to fall back"},       \

@@ -1,10 +1,12 @@
 """One prefill worker, one decode worker: a prompt becomes streamed tokens, and every promise about the stream holds."""
 import os
+import re
+import subprocess
 
 import grpc
 import pytest
 
-from harness import Cluster, pb
+from harness import BIN, Cluster, free_port, pb
 
 OK = grpc.StatusCode.OK
 
@@ -150,3 +152,23 @@ def test_many_at_once(cluster):
     for i in alone:
         assert together[i].tokens == alone[i].tokens
     cluster.wait_idle()
+
+
+def test_one_environment_for_all_daemons(monkeypatch):
+    """A host's daemons share an environment that names the router's address: workers neither take its port nor fail at it, and say what they read."""
+    port = free_port()
+    monkeypatch.setenv("TANDEM_LISTEN", f"127.0.0.1:{port}")
+    monkeypatch.setenv("TANDEM_DECODE_LISTEN", f"127.0.0.1:{(own := free_port())}")
+    monkeypatch.setenv("TANDEM_MAX_BATCH", "7")
+    monkeypatch.setenv("TANDEM_DECODE_MAX_BATCH", "9")
+    with Cluster() as c:  # the router has --listen, which wins
+        assert c.generate(prompt="Once upon a time", max_tokens=4, temperature=0).code == grpc.StatusCode.OK
+        log = {name: d.log() for name, d in c.workers.items()}
+        assert re.search(r"ev=listen_is_the_routers .*TANDEM_PREFILL_LISTEN", log["prefill-0"])
+        assert f"address=127.0.0.1:{port}" not in log["prefill-0"]
+        assert f"address=127.0.0.1:{own} " in log["decode-0"] and "listen_is_the_routers" not in log["decode-0"]
+    for program, batch in (("tandem-prefill", "7"), ("tandem-decode", "9")):
+        out = subprocess.run([os.path.join(BIN, program), "--print-config"], capture_output=True, text=True, check=True).stdout
+        assert f"\nmax_batch={batch}\n" in out
+    out = subprocess.run([os.path.join(BIN, "tandem-router"), "--print-config", "--model", "x"], capture_output=True, text=True, check=True).stdout
+    assert f"\nlisten=127.0.0.1:{port}\n" in out

@@ -67,6 +67,10 @@ static void clear_environment(void)
     unsetenv("TANDEM_RATIO");
     unsetenv("TANDEM_MODEL");
     unsetenv("TANDEM_DTYPE");
+    unsetenv("TANDEM_LISTEN");
+    unsetenv("TANDEM_DECODE_LISTEN");
+    unsetenv("TANDEM_DECODE_DELTA");
+    unsetenv("TANDEM_PREFILL_DELTA");
 }
 
 static int clean_environment(void **state)
@@ -194,6 +198,44 @@ static void environment_errors_name_the_variable(void **state)
     assert_int_equal(td_options_load(table, &config, "p", "s", 1, argv, NULL, 0, NULL, NULL), TD_ERR_INVALID);
 }
 
+static const struct td_option table_own[] = {
+    {"listen", TD_OPT_OWN_STR, "here:0", 0, 0, NULL, offsetof(struct config, model), "Address."},
+    {"delta", TD_OPT_I64, "1", -10, 10, NULL, offsetof(struct config, delta), "A signed number."},
+    {0},
+};
+
+static void a_role_has_variables_of_its_own(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *program, *listen;
+        int64_t delta;
+    } cases[] = {
+        {"tandem-decode", "decode:1", 3},   /* its own win */
+        {"tandem-prefill", "here:0", 2},    /* a shared number counts, a shared address does not */
+        {"tandem up", "router:1", 2},       /* no daemon: the shared ones are its own */
+    };
+    setenv("TANDEM_LISTEN", "router:1", 1);
+    setenv("TANDEM_DECODE_LISTEN", "decode:1", 1);
+    setenv("TANDEM_DELTA", "2", 1);
+    setenv("TANDEM_DECODE_DELTA", "3", 1);
+    setenv("TANDEM_PREFILL_DELTA", "", 1); /* empty: not set */
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct config config = {0};
+        struct td_err err = {0};
+        char *argv[] = {(char *)(uintptr_t)cases[i].program, NULL};
+        assert_int_equal(td_options_load(table_own, &config, cases[i].program, "", 1, argv, NULL, 0, NULL, &err), TD_OK);
+        assert_string_equal(config.model, cases[i].listen);
+        assert_int_equal(config.delta, cases[i].delta);
+    }
+    setenv("TANDEM_DECODE_DELTA", "99", 1);
+    struct config config = {0};
+    struct td_err err = {0};
+    char *argv[] = {(char *)(uintptr_t)"tandem-decode", NULL};
+    assert_int_equal(td_options_load(table_own, &config, "tandem-decode", "", 1, argv, NULL, 0, NULL, &err), TD_ERR_INVALID);
+    assert_string_equal(err.msg, "TANDEM_DECODE_DELTA: is 99, must be in -10..10");
+}
+
 static void required_options_are_asked_for(void **state)
 {
     (void)state;
@@ -307,6 +349,7 @@ int main(void)
         TEST(positional_arguments_keep_their_order),
         TEST(bad_input_is_refused_by_name),
         TEST(environment_errors_name_the_variable),
+        TEST(a_role_has_variables_of_its_own),
         TEST(required_options_are_asked_for),
         TEST(aliases),
         TEST(help_version_and_print_config),

@@ -69,8 +69,9 @@ def container_problems(spec, container, services):
         value = DOWNWARD if "valueFrom" in e else re.sub(r"\$\((\w+)\)", lambda m: variables[m[1]], e["value"])
         variables[e["name"]] = value
     known = set(re.findall(r"\[(TANDEM_[A-Z0-9_]+)", subprocess.run([os.path.join(BIN, command), "--help"], capture_output=True, text=True, check=True).stdout))
+    own = command.replace("-", "_").upper() + "_"  # TANDEM_DECODE_: the daemon's own variables
     for name in variables:
-        if name.startswith("TANDEM_") and name not in known:
+        if name.startswith("TANDEM_") and name not in known and name.replace(own, "TANDEM_", 1) not in known:
             yield f"{command} reads no variable {name}"
     config, complaint = effective_config(command, container.get("args", []), variables)
     if complaint:
