@@ -66,8 +66,9 @@ void td_rpc_unpacker_init(struct td_rpc_unpacker *unpacker)
 {
     memset(unpacker, 0, sizeof *unpacker);
     unpacker->allocator = (ProtobufCAllocator){unpack_alloc, unpack_free, unpacker};
-    if (BLOCK_BYTES) unpacker->block = malloc(BLOCK_BYTES);
-    unpacker->block_bytes = unpacker->block ? BLOCK_BYTES : 0;
+    unpacker->block_bytes = BLOCK_BYTES;
+    if (unpacker->block_bytes > 0) unpacker->block = malloc(unpacker->block_bytes);
+    if (!unpacker->block) unpacker->block_bytes = 0; /* every allocation gets its own chunk */
 }
 
 void td_rpc_unpack_reset(struct td_rpc_unpacker *unpacker)
