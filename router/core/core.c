@@ -608,10 +608,13 @@ static void on_prefill_end(struct td_core *c, const struct td_core_event *e)
     uint32_t worker = r->prefill.worker;
     if (e->a == G_UNAVAILABLE) td_ledger_call_failed(&c->workers[worker], &r->prefill);
     const struct td_core_worker *w = &c->workers[worker];
-    /* The link's speed shows in a transfer that had it for itself and did not wait for later chunks to be computed. */
-    bool alone = !w->crowded && (w->max_step_tokens == 0 || r->computed_tokens <= w->max_step_tokens);
-    if (alone && e->a == G_OK && e->b > 0 && e->c > 0 && e->b < 1ull << 50 && e->c < 600000000)
-        td_latency_observe_transfer(c->latency, c->workers[worker].node_class, e->b, e->c);
+    /* The link's speed shows in a transfer that had it for itself and did not wait for later chunks to be computed. Any other was no faster than the
+     * link: it says something only where it took less time than the link is thought to need. */
+    bool alone = !w->crowded && w->n_chunked == 0 && (w->max_step_tokens == 0 || r->computed_tokens <= w->max_step_tokens);
+    if (e->a == G_OK && e->b > 0 && e->c > 0 && e->b < 1ull << 50 && e->c < 600000000) {
+        double thought_s = td_latency_transfer(c->latency, w->node_class, 0, (double)e->b);
+        if (alone || thought_s <= 0 || (double)e->c * 1e-6 < thought_s) td_latency_observe_transfer(c->latency, w->node_class, e->b, e->c);
+    }
     leg_close(c, &r->prefill);
     if (r->finished_ns) {
         complete(c, r);

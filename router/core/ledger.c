@@ -80,6 +80,7 @@ void td_ledger_link_open(struct td_core_worker *w, struct td_leg *leg, double li
 {
     leg->link_s = link_s;
     w->link_s += link_s;
+    w->link_by_rank_s[leg->rank] += link_s;
     w->link_free_at_s = fmax(w->link_free_at_s, from_s) + link_s;
     td_ledger_changed(w);
 }
@@ -89,8 +90,13 @@ void td_ledger_link_open(struct td_core_worker *w, struct td_leg *leg, double li
 static void link_settle(struct td_core_worker *w, const struct td_leg *leg, double now_s)
 {
     w->link_s = w->assigned ? fmax(0, w->link_s - leg->link_s) : 0;
+    w->link_by_rank_s[leg->rank] = fmax(0, w->link_by_rank_s[leg->rank] - leg->link_s);
+    if (w->assigned == 0) memset(w->link_by_rank_s, 0, sizeof w->link_by_rank_s); /* exact at rest: no rounding is carried on */
     w->link_free_at_s = fmin(w->link_free_at_s, fmax(now_s, w->free_at_s) + w->link_s);
 }
+
+/* Longer than what one step computes: its KV leaves in parts. */
+static bool chunked(const struct td_core_worker *w, const struct td_leg *leg) { return w->max_step_tokens > 0 && leg->tokens > w->max_step_tokens; }
 
 static void plan_settle(struct td_core_worker *w, struct td_leg *leg)
 {
@@ -102,12 +108,20 @@ static void plan_settle(struct td_core_worker *w, struct td_leg *leg)
 
 void td_ledger_prefill_tell(struct td_core_worker *w, struct td_leg *leg)
 {
+    if (leg->planned) {
+        w->n_told++;
+        w->n_chunked += chunked(w, leg);
+    }
     plan_settle(w, leg);
     w->calls_sent++;
 }
 
 static void prefill_settle(struct td_core_worker *w, struct td_leg *leg)
 {
+    if (!leg->planned) {
+        w->n_told--;
+        w->n_chunked -= chunked(w, leg);
+    }
     plan_settle(w, leg);
     leg->pending = false;
     w->n_pending--;
@@ -123,7 +137,8 @@ void td_ledger_prefill_done(struct td_core_worker *w, struct td_leg *leg, double
     if (leg->worker == TD_NO_WORKER || !leg->pending) return;
     prefill_settle(w, leg);
     leg->tokens = 0;
-    w->crowded = w->n_sending++ > 0 || w->crowded;
+    /* The step that ended may have computed the first part of whoever is next: that leaves together with this one's KV. */
+    w->crowded = w->n_sending++ > 0 || w->n_told > 0 || w->crowded;
     w->free_at_s = now_s + w->pending_s;
     td_ledger_changed(w);
 }

@@ -219,6 +219,17 @@ static double prefill_wait(const struct td_policy_view *v, const struct td_polic
     return before_s + fmin(all_s - before_s, td_latency_prefill(v->latency, at, w->max_step_tokens, 0, w->max_step_tokens));
 }
 
+/* How long the request's KV waits for the link once it is computed: for what the link is behind the computing, since a prompt that overtakes others'
+ * computing overtakes their transfers, too. Of that, lesser classes' KV takes every other turn at most: as long as its own takes. */
+static double link_wait(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t at, double own_s)
+{
+    const struct td_core_worker *w = &v->workers[at];
+    double all_s = fmax(0, w->link_free_at_s - v->now_s - fmax(0, w->free_at_s - v->now_s)), before_s = 0;
+    for (uint32_t rank = 0; rank <= a->rank; rank++) before_s += w->link_by_rank_s[rank];
+    before_s = fmin(before_s, all_s);
+    return before_s + fmin(all_s - before_s, own_s);
+}
+
 void td_policy_predict_prefill(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t worker, struct td_prefill_part *r)
 {
     const struct td_core_worker *w = &v->workers[worker];
@@ -228,13 +239,12 @@ void td_policy_predict_prefill(const struct td_policy_view *v, const struct td_p
     r->hit_tokens = hit;
     r->wait_s = prefill_wait(v, a, worker);
     r->prefill_s = td_latency_prefill(v->latency, worker, u, hit, w->max_step_tokens);
-    /* what the link is behind the computing: a prompt that overtakes others' computing overtakes their transfers, too */
-    r->link_wait_s = fmax(0, w->link_free_at_s - v->now_s - fmax(0, w->free_at_s - v->now_s));
     /* The KV leaves chunk by chunk while later chunks are computed: what is exposed is the last chunk, or what the link is behind. */
     r->last_tokens = u < rows ? u : u % rows ? u % rows : rows;
     double chunks = u > rows ? (double)((u + rows - 1) / rows) : 1;
     r->hidden_s = r->prefill_s * (1 - 1 / chunks);
     r->all_s = td_latency_transfer(v->latency, w->node_class, 0, (double)(a->n_tokens * w->kv_bytes_per_token));
+    r->link_wait_s = link_wait(v, a, worker, r->all_s);
     r->tail_s = td_latency_transfer(v->latency, w->node_class, 0, (double)(r->last_tokens * w->kv_bytes_per_token));
 }
 

@@ -47,6 +47,9 @@ struct td_core_worker {
     uint32_t n_pending;         /* prefill: jobs without a first token; decode: reserved, not yet decoding */
     double pending_s;           /* prefill: sum of their predicted times */
     struct { uint32_t n; double s; } pending_by_rank[TD_CORE_MAX_CLASSES]; /* prefill: the same by rank of class: lesser ones are overtaken */
+    double link_by_rank_s[TD_CORE_MAX_CLASSES]; /* prefill: link_s by rank of class: lesser ones get every other turn of the link at most */
+    uint32_t n_told;            /* prefill: of n_pending, those whose call was made */
+    uint32_t n_chunked;         /* of n_told, those longer than a step: their first chunks' KV leaves while later ones are computed */
     uint64_t pending_tokens;    /* prefill: sum of their uncomputed tokens */
     double planned_s;           /* prefill: of pending_s and pending_tokens, what the worker has not been told of yet */
     uint64_t planned_tokens;
@@ -56,7 +59,7 @@ struct td_core_worker {
     uint64_t local_tokens;      /* decode: prompt tokens it is to prefill itself */
     double link_free_at_s;      /* prefill: when its link has sent what is on the way */
     uint32_t n_sending;         /* prefill: legs that are computed and still open: their KV is on its way */
-    bool crowded;               /* prefill: two of them or more at once since there were none: they shared the link */
+    bool crowded;               /* prefill: since there were none of these, others' KV was on the link beside theirs, or may have been */
     double link_s;              /* prefill: sum of the predicted transfers of all who are there: never later than that after the computing */
     double mix_share, mix_rows; /* decode: EWMA share of the steps with decode rows that had prefill rows too, and how many those had */
     double min_tpot_s;          /* decode: tightest objective among its requests; INFINITY = none */

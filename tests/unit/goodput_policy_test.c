@@ -421,6 +421,31 @@ static void test_lesser_classes_are_not_waited_for(void **state)
     td_core_destroy(c);
 }
 
+/* Nor is their KV: a gold prompt's gets every other turn of the link beside bulk's, and waits as long as it takes itself. 1 ms of the link a token:
+ * bulk's 1,000 need 1 s, of which 110 ms pass while it is computed. */
+static void test_lesser_classes_do_not_hold_the_link(void **state)
+{
+    (void)state;
+    struct td_core_config cfg = config_of(TD_MODE_PD);
+    cfg.classes[0] = (struct td_core_class){.name = "gold", .ttft_ms = 2000, .weight = 4};
+    cfg.classes[1] = (struct td_core_class){.name = "bulk", .weight = 1};
+    cfg.n_classes = 2;
+    struct node n = {1000000, 1024, 0, 1000000};
+    uint64_t step_us = 0;
+    for (uint32_t slo_class = 0; slo_class < 2; slo_class++) {
+        struct td_core *c = core_of(&cfg);
+        join(c, 0, 0, TD_ROLE_PREFILL, n);
+        join(c, 0, 1, TD_ROLE_DECODE, n);
+        arrive(c, 0, 0, plain_id(), (struct ask){1000, 21, 0, 0, 1});
+        assert_int_equal(arrive(c, 0, 1, plain_id(), (struct ask){100, 21, 0, 0, slo_class}), 1);
+        uint64_t gap_us = (slo_class == 0 ? 100000 + 100000 : 890000 + 100000) / 20;
+        if (slo_class == 0) step_us = actions[0].tpot_us - gap_us;
+        assert_in_range(step_us, 10000, 12000);
+        expect_us(actions[0].tpot_us, step_us + gap_us, slo_class ? "bulk, behind all of bulk's KV" : "gold, every other turn of the link");
+        td_core_destroy(c);
+    }
+}
+
 /* ---- silence --------------------------------------------------------------------------------------------------------------------------- */
 
 /* What is known of a worker that is silent for longer than two of the reports that even an idle one sends gets old: its margins widen, up to 1.5
@@ -939,6 +964,7 @@ int main(void)
         cmocka_unit_test(test_idle_and_thought_slow),
         cmocka_unit_test(test_ceilings_count_time),
         cmocka_unit_test(test_lesser_classes_are_not_waited_for),
+        cmocka_unit_test(test_lesser_classes_do_not_hold_the_link),
         cmocka_unit_test(test_silence_widens_margins),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -22,7 +22,7 @@ static uint32_t rnd(uint32_t n)
 static struct td_core_worker worker_of(enum td_core_role role)
 {
     struct td_core_worker w = {0};
-    td_ledger_join(&w, &(struct td_core_event){.kind = TD_EV_WORKER_JOIN, .role = role, .a = 100000, .b = 64});
+    td_ledger_join(&w, &(struct td_core_event){.kind = TD_EV_WORKER_JOIN, .role = role, .a = 100000, .b = 64, .d = 2048});
     return w;
 }
 
@@ -37,8 +37,8 @@ static void check(const struct td_core_worker *w, const struct td_leg *legs, dou
     struct {
         uint32_t assigned, n_pending, n_active, n_tightest;
         uint64_t assigned_tokens, promised, pending_tokens, active, reserved, local;
-        double pending_s, link_s, tightest, s_by_rank[TD_CORE_MAX_CLASSES];
-        uint32_t n_sending, n_by_rank[TD_CORE_MAX_CLASSES];
+        double pending_s, link_s, tightest, s_by_rank[TD_CORE_MAX_CLASSES], link_by_rank_s[TD_CORE_MAX_CLASSES];
+        uint32_t n_sending, n_told, n_chunked, n_by_rank[TD_CORE_MAX_CLASSES];
     } t = {.tightest = INFINITY};
     for (int i = 0; i < LEGS; i++) {
         const struct td_leg *l = &legs[i];
@@ -54,6 +54,9 @@ static void check(const struct td_core_worker *w, const struct td_leg *legs, dou
             if (l->pending) t.s_by_rank[l->rank] += l->work_s;
             t.n_by_rank[l->rank] += l->pending;
             t.link_s += l->link_s;
+            t.link_by_rank_s[l->rank] += l->link_s;
+            t.n_told += l->pending && !l->planned;
+            t.n_chunked += l->pending && !l->planned && l->tokens > 2048;
             t.n_sending += !l->pending;
             continue;
         }
@@ -90,6 +93,12 @@ static void check(const struct td_core_worker *w, const struct td_leg *legs, dou
         else if (w->n_min_tpot > 0) assert_true(w->min_tpot_s >= t.tightest && w->n_min_tpot == t.n_tightest);
     } else {
         assert_int_equal(w->n_sending, t.n_sending);
+        assert_int_equal(w->n_told, t.n_told);
+        assert_int_equal(w->n_chunked, t.n_chunked);
+        for (uint32_t rank = 0; rank < TD_CORE_MAX_CLASSES; rank++) {
+            assert_true(fabs(w->link_by_rank_s[rank] - t.link_by_rank_s[rank]) < 1e-9 * (1 + t.link_s));
+            if (t.assigned == 0) assert_true(w->link_by_rank_s[rank] <= 0);
+        }
         assert_true(t.n_sending < 2 || w->crowded);
         assert_true(fabs(w->link_s - t.link_s) < 1e-9 * (1 + t.link_s));
         if (t.assigned == 0) assert_true(w->link_s <= 0 && !w->crowded);

@@ -383,6 +383,43 @@ static void test_long_predictions_of_the_link_do_not_add_up(void **state)
     td_core_destroy(c);
 }
 
+static double link_bytes_per_s(const struct td_core *c)
+{
+    struct td_lat_theta t;
+    td_latency_theta(td_core_latency(c), 0, &t);
+    return t.link_bytes_per_s;
+}
+
+/* Chunks of a long prompt that was still computing were on the link beside short prompts' KV, and only transfers whose computing was over counted as
+ * crowding: the learned speed fell to a ninth, and requests were refused for their TPOT. What shared the link teaches only that it is no slower. */
+static void test_chunks_of_prompts_still_computing_crowd_the_link(void **state)
+{
+    (void)state;
+    struct td_core *c = slow_link(0);
+    step(c, (struct td_core_event){.kind = TD_EV_WORKER_JOIN, .now_ns = 2, .worker = 0, .role = TD_ROLE_PREFILL, .a = 100000, .b = 8, .d = 512,
+                                   .e = 1000});
+    double before = link_bytes_per_s(c);
+    arrive(c, 3, 7, 20000); /* its 40 chunks are computed all the time */
+    leg(c, TD_EV_TICKET, 3, 7, 0, 0, 0);
+    uint64_t now = 3;
+    for (uint64_t i = 0; i < 101; i++) {
+        uint64_t id = 100 + i, us = i == 100 ? 80000 : 1440000;
+        step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = now += MS, .worker = 0, .a = i + 1});
+        assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_REQUEST, .now_ns = now, .slot = 0, .id = id, .a = 160, .b = 16}), 1);
+        step(c, (struct td_core_event){.kind = TD_EV_TICKET, .now_ns = now, .slot = 0, .id = id});
+        step(c, (struct td_core_event){.kind = TD_EV_FIRST_TOKEN, .now_ns = now, .slot = 0, .id = id, .b = 161});
+        /* 160,000 bytes beside the other's: in nine times what they need; the last one in half of it */
+        step(c, (struct td_core_event){.kind = TD_EV_PREFILL_END, .now_ns = now, .slot = 0, .id = id, .b = 160000, .c = us});
+        step(c, (struct td_core_event){.kind = TD_EV_TOKEN, .now_ns = now, .slot = 0, .id = id, .a = 176, .b = 1});
+        step(c, (struct td_core_event){.kind = TD_EV_DECODE_END, .now_ns = now, .slot = 0, .id = id});
+        double learned = link_bytes_per_s(c);
+        if (i < 100 && !(fabs(learned - before) < 1e-6 * before))
+            fail_msg("after %llu crowded transfers the link has %.0f bytes/s, before %.0f", (unsigned long long)i + 1, learned, before);
+    }
+    if (!(link_bytes_per_s(c) > 1.02 * before)) fail_msg("a transfer faster than the link was thought to be taught nothing");
+    td_core_destroy(c);
+}
+
 /* All requests of a dead worker come back at once, in any order, and belong before those that wait: a search for the place of each took time squared.
  * The
  * bound is on the growth: four times as many may take 12 times as long at most, where squared is 16 and the queue's own is 5. */
@@ -439,6 +476,7 @@ int main(void)
         cmocka_unit_test(test_deflected_by_choice),
         cmocka_unit_test(test_the_link_is_charged_for_what_is_sent),
         cmocka_unit_test(test_long_predictions_of_the_link_do_not_add_up),
+        cmocka_unit_test(test_chunks_of_prompts_still_computing_crowd_the_link),
         cmocka_unit_test(test_many_come_back_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
