@@ -20,7 +20,7 @@ int main(int argc, char **argv)
         router_close(&r);
         return td_die("tandem-router", &e);
     }
-    router_run(&r);   /* until SIGTERM */
+    if (router_run(&r)) return 1; /* until SIGTERM; or deaf, when nothing can be drained any more */
     router_drain(&r); /* unready, refuse new requests, finish the live ones */
     router_close(&r);
     return 0;

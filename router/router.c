@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/base/descriptors.h"
 #include "common/base/hash.h"
 #include "common/base/log.h"
 #include "common/base/metrics.h"
@@ -43,6 +44,14 @@ const struct td_option router_options[] = {
     {"stall_ms", TD_OPT_U64, "120000", 100, 3600000, NULL, OFF(stall_ms), "a request in which nothing moves for so long fails over"},
     {"max_failovers", TD_OPT_U64, "8", 0, 1000, NULL, OFF(max_failovers), "per request; then the client sees UNAVAILABLE"},
     {"max_message_bytes", TD_OPT_SIZE, "32MiB", 65536, 1 << 30, NULL, OFF(max_message_bytes), "largest message taken from anybody"},
+    {"max_connections", TD_OPT_U64, "0", 0, 1 << 20, NULL, OFF(max_connections),
+     "connections at once; more are closed; 0 = what the limit of open files allows, at most 16384"},
+    {"max_connections_per_peer", TD_OPT_U64, "0", 0, 1 << 20, NULL, OFF(max_connections_per_peer),
+     "of one address (IPv6: /64); 0 = half of max_connections; behind one load balancer give it all of them"},
+    {"max_calls_per_peer", TD_OPT_U64, "0", 0, 1 << 20, NULL, OFF(max_calls_per_peer),
+     "calls of one address at once; more are refused; 0 = three quarters of all, which is more than max_requests"},
+    {"port_check_ms", TD_OPT_U64, "1000", 50, 60000, NULL, OFF(port_check_ms),
+     "dial the own port so often; 3 failed checks: health is not serving; 10: the process ends with status 1"},
     {"decision_log", TD_OPT_STR, "", 0, 0, NULL, OFF(decision_log), "file for the core's events and actions; replays to the same decisions"},
     {"drain_timeout_ms", TD_OPT_U64, "30000", 0, 3600000, NULL, OFF(drain_timeout_ms), "SIGTERM: finish for so long, then cancel"},
     {"log_level", TD_OPT_ENUM, "info", 0, 0, "debug|info|warn|error", OFF(log_level), "least level logged"},
@@ -156,6 +165,20 @@ static uint64_t busy_permille(struct router *r, uint64_t *ret_late_ms)
     return busy < 1000 ? busy : 1000;
 }
 
+/* Once a second: counting looks at every connection. */
+static void follow_connections(struct router *r)
+{
+    static uint64_t told_refused; /* loop thread */
+    uint64_t now = td_now_ns();
+    if (!r->server || now - r->counted_ns < TD_NS_PER_S) return;
+    r->counted_ns = now;
+    struct td_rpc_server_stats st;
+    td_rpc_server_stats(r->server, &st);
+    td_metric_set(r->m->connections, st.connections);
+    td_metric_add(r->m->connections_refused, st.connections_refused - told_refused);
+    told_refused = st.connections_refused;
+}
+
 static void on_tick(void *arg)
 {
     struct router *r = arg;
@@ -176,6 +199,7 @@ static void on_tick(void *arg)
     td_metric_add(r->m->failovers, st.failovers - n_told);
     n_told = st.failovers;
     follow_core(r, &st);
+    follow_connections(r);
 }
 
 /* ---- open ------------------------------------------------------------------------------------------------------------------------------------ */
@@ -225,6 +249,8 @@ static struct router_metrics *metrics_new(void)
         m.utilisation[i] = td_gauge("td_worker_utilisation", role_label[i], "Share of time the role's workers spend in steps, EWMA");
     }
     for (int i = 0; i < TD_BOUND_N; i++) m.bound[i] = td_gauge("td_goodput_bound", bound_label[i], "1 = this bounds goodput now");
+    m.connections = td_gauge("td_connections", "", "Connections on the gRPC port");
+    m.connections_refused = td_counter("td_connections_refused_total", "", "Connections closed as they came: above a limit, or no descriptor");
     m.arrival_rate = td_gauge("td_request_arrival_rate", "", "Requests per second, half-life 5 s");
     m.coverage[0] = td_gauge("td_prediction_coverage", "objective=\"ttft\"",
                              "Share of the last 512 placed requests within prediction times margin; aims at attainment");
@@ -305,11 +331,21 @@ static td_status open_server(struct router *r, struct td_err *err)
     const struct td_rpc_method *services[] = {inference_methods, registry_methods, NULL};
     struct td_rpc_tls server_tls = r->tls; /* copied by the start */
     if (!r->cfg.tls_client_auth) server_tls.ca_file = NULL;
+    uint32_t max_calls = (uint32_t)r->cfg.max_requests * 2 + TD_CORE_MAX_WORKERS;
+    uint32_t max_peer_calls = r->cfg.max_calls_per_peer ? (uint32_t)r->cfg.max_calls_per_peer : max_calls / 4 * 3;
     struct td_rpc_server_config c = {.loop = r->loop, .address = r->cfg.listen, .tls = r->use_tls ? &server_tls : NULL, .services = services,
                                      .limits = {.max_message_bytes = (uint32_t)r->cfg.max_message_bytes,
-                                                .max_live_calls = (uint32_t)r->cfg.max_requests * 2 + TD_CORE_MAX_WORKERS},
-                                     .reflection = true, .ctx = r};
+                                                .max_live_calls = max_calls,
+                                                .max_peer_calls = max_peer_calls,
+                                                .max_connections = (uint32_t)r->cfg.max_connections,
+                                                .max_peer_connections = (uint32_t)r->cfg.max_connections_per_peer},
+                                     .port_check_ms = (uint32_t)r->cfg.port_check_ms, .reflection = true, .ctx = r};
     return td_rpc_server_start(&c, &r->server, err);
+}
+
+static bool port_answers(void *ctx)
+{
+    return td_rpc_server_answers(((struct router *)ctx)->server);
 }
 
 td_status router_open(struct router *r, const struct router_config *config, struct td_err *err)
@@ -319,6 +355,7 @@ td_status router_open(struct router *r, const struct router_config *config, stru
     sigaddset(&set, SIGHUP);
     pthread_sigmask(SIG_BLOCK, &set, NULL); /* before gRPC: its threads inherit the mask */
     signal(SIGPIPE, SIG_IGN);
+    td_descriptors_raise();
     r->cfg = *config;
     r->incarnation = td_random_u64();
     r->started_ns = td_now_ns();
@@ -327,7 +364,7 @@ td_status router_open(struct router *r, const struct router_config *config, stru
     if (!s) router_update_max_len(r);
     if (!s) s = open_core(r, err);
     if (!s) s = open_server(r, err);
-    if (!s && config->metrics_listen[0]) s = td_metrics_http_start(config->metrics_listen, &r->metrics, err);
+    if (!s && config->metrics_listen[0]) s = td_metrics_http_start(config->metrics_listen, port_answers, r, &r->metrics, err);
     if (s) return s;
     r->tick = td_rpc_timer_start(r->loop, TICK_MS, on_tick, r);
     td_rpc_server_set_serving(r->server, true);
@@ -338,12 +375,16 @@ td_status router_open(struct router *r, const struct router_config *config, stru
 
 /* ---- run, drain, close ------------------------------------------------------------------------------------------------------------------------- */
 
-void router_run(struct router *r)
+int router_run(struct router *r)
 {
-    (void)r;
     int sig;
-    while (!(sig = td_stop_signal_wait(-1))) {}
+    while (!(sig = td_stop_signal_wait((int)r->cfg.port_check_ms)))
+        if (td_rpc_server_is_deaf(r->server)) {
+            td_error("port_deaf", "port=%d action=exit hint=\"no new client can come in\"", td_rpc_server_port(r->server));
+            return 1;
+        }
     td_info("signal", "sig=%d action=drain", sig);
+    return 0;
 }
 
 void router_drain(struct router *r)
@@ -369,8 +410,8 @@ static void stop_tick(void *arg)
 void router_close(struct router *r)
 {
     if (r->tick) td_rpc_loop_post(r->loop, stop_tick, r);
+    td_metrics_http_stop(r->metrics); /* it asks the server how it is */
     if (r->server) td_rpc_server_stop(r->server, 0); /* cancels what is left; workers' streams end, their conns and channels with them */
-    td_metrics_http_stop(r->metrics);
     if (r->loop) td_rpc_loop_destroy(r->loop);
     if (r->log) fclose(r->log);
     td_core_destroy(r->core);

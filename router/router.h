@@ -33,7 +33,7 @@ struct router_config {
         *tls_ca, *tls_server_name, *metrics_listen;
     int64_t max_requests, max_queued, max_model_len;
     uint64_t hybrid_local_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, max_failovers, drain_timeout_ms, max_message_bytes;
-    uint64_t prefix_entries;
+    uint64_t prefix_entries, max_connections, max_connections_per_peer, max_calls_per_peer, port_check_ms;
     double attainment;
     bool tls_client_auth;
 };
@@ -139,6 +139,7 @@ struct router {
     uint64_t *all_hashes;                  /* [max_len / block size]: scratch */
     size_t max_all_hashes;
     uint64_t tick_ns, tick_cpu_ns;         /* the last tick, and this thread's CPU time then */
+    uint64_t counted_ns;                   /* when connections were last counted */
     enum td_bound told_bound;
     uint64_t told_bound_ns;
     struct td_core *core;
@@ -157,7 +158,7 @@ struct router {
 
 /* router.c: the daemon's life, and the one door to the core: logs the event, applies it, logs and carries out the actions. */
 td_status router_open(struct router *r, const struct router_config *config, struct td_err *err);
-void router_run(struct router *r);
+int router_run(struct router *r); /* 0 = asked to stop; 1 = its port is deaf, nothing can be drained */
 void router_drain(struct router *r);
 void router_close(struct router *r);
 void router_event(struct router *r, struct td_core_event event);
@@ -195,6 +196,7 @@ struct router_metrics {
     struct td_metric *ttft, *tpot, *e2e, *queue, *reserve, *prefill_queue, *prefill, *rpc, *transfer, *running, *waiting;
     struct td_metric *finished, *failed, *cancelled, *failovers, *prompt_tokens, *output_tokens, *mismatches;
     struct td_metric *refused, *deflected, *wasted, *good, *missed_ttft, *missed_tpot, *hit_predicted, *hit_real, *arrival_rate;
+    struct td_metric *connections, *connections_refused;
     struct td_metric *coverage[2], *mape[2], *wanted[2], *needed[2], *utilisation[2], *bound[TD_BOUND_N];
 };
 

@@ -26,8 +26,9 @@ static bool is_known(const struct td_rpc_server *server, const char *service)
 
 static int state(const struct td_rpc_server *server)
 {
-    return server->serving ? GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING
-                           : GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__NOT_SERVING;
+    bool well = server->serving && td_rpc_server_answers(server);
+    return well ? GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING
+                : GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__NOT_SERVING;
 }
 
 static void answer(struct td_rpc_call *call, int status)

@@ -69,9 +69,13 @@ struct td_rpc_limits {
     uint32_t max_message_bytes;         /* received; default 64 MiB */
     uint32_t max_unpack_bytes;          /* heap one message may take to unpack; default 8x max_message_bytes, at most 1 GiB */
     uint32_t max_live_calls;            /* default 4096 */
+    uint32_t max_peer_calls;            /* of them of one address (peers.h); default 0 = all */
     uint32_t max_queued_bytes;          /* unsent messages per call; a slower reader is cancelled with RESOURCE_EXHAUSTED; default 16 MiB.
                                            One message may be larger when nothing else is queued */
     uint32_t max_stall_ms;              /* a message the peer does not take for so long ends the call the same way; default 60 s */
+    /* Connections above these are closed as they come (accept.h). 0 = as many as descriptors allow, at most 16384; and
+     * half of max_connections, so that no single address can take them all, and one load balancer has thousands. */
+    uint32_t max_connections, max_peer_connections;
 };
 
 struct td_rpc_server_config {
@@ -81,6 +85,7 @@ struct td_rpc_server_config {
     const struct td_rpc_method *const *services;      /* NULL-terminated list of method tables */
     struct td_rpc_limits limits;        /* zero fields = defaults */
     uint32_t keepalive_ms;              /* 0 = 10 000: calls of a silent peer are cancelled after about twice this */
+    uint32_t port_check_ms;             /* dial the server's own port so often; 0 = never: then it always "answers" */
     bool reflection;                    /* serve grpc.reflection v1 and v1alpha from the embedded descriptor set */
     void *ctx;
 };
@@ -93,9 +98,19 @@ td_status td_rpc_server_start(const struct td_rpc_server_config *config, struct 
 int td_rpc_server_port(const struct td_rpc_server *server);
 /* [any] Health of service "" and of every service name in the tables (Watch streams are told). */
 void td_rpc_server_set_serving(struct td_rpc_server *server, bool serving);
+/* [any] The port answered its last check, or failed fewer than three in a row. Health is SERVING only while it does. */
+bool td_rpc_server_answers(const struct td_rpc_server *server);
+/* [any] The port failed ten checks in a row: its listener is gone or the loop's thread stands. The process should end
+ * with an error, so that who supervises it starts another. */
+bool td_rpc_server_is_deaf(const struct td_rpc_server *server);
 uint32_t td_rpc_server_live_calls(const struct td_rpc_server *server);      /* [any] */
 /* [any but the loop thread] Health off, new calls refused with UNAVAILABLE; waits up to drain_ms for live calls, lets their last bytes leave
  * (0.1 s), cancels the rest, stops listening, destroys. drain_ms 0 = cancel all at once. */
+struct td_rpc_server_stats {
+    uint32_t connections, max_connections, max_peer_connections;
+    uint64_t connections_accepted, connections_refused;
+};
+void td_rpc_server_stats(const struct td_rpc_server *server, struct td_rpc_server_stats *ret_stats);     /* [any] */
 void td_rpc_server_stop(struct td_rpc_server *server, uint32_t drain_ms);
 
 /* ---- calls, both sides --------------------------------------------------------------------------------------------------------------- */

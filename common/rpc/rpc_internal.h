@@ -11,6 +11,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "common/rpc/accept.h"
+#include "common/rpc/peers.h"
 #include "common/rpc/rpc.h"
 #include "common/rpc/unpack.h"
 
@@ -48,6 +50,11 @@ enum {
     TD_RPC_STOP_BUILTIN_MS = 500,            /* how long a stopping server waits for watchers to hear of it */
     TD_RPC_STOP_FLUSH_MS = 100,              /* ... and, after the last call's end, for its bytes to leave the kernel */
     TD_RPC_CHANNEL_KEEPALIVE_MS = 1000,
+    TD_RPC_MAX_CONNECTIONS = 16384,          /* of one server, unless told: about 20 KiB each, so 320 MiB */
+    TD_RPC_RESERVED_FDS = 512,               /* not for connections: channels, KV links, files */
+    TD_RPC_PROBE_TURNS = 20,                 /* a probe fails after so many turns of a tenth of its period */
+    TD_RPC_PROBE_UNHEALTHY = 3,              /* failed in a row: not serving */
+    TD_RPC_PROBE_DEAF = 10,                  /* failed in a row: td_rpc_server_is_deaf */
 };
 
 struct td_rpc_event {
@@ -130,6 +137,7 @@ struct td_rpc_call {
     const struct td_rpc_method *method;      /* NULL: being refused */
     void *ctx;
     bool builtin, counted, opened, got_message;
+    struct td_rpc_peer *of_peer;             /* counted there, or NULL */
     int recv_cancelled;
     grpc_metadata_array request_metadata;
     struct td_rpc_metadata *metadata;        /* C copies, made when first asked */
@@ -188,6 +196,8 @@ struct td_rpc_server {
     int lock_fd;                             /* unix socket: keeps a second server from stealing the path */
     char *lock_path;
     struct td_rpc_tls_files *tls;
+    struct td_rpc_door *door;                /* in front of the listener */
+    struct td_rpc_probe *probe;              /* NULL = none */
     struct td_rpc_route *routes;
     size_t n_routes;
     char **services;                         /* names, from the tables' paths */
@@ -198,6 +208,7 @@ struct td_rpc_server {
     grpc_call_details new_details;
     grpc_metadata_array new_metadata;
     struct td_rpc_call *live;
+    struct td_rpc_peers peers;               /* calls of the services */
     struct td_rpc_timer *stall_timer;
     bool serving;
     int stopping;
@@ -216,6 +227,13 @@ void td_rpc_server_message(struct td_rpc_call *call, const ProtobufCMessage *msg
 void td_rpc_server_bad_message(struct td_rpc_call *call, const struct td_err *err);
 void td_rpc_server_end(struct td_rpc_call *call);
 void td_rpc_server_release(struct td_rpc_server *server);      /* one call less; the last lets stop go on */
+
+/* probe.c: a thread that dials the server's own port. address as in td_rpc_server_config; port as bound. */
+td_status td_rpc_probe_start(struct td_rpc_server *server, const char *address, bool use_tls, uint32_t period_ms,
+                             struct td_rpc_probe **ret_probe, struct td_err *err);
+void td_rpc_probe_stop(struct td_rpc_probe *probe);            /* NULL is fine; joins */
+void td_rpc_probe_free(struct td_rpc_probe *probe);            /* stopped, or never started */
+uint32_t td_rpc_probe_failed(const struct td_rpc_probe *probe); /* in a row [any] */
 
 /* health.c, reflection.c: method tables whose ctx is the server */
 extern const struct td_rpc_method td_rpc_health_methods[];

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/base/hash.h"
 #include "common/rpc/rpc_internal.h"
 
 /* server->stopping: each step refuses more. */
@@ -57,6 +58,17 @@ static const struct td_rpc_route *find_route(const struct td_rpc_server *server,
         if (strlen(known) == n && memcmp(known, at, n) == 0) return &server->routes[i];
     }
     return NULL;
+}
+
+/* False: the caller's address has as many calls as one may have. Else the call is counted there. */
+static bool count_peer(struct td_rpc_server *server, struct td_rpc_call *call)
+{
+    uint64_t key;
+    if (!server->limits.max_peer_calls || !td_rpc_peer_key_parse(td_rpc_call_peer(call), &key)) return true;
+    const struct td_rpc_peer *peer = td_rpc_peers_find(&server->peers, key);
+    if (peer && peer->n >= server->limits.max_peer_calls) return false;
+    call->of_peer = td_rpc_peers_add(&server->peers, key);
+    return true;
 }
 
 static void on_new(struct td_rpc_event *event, bool ok)
@@ -109,6 +121,9 @@ static void on_new(struct td_rpc_event *event, bool ok)
                               : atomic_load(&server->n_live) >= server->limits.max_live_calls) {
         snprintf(why, sizeof why, "too many live calls: the limit is %u",
                  route->builtin ? (unsigned)TD_RPC_MAX_BUILTIN_CALLS : server->limits.max_live_calls);
+        td_rpc_call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, why, NULL, 0);
+    } else if (!route->builtin && !count_peer(server, call)) {
+        snprintf(why, sizeof why, "too many live calls from your address: the limit is %u", server->limits.max_peer_calls);
         td_rpc_call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, why, NULL, 0);
     } else {
         call->method = route->method;
@@ -172,6 +187,8 @@ void td_rpc_server_end(struct td_rpc_call *call)
     *call->prev_live = call->next_live;
     if (call->next_live) call->next_live->prev_live = call->prev_live;
     if (call->builtin) atomic_fetch_sub(&call->server->n_builtin, 1);
+    td_rpc_peers_drop(&call->server->peers, call->of_peer);
+    call->of_peer = NULL;
     atomic_store(&call->server->last_end_ns, td_now_ns());
     if (call->counted) atomic_fetch_sub(&call->server->n_live, 1);    /* before on_end, which may look */
     if (call->opened) call->method->on_end(call, call->peer_cancelled, call->ctx);
@@ -263,6 +280,8 @@ static td_status lock_unix_path(struct td_rpc_server *server, const char *addres
 static void free_server(struct td_rpc_server *server)
 {
     if (server->server) grpc_server_destroy(server->server);
+    td_rpc_door_close(server->door);
+    td_rpc_probe_free(server->probe);
     td_rpc_tls_files_destroy(server->tls);
     for (size_t i = 0; i < server->n_services; i++) free(server->services[i]);
     free(server->services);
@@ -311,6 +330,7 @@ td_status td_rpc_server_start(const struct td_rpc_server_config *config, struct 
     server->ctx = config->ctx;
     server->lock_fd = -1;
     server->ev_new.fn = on_new;
+    server->peers.seed = td_random_u64();
     pthread_mutex_init(&server->mu_stop, NULL);
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
@@ -359,10 +379,19 @@ td_status td_rpc_server_start(const struct td_rpc_server_config *config, struct 
     grpc_server_register_completion_queue(server->server, server->loop->cq, NULL);
     status = listen_on(server, config, err);
     if (status) goto err_free;
+    const char *unix_path = strncmp(config->address, "unix:", 5) == 0 ? config->address + 5 : NULL;
+    if (unix_path && strncmp(unix_path, "//", 2) == 0) unix_path += 2;
+    server->door = td_rpc_door_open(server->port, unix_path, limits->max_connections, limits->max_peer_connections);
     atomic_fetch_add(&server->loop->n_objects, 1);
     grpc_server_start(server->server);
     server->stall_timer = td_rpc_timer_start(server->loop, 1000, check_stalls, server);
     post_slot(server);
+    if (config->port_check_ms)
+        status = td_rpc_probe_start(server, config->address, config->tls != NULL, config->port_check_ms, &server->probe, err);
+    if (status) {
+        td_rpc_server_stop(server, 0);
+        return status;
+    }
     *ret_server = server;
     return TD_OK;
 
@@ -374,6 +403,26 @@ err_free:
 int td_rpc_server_port(const struct td_rpc_server *server)
 {
     return server->port;
+}
+
+bool td_rpc_server_answers(const struct td_rpc_server *server)
+{
+    return td_rpc_probe_failed(server->probe) < TD_RPC_PROBE_UNHEALTHY;
+}
+
+bool td_rpc_server_is_deaf(const struct td_rpc_server *server)
+{
+    return td_rpc_probe_failed(server->probe) >= TD_RPC_PROBE_DEAF;
+}
+
+void td_rpc_server_stats(const struct td_rpc_server *server, struct td_rpc_server_stats *ret_stats)
+{
+    struct td_rpc_door_stats door;
+    td_rpc_door_stats(server->door, &door);
+    *ret_stats = (struct td_rpc_server_stats){.connections = door.open,
+                                              .connections_accepted = door.accepted,
+                                              .connections_refused = door.refused_total + door.refused_peer + door.starved};
+    td_rpc_door_limits(server->door, &ret_stats->max_connections, &ret_stats->max_peer_connections);
 }
 
 uint32_t td_rpc_server_live_calls(const struct td_rpc_server *server)
@@ -466,6 +515,7 @@ void td_rpc_server_stop(struct td_rpc_server *server, uint32_t drain_ms)
     if (!server) return;
     struct td_rpc_loop *loop = server->loop;
     TD_ASSERT(!td_rpc_loop_is_current(loop));
+    td_rpc_probe_stop(server->probe);
     td_rpc_loop_post(loop, drain_begin, server);
     wait_calls(server, &server->n_live, td_deadline_after_ms(td_now_ns(), drain_ms));
     td_rpc_loop_post(loop, builtin_end, server);

@@ -1,4 +1,8 @@
-/* metrics_http.c - see metrics_http.h. libmicrohttpd's own polling thread; answers are rendered per request. */
+/* metrics_http.c - see metrics_http.h. libmicrohttpd's own polling thread; answers are rendered per request.
+ *
+ * libmicrohttpd bounds connections by refusing the newest, which is what a flood wants. It tells when a connection
+ * begins and ends, so here is a list of them, oldest first: above SHED_AT the oldest one's socket is shut down, and the
+ * library closes it as one whose peer has gone. Everything but start and stop runs on the library's thread. */
 #include "common/worker/metrics_http.h"
 
 #include <arpa/inet.h>
@@ -8,22 +12,75 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "common/base/metrics.h"
 
+enum {
+    SHED_AT = 192,
+    MAX_CONNECTIONS = 256,                   /* the library takes a few more before it hears that the oldest are gone */
+    TIMEOUT_S = 10,
+};
+
+struct client {
+    struct client *next, *prev;              /* in order of age, head first */
+    int fd;
+    bool shed;
+};
+
 struct td_metrics_http {
     struct MHD_Daemon *daemon;
+    bool (*healthy)(void *ctx);
+    void *ctx;
+    struct client clients;                   /* the ring's head */
+    unsigned n_clients;                      /* not shed */
 };
+
+/* The oldest goes when there are too many. */
+static void shed(struct td_metrics_http *h)
+{
+    for (struct client *k = h->clients.next; k != &h->clients && h->n_clients > SHED_AT; k = k->next) {
+        if (k->shed) continue;
+        k->shed = true;
+        h->n_clients--;
+        shutdown(k->fd, SHUT_RDWR);
+    }
+}
+
+static void on_connection(void *ctx, struct MHD_Connection *c, void **socket_ctx, enum MHD_ConnectionNotificationCode code)
+{
+    struct td_metrics_http *h = ctx;
+    struct client *k = *socket_ctx;
+    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        const union MHD_ConnectionInfo *info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
+        k = info ? calloc(1, sizeof *k) : NULL;
+        if (!k) return;                      /* bounded by MAX_CONNECTIONS all the same */
+        k->fd = info->connect_fd;
+        k->next = &h->clients;
+        k->prev = h->clients.prev;
+        k->prev->next = k->next->prev = k;
+        *socket_ctx = k;
+        h->n_clients++;
+        shed(h);
+    } else if (k) {
+        k->prev->next = k->next;
+        k->next->prev = k->prev;
+        if (!k->shed) h->n_clients--;
+        free(k);
+        *socket_ctx = NULL;
+    }
+}
 
 static enum MHD_Result answer(void *ctx, struct MHD_Connection *c, const char *url, const char *method, const char *version, const char *upload,
                               size_t *upload_bytes, void **state)
 {
-    (void)ctx;
+    struct td_metrics_http *h = ctx;
     (void)version;
     (void)upload;
     (void)upload_bytes;
     (void)state;
     static char ok[] = "ok\n", missing[] = "not found: use /metrics or /healthz\n", bad[] = "only GET\n";
+    static char ill[] = "the gRPC port does not answer\n";
     struct MHD_Response *r;
     unsigned status = MHD_HTTP_OK;
     if (strcmp(method, "GET") != 0) {
@@ -35,6 +92,9 @@ static enum MHD_Result answer(void *ctx, struct MHD_Connection *c, const char *u
         r = MHD_create_response_from_buffer(n, text, MHD_RESPMEM_MUST_FREE);
         if (r) MHD_add_response_header(r, "Content-Type", "text/plain; version=0.0.4");
         else free(text);
+    } else if (!strcmp(url, "/healthz") && h->healthy && !h->healthy(h->ctx)) {
+        r = MHD_create_response_from_buffer(strlen(ill), ill, MHD_RESPMEM_PERSISTENT);
+        status = MHD_HTTP_SERVICE_UNAVAILABLE;
     } else if (!strcmp(url, "/healthz")) {
         r = MHD_create_response_from_buffer(strlen(ok), ok, MHD_RESPMEM_PERSISTENT);
     } else {
@@ -47,7 +107,8 @@ static enum MHD_Result answer(void *ctx, struct MHD_Connection *c, const char *u
     return res;
 }
 
-td_status td_metrics_http_start(const char *address, struct td_metrics_http **ret_http, struct td_err *err)
+td_status td_metrics_http_start(const char *address, bool (*healthy)(void *ctx), void *ctx,
+                                struct td_metrics_http **ret_http, struct td_err *err)
 {
     char host[256];
     const char *colon = strrchr(address, ':');
@@ -62,10 +123,16 @@ td_status td_metrics_http_start(const char *address, struct td_metrics_http **re
     int e = getaddrinfo(host[0] ? host : NULL, colon + 1, &hints, &ai);
     if (e) return td_fail(err, TD_ERR_INVALID, "metrics_listen \"%s\": %s", address, gai_strerror(e));
     struct td_metrics_http *h = calloc(1, sizeof *h);
-    unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | (ai->ai_family == AF_INET6 ? (unsigned)MHD_USE_IPv6 : 0u);
-    if (h)
-        h->daemon = MHD_start_daemon(flags, 0, NULL, NULL, answer, NULL, MHD_OPTION_SOCK_ADDR, ai->ai_addr, MHD_OPTION_CONNECTION_LIMIT, 64u,
-                                     MHD_OPTION_CONNECTION_TIMEOUT, 10u, MHD_OPTION_END);
+    /* Not select, which cannot see descriptors above 1,023. */
+    unsigned flags = MHD_USE_AUTO_INTERNAL_THREAD | (ai->ai_family == AF_INET6 ? (unsigned)MHD_USE_IPv6 : 0u);
+    if (h) {
+        h->clients.next = h->clients.prev = &h->clients;
+        h->healthy = healthy;
+        h->ctx = ctx;
+        h->daemon = MHD_start_daemon(flags, 0, NULL, NULL, answer, h, MHD_OPTION_SOCK_ADDR, ai->ai_addr,
+                                     MHD_OPTION_CONNECTION_LIMIT, (unsigned)MAX_CONNECTIONS, MHD_OPTION_CONNECTION_TIMEOUT,
+                                     (unsigned)TIMEOUT_S, MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_END);
+    }
     freeaddrinfo(ai);
     if (!h || !h->daemon) {
         free(h);

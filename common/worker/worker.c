@@ -21,6 +21,7 @@
 
 #include "common/base/address.h"
 #include "common/base/clock.h"
+#include "common/base/descriptors.h"
 #include "common/base/hash.h"
 #include "common/base/log.h"
 #include "common/base/metrics.h"
@@ -766,7 +767,8 @@ static td_status open_server(struct td_worker *w, struct td_err *err)
     struct td_rpc_tls server_tls = w->tls; /* copied by the start */
     if (!w->cfg.tls_client_auth) server_tls.ca_file = NULL;
     struct td_rpc_server_config c = {.loop = w->loop, .address = w->cfg.listen, .tls = w->use_tls ? &server_tls : NULL, .services = services,
-                                     .limits = {.max_live_calls = (uint32_t)w->cfg.max_seqs * 2 + 64}, .keepalive_ms = (uint32_t)w->cfg.peer_timeout_ms / 2 + 1 /* a frozen router's requests are freed after about twice this (I3) */, .reflection = true,
+                                     .limits = {.max_live_calls = (uint32_t)w->cfg.max_seqs * 2 + 64}, .keepalive_ms = (uint32_t)w->cfg.peer_timeout_ms / 2 + 1 /* a frozen router's requests are freed after about twice this (I3) */,
+                                     .port_check_ms = (uint32_t)w->cfg.port_check_ms, .reflection = true,
                                      .ctx = w};
     if ((s = td_rpc_server_start(&c, &w->server, err))) return s;
     const char *colon = strrchr(w->cfg.listen, ':');
@@ -795,6 +797,11 @@ static void tell_of_shared_listen(const struct td_worker *w)
     else td_info("listen_is_the_routers", "shared=%s listen=%s not_read=TANDEM_LISTEN read=TANDEM_%s_LISTEN", q, w->cfg.listen, is_prefill ? "PREFILL" : "DECODE");
 }
 
+static bool port_answers(void *ctx)
+{
+    return td_rpc_server_answers(((struct td_worker *)ctx)->server);
+}
+
 /* With the host: in containers every worker's pid is 1, and names are unique in a cluster. */
 static void default_name(struct td_worker *w, const struct td_worker_role *role)
 {
@@ -821,6 +828,7 @@ td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
     sigaddset(&set, SIGHUP);
     pthread_sigmask(SIG_BLOCK, &set, NULL); /* before gRPC: its threads inherit the mask */
     signal(SIGPIPE, SIG_IGN);
+    td_descriptors_raise();
 
     memset(w, 0, sizeof *w);
     w->bell.fd = -1;
@@ -847,7 +855,7 @@ td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
     if (!s) s = open_engine_interruptible(w, &set, err);
     if (!s) s = open_xfer(w, err);
     if (!s) s = open_server(w, err);
-    if (!s && config->metrics_listen[0]) s = td_metrics_http_start(config->metrics_listen, &w->metrics, err);
+    if (!s && config->metrics_listen[0]) s = td_metrics_http_start(config->metrics_listen, port_answers, w, &w->metrics, err);
     if (s) return s;
     open_metrics();
     update_snapshot(w);
@@ -863,7 +871,11 @@ td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
 int td_worker_run(struct td_worker *w)
 {
     int sig;
-    while (!(sig = td_stop_signal_wait(-1))) {}
+    while (!(sig = td_stop_signal_wait((int)w->cfg.port_check_ms)))
+        if (td_rpc_server_is_deaf(w->server)) { /* nothing can be drained: the router moves its requests */
+            td_error("port_deaf", "port=%d action=exit hint=\"no router can come in\"", td_rpc_server_port(w->server));
+            _exit(1);
+        }
     bool lost = atomic_load(&w->device_lost);
     if (!lost) td_info("signal", "sig=%d action=drain", sig);
     return lost;
@@ -901,6 +913,7 @@ void td_worker_drain(struct td_worker *w)
 void td_worker_close(struct td_worker *w)
 {
     td_registry_destroy(w->registry);
+    td_metrics_http_stop(w->metrics); /* it asks the server how it is */
     if (w->server) td_rpc_server_stop(w->server, 1000); /* cancels what is left: their ENDED mail frees them */
     if (w->thread_started) {
         atomic_store(&w->hand_over, true);
@@ -908,7 +921,6 @@ void td_worker_close(struct td_worker *w)
         td_doorbell_ring(&w->bell);
         pthread_join(w->thread, NULL);
     }
-    td_metrics_http_stop(w->metrics);
     td_xfer_close(w->xfer);
     if (w->loop) td_rpc_loop_destroy(w->loop);
     td_engine_close(w->engine);

@@ -36,7 +36,7 @@ struct td_worker_config {
     const char *tls_cert, *tls_key, *tls_ca, *metrics_listen, *random_weights, *kv_digest, *tls_server_name, *node_class;
     const char *device;
     int64_t device_index, tp, threads, block_size, max_seqs, max_batch, max_model_len, max_step_tokens;
-    uint64_t drain_timeout_ms, peer_timeout_ms;
+    uint64_t drain_timeout_ms, peer_timeout_ms, port_check_ms;
     bool prefix_cache, tls_client_auth, deterministic;
     struct td_kv_port_config kv_port;
 };
@@ -69,6 +69,8 @@ struct td_worker_config {
     {"transfer_host", TD_OPT_STR, "127.0.0.1", 0, 0, NULL, offsetof(S, M.transfer_host), "address of the KV data port"},                     \
     TD_KV_PORT_OPTIONS(S, M.kv_port),                                                                                                         \
     {"kv_digest", TD_OPT_STR, "off", 0, 0, NULL, offsetof(S, M.kv_digest), "check CRC32C of sent KV blocks: off, always, or 1/N of them"},   \
+    {"port_check_ms", TD_OPT_U64, "1000", 50, 60000, NULL, offsetof(S, M.port_check_ms),                                                     \
+     "dial the own port so often; 3 failed checks: health is not serving; 10: the process ends with status 1"},                              \
     {"peer_timeout_ms", TD_OPT_U64, "2000", 50, 600000, NULL, offsetof(S, M.peer_timeout_ms), "a silent KV peer is dead after this"},        \
     {"drain_timeout_ms", TD_OPT_U64, "30000", 0, 3600000, NULL, offsetof(S, M.drain_timeout_ms), "SIGTERM: finish for so long, then hand over"}, \
     {"log_level", TD_OPT_ENUM, "info", 0, 0, "debug|info|warn|error", offsetof(S, M.log_level), "least level logged"},                       \

@@ -1,0 +1,315 @@
+/* accept.c - see accept.h.
+ *
+ * Core tells nobody that a connection has ended. A record is kept for each descriptor given to core, with the kernel's
+ * cookie of its socket: the connection is over when the descriptor has another cookie, or none. That is looked at when
+ * a limit is about to refuse somebody (at most every SWEEP_MS) and when the numbers are asked for, so a refusal can
+ * come up to SWEEP_MS after the connection that made room has ended.
+ *
+ * Everything is under one mutex; accept4 holds it for its bookkeeping, not while it waits (core's listeners never wait). */
+#include "common/rpc/accept.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "common/base/clock.h"
+#include "common/base/hash.h"
+#include "common/base/log.h"
+#include "common/rpc/peers.h"
+#include "common/rpc/rpc_internal.h"
+
+enum {
+    SWEEP_MS = 100,
+    /* Refused in one call of accept4. Then core goes back to its other sockets; the next connection wakes it again. */
+    MAX_REFUSED_AT_ONCE = 256,
+};
+
+struct conn {                                /* g_conns[fd] */
+    struct td_rpc_door *door;                /* NULL = none */
+    struct td_rpc_peer *peer;                /* NULL = on a unix socket */
+    uint64_t cookie;
+};
+
+struct td_rpc_door {
+    struct td_rpc_door *next;
+    int port;
+    char unix_path[sizeof((struct sockaddr_un *)0)->sun_path];
+    uint32_t max_connections, max_peer_connections;
+    uint64_t swept_ns, told_ns;
+    struct td_rpc_door_stats stats;
+};
+
+static pthread_mutex_t g_mu = PTHREAD_MUTEX_INITIALIZER;
+static struct td_rpc_door *g_doors;          /* all: under g_mu */
+static atomic_uint g_n_doors;                /* so that a process without doors pays nothing */
+static struct conn *g_conns;
+static size_t g_n_conns;
+static struct td_rpc_peers g_peers;
+static int g_reserve_fd = -1;
+
+static uint64_t socket_cookie(int fd)
+{
+    uint64_t cookie = 0;
+    socklen_t n = sizeof cookie;
+    return getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &n) == 0 ? cookie : 0;
+}
+
+static void hold_reserve(void)
+{
+    if (g_reserve_fd < 0) g_reserve_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
+/* ---- connections --------------------------------------------------------------------------------------------------- */
+
+static void conn_forget(struct conn *c)
+{
+    c->door->stats.open--;
+    td_rpc_peers_drop(&g_peers, c->peer);
+    memset(c, 0, sizeof *c);
+}
+
+static void conn_remember(struct td_rpc_door *door, int fd, const struct sockaddr_storage *from)
+{
+    if ((size_t)fd >= g_n_conns) {
+        size_t n = g_n_conns ? g_n_conns : 256;
+        while (n <= (size_t)fd) n *= 2;
+        struct conn *grown = realloc(g_conns, n * sizeof *grown);
+        TD_ASSERT(grown != NULL);
+        memset(grown + g_n_conns, 0, (n - g_n_conns) * sizeof *grown);
+        g_conns = grown;
+        g_n_conns = n;
+    }
+    struct conn *c = &g_conns[fd];
+    if (c->door) conn_forget(c);             /* the number was given out again: its former connection is over */
+    uint64_t key;
+    struct td_rpc_peer *peer = td_rpc_peer_key(from, &key) ? td_rpc_peers_add(&g_peers, key) : NULL;
+    *c = (struct conn){door, peer, socket_cookie(fd)};
+    door->stats.open++;
+    door->stats.accepted++;
+}
+
+/* Forgets the connections that are over. */
+static void sweep(void)
+{
+    for (size_t fd = 0; fd < g_n_conns; fd++)
+        if (g_conns[fd].door && socket_cookie((int)fd) != g_conns[fd].cookie) conn_forget(&g_conns[fd]);
+}
+
+static bool sweep_due(struct td_rpc_door *door)
+{
+    uint64_t now = td_now_ns();
+    if (now - door->swept_ns < SWEEP_MS * TD_NS_PER_MS) return false;
+    door->swept_ns = now;
+    return true;
+}
+
+static bool has_room(const struct td_rpc_door *door, const struct sockaddr_storage *from, bool *ret_of_peer)
+{
+    *ret_of_peer = false;
+    if (door->stats.open >= door->max_connections) return false;
+    uint64_t key;
+    if (!td_rpc_peer_key(from, &key)) return true;
+    const struct td_rpc_peer *p = td_rpc_peers_find(&g_peers, key);
+    *ret_of_peer = p && p->n >= door->max_peer_connections;
+    return !*ret_of_peer;
+}
+
+/* At most one line a second: who floods connections must not flood the log. */
+static void tell_refused(struct td_rpc_door *door, const char *why, const struct sockaddr_storage *from)
+{
+    uint64_t now = td_now_ns();
+    if (door->told_ns && now - door->told_ns < TD_NS_PER_S) return;
+    door->told_ns = now;
+    char peer[INET6_ADDRSTRLEN] = "local";
+    const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)(const void *)from;
+    if (from->ss_family == AF_INET)
+        inet_ntop(AF_INET, &((const struct sockaddr_in *)(const void *)from)->sin_addr, peer, sizeof peer);
+    else if (from->ss_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&in6->sin6_addr)) /* core listens on both families at once */
+        inet_ntop(AF_INET, &in6->sin6_addr.s6_addr[12], peer, sizeof peer);
+    else if (from->ss_family == AF_INET6)
+        inet_ntop(AF_INET6, &in6->sin6_addr, peer, sizeof peer);
+    const struct td_rpc_door_stats *s = &door->stats;
+    td_warn("connections_refused",
+            "why=%s peer=%s open=%u limit=%u peer_limit=%u refused=%llu refused_of_peers=%llu no_descriptor=%llu", why, peer,
+            s->open, door->max_connections, door->max_peer_connections, (unsigned long long)s->refused_total,
+            (unsigned long long)s->refused_peer, (unsigned long long)s->starved);
+}
+
+static bool takes(struct td_rpc_door *door, const struct sockaddr_storage *from)
+{
+    bool of_peer;
+    if (has_room(door, from, &of_peer)) return true;
+    if (sweep_due(door)) {
+        sweep();
+        if (has_room(door, from, &of_peer)) return true;
+    }
+    if (of_peer) door->stats.refused_peer++;
+    else door->stats.refused_total++;
+    tell_refused(door, of_peer ? "peer_limit" : "limit", from);
+    return false;
+}
+
+/* ---- accept -------------------------------------------------------------------------------------------------------- */
+
+static int real_accept4(int fd, struct sockaddr_storage *from, socklen_t *n_from, int flags)
+{
+    *n_from = sizeof *from;
+    memset(from, 0, sizeof *from);
+    return (int)syscall(SYS_accept4, fd, from, n_from, flags);
+}
+
+static struct td_rpc_door *door_of(int listener)
+{
+    struct sockaddr_storage at = {0};
+    socklen_t n = sizeof at;
+    if (getsockname(listener, (struct sockaddr *)&at, &n) != 0) return NULL;
+    int port = at.ss_family == AF_INET    ? ntohs(((struct sockaddr_in *)(void *)&at)->sin_port)
+               : at.ss_family == AF_INET6 ? ntohs(((struct sockaddr_in6 *)(void *)&at)->sin6_port)
+                                          : 0;
+    for (struct td_rpc_door *d = g_doors; d; d = d->next) {
+        if (port && port == d->port) return d;
+        if (at.ss_family == AF_UNIX && d->unix_path[0] &&
+            !strncmp(d->unix_path, ((struct sockaddr_un *)(void *)&at)->sun_path, sizeof d->unix_path))
+            return d;
+    }
+    return NULL;
+}
+
+/* No descriptor is left: gives up the reserve to take one connection and close it. False = there was none to take. */
+static bool turn_away(struct td_rpc_door *door, int listener)
+{
+    struct sockaddr_storage from;
+    socklen_t n_from;
+    if (g_reserve_fd < 0) return false;
+    close(g_reserve_fd);
+    g_reserve_fd = -1;
+    int fd = real_accept4(listener, &from, &n_from, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd >= 0) close(fd);
+    hold_reserve();
+    if (fd < 0) return false;
+    door->stats.starved++;
+    tell_refused(door, "no_descriptor", &from);
+    return true;
+}
+
+/* The next connection that core may have, or -1 with an errno that core survives. */
+static int accept_guarded(struct td_rpc_door *door, int listener, int flags, struct sockaddr_storage *ret_from,
+                          socklen_t *ret_n)
+{
+    hold_reserve();
+    for (int i = 0; i < MAX_REFUSED_AT_ONCE; i++) {
+        int fd = real_accept4(listener, ret_from, ret_n, flags);
+        if (fd >= 0) {
+            if (takes(door, ret_from)) {
+                conn_remember(door, fd, ret_from);
+                return fd;
+            }
+            close(fd);
+            continue;
+        }
+        if (errno == EAGAIN || errno == EINTR || errno == EBADF || errno == EINVAL || errno == ENOTSOCK) return -1;
+        /* accept(2): errors of the network on the new connection are errors of accept. The next may be well. */
+        bool starved = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+        if (starved && !turn_away(door, listener)) break;
+    }
+    /* The self-probe dials once a second, which wakes core for what is still in the backlog. */
+    errno = EAGAIN;
+    return -1;
+}
+
+/* Overrides the C library's accept4 for the whole program, libgrpc included. Only the symbol has that name: in C glibc
+ * declares the address as a transparent union. */
+int td_rpc_accept4(int fd, struct sockaddr *addr, socklen_t *addr_len, int flags) __asm__("accept4");
+__attribute__((visibility("default"))) int td_rpc_accept4(int fd, struct sockaddr *addr, socklen_t *addr_len, int flags)
+{
+    if (atomic_load_explicit(&g_n_doors, memory_order_relaxed) == 0)
+        return (int)syscall(SYS_accept4, fd, addr, addr_len, flags);
+    pthread_mutex_lock(&g_mu);
+    struct td_rpc_door *door = door_of(fd);
+    if (!door) {
+        pthread_mutex_unlock(&g_mu);         /* it may wait, and must not hold up the guarded ones */
+        return (int)syscall(SYS_accept4, fd, addr, addr_len, flags);
+    }
+    struct sockaddr_storage from;
+    socklen_t n_from;
+    int taken = accept_guarded(door, fd, flags, &from, &n_from);
+    int saved = errno;
+    pthread_mutex_unlock(&g_mu);
+    if (taken >= 0 && addr && addr_len) {
+        memcpy(addr, &from, n_from < *addr_len ? n_from : *addr_len);
+        *addr_len = n_from;
+    }
+    errno = saved;
+    return taken;
+}
+
+/* ---- doors --------------------------------------------------------------------------------------------------------- */
+
+struct td_rpc_door *td_rpc_door_open(int port, const char *unix_path, uint32_t max_connections,
+                                     uint32_t max_peer_connections)
+{
+    struct td_rpc_door *door = td_rpc_alloc(sizeof *door);
+    door->port = unix_path ? 0 : port;
+    if (unix_path) snprintf(door->unix_path, sizeof door->unix_path, "%s", unix_path);
+    struct rlimit limit = {0};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    uint64_t fds = limit.rlim_cur > 2 * TD_RPC_RESERVED_FDS ? limit.rlim_cur - TD_RPC_RESERVED_FDS : limit.rlim_cur / 2;
+    if (fds > TD_RPC_MAX_CONNECTIONS) fds = TD_RPC_MAX_CONNECTIONS;
+    if (fds == 0) fds = 1;
+    door->max_connections = max_connections ? max_connections : (uint32_t)fds;
+    uint32_t half = (door->max_connections + 1) / 2;
+    door->max_peer_connections = max_peer_connections ? max_peer_connections : half;
+    pthread_mutex_lock(&g_mu);
+    hold_reserve();
+    if (!g_peers.seed) g_peers.seed = td_random_u64();
+    door->next = g_doors;
+    g_doors = door;
+    atomic_fetch_add(&g_n_doors, 1);
+    pthread_mutex_unlock(&g_mu);
+    return door;
+}
+
+void td_rpc_door_close(struct td_rpc_door *door)
+{
+    if (!door) return;
+    pthread_mutex_lock(&g_mu);
+    struct td_rpc_door **at = &g_doors;
+    while (*at != door) at = &(*at)->next;
+    *at = door->next;
+    for (size_t fd = 0; fd < g_n_conns; fd++)
+        if (g_conns[fd].door == door) conn_forget(&g_conns[fd]);
+    if (atomic_fetch_sub(&g_n_doors, 1) == 1) {
+        free(g_conns);
+        g_conns = NULL;
+        g_n_conns = 0;
+        if (g_reserve_fd >= 0) close(g_reserve_fd);
+        g_reserve_fd = -1;
+    }
+    pthread_mutex_unlock(&g_mu);
+    free(door);
+}
+
+void td_rpc_door_stats(struct td_rpc_door *door, struct td_rpc_door_stats *ret_stats)
+{
+    pthread_mutex_lock(&g_mu);
+    sweep();
+    *ret_stats = door->stats;
+    pthread_mutex_unlock(&g_mu);
+}
+
+void td_rpc_door_limits(const struct td_rpc_door *door, uint32_t *ret_connections, uint32_t *ret_peer_connections)
+{
+    *ret_connections = door->max_connections;
+    *ret_peer_connections = door->max_peer_connections;
+}
