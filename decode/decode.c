@@ -242,10 +242,14 @@ static void on_prefill(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
 }
 
 static const struct td_rpc_method decode_methods[] = {
-    {.path = "/tandem.v1.Worker/Decode", .request = &tandem__v1__decode_request__descriptor, .on_message = on_decode, .on_end = td_worker_on_end},
-    {.path = "/tandem.v1.Worker/Prefill", .request = &tandem__v1__prefill_request__descriptor, .on_message = on_prefill, .on_end = td_worker_on_end},
+    {.path = "/tandem.v1.Worker/Decode", .request = &tandem__v1__decode_request__descriptor, .on_message = on_decode, .on_end = td_worker_on_end,
+     .on_open = td_worker_on_open},
+    {.path = "/tandem.v1.Worker/Prefill", .request = &tandem__v1__prefill_request__descriptor, .on_message = on_prefill, .on_end = td_worker_on_end,
+     .on_open = td_worker_on_open},
     {.path = "/tandem.v1.Worker/Abort", .request = &tandem__v1__abort_request__descriptor, .on_message = td_worker_on_abort,
-     .on_end = td_worker_on_abort_end},
+     .on_end = td_worker_on_abort_end, .on_open = td_worker_on_open},
+    {.path = "/tandem.v1.Worker/Prove", .request = &tandem__v1__prove_request__descriptor, .on_message = td_worker_on_prove,
+     .on_end = td_worker_on_abort_end, .on_open = td_worker_on_open},
     {0},
 };
 

@@ -1,4 +1,4 @@
-/* fleet.c - the workers: their registry streams, what they said last, and the channels to them.
+/* fleet.c - the workers: what they said last, and the channels to them. Who they are is join.c's to find out.
  *
  * A worker is identified by its stream; one that comes back with the same name or address replaces what was left of its former self - but a second
  * process with the name of one that lives is turned away, else the two would throw each other out for ever. Workers of another model, protocol or KV
@@ -13,19 +13,6 @@
 #define MAX_STEPS 64     /* reports in one snapshot */
 #define MAX_BLOCKS 4096  /* added or evicted by one snapshot: ours tell 256 */
 
-static void reject(struct td_rpc_call *call, const char *reason)
-{
-    Tandem__V1__Reject j = TANDEM__V1__REJECT__INIT;
-    Tandem__V1__RouterMessage m = TANDEM__V1__ROUTER_MESSAGE__INIT;
-    j.reason = (char *)(uintptr_t)reason;
-    m.message_case = TANDEM__V1__ROUTER_MESSAGE__MESSAGE_REJECT;
-    m.reject = &j;
-    td_rpc_call_send(call, &m.base);
-    td_rpc_call_finish(call, GRPC_STATUS_FAILED_PRECONDITION, reason, NULL, 0);
-    char q[600];
-    td_warn("worker_rejected", "peer=%s reason=%s", td_rpc_call_peer(call), td_log_quote(q, sizeof q, reason));
-}
-
 static void conn_free_if_idle(struct worker_conn *w)
 {
     if (!w->gone || w->n_legs > 0) return;
@@ -39,17 +26,13 @@ void worker_conn_release(struct worker_conn *w)
     conn_free_if_idle(w);
 }
 
-static void conn_gone(struct worker_conn *w, const char *why)
+void fleet_gone(struct worker_conn *w, const char *why)
 {
     struct router *r = w->router;
     td_log(w->draining ? TD_LOG_INFO : TD_LOG_WARN, "worker_gone", "worker=%s role=%s why=\"%s\" legs=%u", w->name, w->role_name,
            w->draining ? "it drained" : why, w->n_legs);
-    if (w->call) {
-        td_rpc_call_set_user(w->call, NULL);
-        td_rpc_call_finish(w->call, GRPC_STATUS_ABORTED, why, NULL, 0); /* no effect when the stream has ended; else it must not go on unheard */
-        td_rpc_call_unref(w->call);
-        w->call = NULL;
-    }
+    join_lose_worker(w->join, why);
+    w->join = NULL;
     w->n_legs++; /* held while the core cancels legs */
     router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .worker = w->index});
     w->gone = true;
@@ -93,7 +76,7 @@ static td_status kv_ports_check(const struct worker_conn *w, const Tandem__V1__H
     return TD_OK;
 }
 
-static td_status hello_check(const struct router *r, const Tandem__V1__Hello *h, struct td_err *err)
+td_status fleet_hello_check(const struct router *r, const Tandem__V1__Hello *h, bool dialled, struct td_err *err)
 {
     if (h->protocol != TD_PROTOCOL_VERSION)
         return td_fail(err, TD_ERR_UNSUPPORTED, "protocol is %u, this router speaks %d (worker version %s)", h->protocol, TD_PROTOCOL_VERSION,
@@ -124,6 +107,10 @@ static td_status hello_check(const struct router *r, const Tandem__V1__Hello *h,
             now - w->snap_ns < r->cfg.worker_timeout_ms * TD_NS_PER_MS)
             return td_fail(err, TD_ERR_INVALID, "name \"%s\" belongs to a worker that lives, at %s (pid %u): names are unique", h->name, w->address,
                            w->pid);
+        /* An address is whose process answers there. One that was not asked takes no address from a worker that lives. */
+        if (!dialled && w->used && !w->gone && !strcmp(w->address, h->address) && w->incarnation != h->incarnation &&
+            now - w->snap_ns < r->cfg.worker_timeout_ms * TD_NS_PER_MS)
+            return td_fail(err, TD_ERR_INVALID, "address %s belongs to a worker that lives, %s (pid %u)", h->address, w->name, w->pid);
         if (w->used && !w->gone && w->layout_hash != h->layout_hash && strcmp(w->name, h->name))
             return td_fail(err, TD_ERR_INVALID,
                            "KV layout %016llx differs from %s's %016llx: model, dtype, block size and instruction set must agree in one cluster",
@@ -175,22 +162,44 @@ static void tell_degrees(const struct router *r, const struct worker_conn *joine
     }
 }
 
-static void take_hello(struct router *r, struct td_rpc_call *call, const Tandem__V1__Hello *h)
+td_status fleet_channel(struct router *r, const char *address, struct td_rpc_channel **ret_channel, struct td_err *err)
 {
-    struct td_err err = {0};
-    if (hello_check(r, h, &err)) {
-        reject(call, err.msg);
-        return;
-    }
+    struct td_rpc_channel_config c = {.loop = r->loop, .target = address, .tls = r->use_tls ? &r->tls : NULL,
+                                      .keepalive_ms = (uint32_t)r->cfg.worker_timeout_ms / 2 + 1, /* given up after twice this */
+                                      .max_message_bytes = (uint32_t)r->cfg.max_message_bytes};
+    return td_rpc_channel_create(&c, ret_channel, err);
+}
+
+static void welcome(struct router *r, struct worker_conn *w)
+{
+    Tandem__V1__Welcome wel = TANDEM__V1__WELCOME__INIT;
+    Tandem__V1__RouterMessage m = TANDEM__V1__ROUTER_MESSAGE__INIT;
+    uint8_t mac[TD_CLUSTER_MAC_BYTES];
+    wel.router_incarnation = r->incarnation;
+    wel.protocol = TD_PROTOCOL_VERSION;
+    wel.prefix_seed = r->prefix_seed;
+    if (r->id.secret && !td_join_prove_router(r->id.secret, &w->nonces, &wel, mac)) wel.proof = (ProtobufCBinaryData){sizeof mac, mac};
+    m.message_case = TANDEM__V1__ROUTER_MESSAGE__MESSAGE_WELCOME;
+    m.welcome = &wel;
+    td_rpc_call_send(join_call(w->join), &m.base);
+}
+
+struct worker_conn *fleet_join(struct router *r, struct join *j, const Tandem__V1__Hello *h, const struct td_join_nonces *nonces,
+                               struct td_rpc_channel *channel, struct td_err *err)
+{
     for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
         struct worker_conn *old = &r->workers[i];
         if (old->used && !old->gone && (!strcmp(old->name, h->name) || !strcmp(old->address, h->address)))
-            conn_gone(old, "replaced by a new registration");
+            fleet_gone(old, "replaced by a new registration");
     }
     struct worker_conn *w = conn_new(r);
-    if (!w) {
-        reject(call, "the router holds as many workers as it can");
-        return;
+    td_status s = w ? TD_OK : td_fail(err, TD_ERR_LIMIT, "the router holds as many workers as it can");
+    bool dialled = channel != NULL;
+    if (!s && !channel) s = fleet_channel(r, h->address, &channel, err);
+    if (s) {
+        if (w) memset(w, 0, sizeof *w);
+        td_rpc_channel_destroy(channel);
+        return NULL;
     }
     snprintf(w->name, sizeof w->name, "%s", h->name);
     snprintf(w->role_name, sizeof w->role_name, "%s", h->role);
@@ -208,26 +217,12 @@ static void take_hello(struct router *r, struct td_rpc_call *call, const Tandem_
     w->tp = h->tp ? h->tp : 1;
     w->snap_ns = w->rate_ns = td_now_ns();
     tandem__v1__snapshot__init(&w->snap);
-    struct td_rpc_channel_config c = {.loop = r->loop, .target = w->address, .tls = r->use_tls ? &r->tls : NULL,
-                                      .keepalive_ms = (uint32_t)r->cfg.worker_timeout_ms / 2 + 1, /* given up after twice this */
-                                      .max_message_bytes = (uint32_t)r->cfg.max_message_bytes};
-    if (td_rpc_channel_create(&c, &w->channel, &err)) {
-        memset(w, 0, sizeof *w);
-        reject(call, err.msg);
-        return;
-    }
+    w->channel = channel;
+    w->join = j;
+    w->nonces = *nonces;
+    w->n_proofs = 1; /* the dial-back's */
     router_update_max_len(r);
-    w->call = call;
-    td_rpc_call_ref(call);
-    td_rpc_call_set_user(call, w);
-    Tandem__V1__Welcome wel = TANDEM__V1__WELCOME__INIT;
-    Tandem__V1__RouterMessage m = TANDEM__V1__ROUTER_MESSAGE__INIT;
-    wel.router_incarnation = r->incarnation;
-    wel.protocol = TD_PROTOCOL_VERSION;
-    wel.prefix_seed = r->prefix_seed;
-    m.message_case = TANDEM__V1__ROUTER_MESSAGE__MESSAGE_WELCOME;
-    m.welcome = &wel;
-    td_rpc_call_send(call, &m.base);
+    welcome(r, w);
     td_info("worker_joined", "worker=%s role=%s address=%s tp=%u kv_blocks=%u block_size=%u max_len=%u", w->name, w->role_name, w->address, w->tp,
             w->kv_blocks, w->block_size, w->max_model_len);
     tell_degrees(r, w);
@@ -235,10 +230,11 @@ static void take_hello(struct router *r, struct td_rpc_call *call, const Tandem_
                                            .a = (uint64_t)w->kv_blocks * w->block_size, .b = h->max_seqs,
                                            .c = node_class_of(r, h->node_class, h->role),
                                            .d = h->max_step_tokens, .e = h->kv_bytes_per_token});
-    warm_up(w);
+    if (!dialled) warm_up(w);
+    return w;
 }
 
-static void take_snapshot(struct worker_conn *w, const Tandem__V1__Snapshot *s)
+void fleet_snapshot(struct worker_conn *w, const Tandem__V1__Snapshot *s)
 {
     uint64_t now = td_now_ns();
     if (now - w->rate_ns > TD_NS_PER_S) { /* rates over the last second or so, smoothed */
@@ -275,45 +271,12 @@ static void take_snapshot(struct worker_conn *w, const Tandem__V1__Snapshot *s)
                                            .c = s->tokens_queued, .d = (uint64_t)s->running + s->waiting, .e = s->calls_taken});
 }
 
-static void on_worker_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
+void fleet_drain(struct worker_conn *w, uint64_t timeout_ms)
 {
-    struct router *r = ctx;
-    struct worker_conn *w = td_rpc_call_user(call);
-    if (!msg) { /* half close */
-        td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, NULL, 0);
-        return;
-    }
-    const Tandem__V1__WorkerMessage *m = (const Tandem__V1__WorkerMessage *)msg;
-    switch (m->message_case) {
-    case TANDEM__V1__WORKER_MESSAGE__MESSAGE_HELLO:
-        if (w) reject(call, "hello was said already");
-        else take_hello(r, call, m->hello);
-        break;
-    case TANDEM__V1__WORKER_MESSAGE__MESSAGE_SNAPSHOT:
-        if (w) take_snapshot(w, m->snapshot);
-        break;
-    case TANDEM__V1__WORKER_MESSAGE__MESSAGE_DRAIN:
-        if (!w) break;
-        td_info("worker_draining", "worker=%s timeout_ms=%llu", w->name, (unsigned long long)m->drain->timeout_ms);
-        w->draining = true;
-        router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_DRAIN, .worker = w->index});
-        break;
-    default: break; /* a newer worker's message: tolerated */
-    }
+    td_info("worker_draining", "worker=%s timeout_ms=%llu", w->name, (unsigned long long)timeout_ms);
+    w->draining = true;
+    router_event(w->router, (struct td_core_event){.kind = TD_EV_WORKER_DRAIN, .worker = w->index});
 }
-
-static void on_worker_end(struct td_rpc_call *call, bool cancelled, void *ctx)
-{
-    (void)ctx;
-    struct worker_conn *w = td_rpc_call_user(call);
-    if (w && w->call == call) conn_gone(w, cancelled ? "its stream broke" : "it left");
-}
-
-const struct td_rpc_method registry_methods[] = {
-    {.path = "/tandem.v1.Registry/Join", .request = &tandem__v1__worker_message__descriptor, .client_streaming = true,
-     .on_message = on_worker_message, .on_end = on_worker_end},
-    {0},
-};
 
 /* ---- status ------------------------------------------------------------------------------------------------------------------------------ */
 

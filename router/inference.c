@@ -328,9 +328,10 @@ static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, v
         return;
     }
     q->id = ++r->next_id;
+    q->number = td_random_u64();
     q->return_token_ids = in->return_token_ids;
     if (in->request_id[0]) snprintf(q->name, sizeof q->name, "%s", in->request_id);
-    else snprintf(q->name, sizeof q->name, "%llx-%llu", (unsigned long long)(r->incarnation & 0xffffff), (unsigned long long)q->id);
+    else snprintf(q->name, sizeof q->name, "%llx", (unsigned long long)q->number);
     td_log_quote(q->logged_name, sizeof q->logged_name, q->name);
     td_metric_add(r->m->prompt_tokens, q->n_prompt);
     q->call = call;

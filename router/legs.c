@@ -60,7 +60,8 @@ static void leg_broken(struct leg *l, const char *why)
 static Tandem__V1__Sequence sequence_of(struct request_state *q)
 {
     Tandem__V1__Sequence s = TANDEM__V1__SEQUENCE__INIT;
-    s.request = q->id;
+    s.request = q->number;
+    s.order = q->id;
     s.attempt = q->attempt;
     s.n_tokens = q->n_tokens;
     s.tokens = q->tokens;
@@ -202,7 +203,11 @@ void leg_start_decode(struct router *r, struct request_state *q, const struct td
     m.seq = &s;
     m.local_prefill = a->local;
     uint64_t left = td_rpc_call_remaining_ms(q->call);
-    l->call = td_rpc_call_start(l->worker->channel, &decode_method, &m.base, left == UINT64_MAX ? 0 : left + 1, false, NULL, 0, &decode_handler, l);
+    char proof[TD_CALL_PROOF_MAX];
+    struct td_rpc_metadata metadata;
+    size_t n = worker_proof(l->worker, decode_method.path, s.request, s.attempt, proof, &metadata);
+    l->call = td_rpc_call_start(l->worker->channel, &decode_method, &m.base, left == UINT64_MAX ? 0 : left + 1, false, &metadata, n,
+                                &decode_handler, l);
 }
 
 /* ---- prefill leg ----------------------------------------------------------------------------------------------------------------------------- */
@@ -288,5 +293,9 @@ void leg_start_prefill(struct router *r, struct request_state *q, const struct t
     m.grant.len = q->grant_bytes;
     m.skip_tokens = q->ticket_cached;
     uint64_t left = td_rpc_call_remaining_ms(q->call);
-    l->call = td_rpc_call_start(l->worker->channel, &prefill_method, &m.base, left == UINT64_MAX ? 0 : left + 1, false, NULL, 0, &prefill_handler, l);
+    char proof[TD_CALL_PROOF_MAX];
+    struct td_rpc_metadata metadata;
+    size_t n = worker_proof(l->worker, prefill_method.path, s.request, s.attempt, proof, &metadata);
+    l->call = td_rpc_call_start(l->worker->channel, &prefill_method, &m.base, left == UINT64_MAX ? 0 : left + 1, false, &metadata, n,
+                                &prefill_handler, l);
 }

@@ -22,7 +22,9 @@
 const struct td_option router_options[] = {
     {"model", TD_OPT_STR, NULL, 0, 0, NULL, OFF(model), "Hugging Face model directory (tokenizer, config and chat template; no weights are read)"},
     {"served_model_name", TD_OPT_STR, "", 0, 0, NULL, OFF(served_model_name), "name clients use; default the directory's name"},
-    {"listen", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, OFF(listen), "address for clients and workers; port 0 = any"},
+    {"listen", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, OFF(listen), "address for clients, and workers without worker_listen; port 0 = any"},
+    {"worker_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(worker_listen),
+     "address for workers, on which clients are not served: a firewall can then part the two; empty = workers join at listen"},
     {"mode", TD_OPT_ENUM, "pd", 0, 0, "pd|colocated|hybrid", OFF(mode), "who prefills: prefill workers, decode workers, or by prompt length"},
     {"policy", TD_OPT_ENUM, "goodput", 0, 0, TD_CORE_POLICIES, OFF(policy), "which workers get the next request, and when none should"},
     {"slo_class", TD_OPT_STR, "", 0, 0, NULL, OFF(slo_class),
@@ -61,7 +63,9 @@ const struct td_option router_options[] = {
     {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_ca), "CA that workers, and clients, must be signed by (mutual TLS)"},
     {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_server_name),
      "name that workers' certificates must hold; empty = the host each advertises"},
-    {"tls_client_auth", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(tls_client_auth), "with tls_ca: refuse callers that show no certificate of it"},
+    {"tls_client_auth", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(tls_client_auth),
+     "with tls_ca: refuse callers that show no certificate of it; worker_listen always does"},
+    TD_IDENTITY_OPTIONS(struct router_config, identity),
     {0},
 };
 
@@ -186,6 +190,8 @@ static void on_tick(void *arg)
     if (late_ms >= r->cfg.worker_timeout_ms / 2)
         td_warn("router_was_away", "ms=%llu action=forgive_silence hint=\"the process was stopped or had no CPU\"", (unsigned long long)late_ms);
     router_event(r, (struct td_core_event){.kind = TD_EV_TICK, .a = busy, .b = late_ms});
+    join_tick(r, td_now_ns());
+    td_identity_look_at_file(&r->id, td_now_ns());
     if (r->log && (fflush(r->log) || ferror(r->log))) {
         td_error("decision_log_failed", "file=%s error=\"%s\" action=close", r->cfg.decision_log, strerror(errno));
         fclose(r->log);
@@ -320,15 +326,48 @@ static td_status open_core(struct router *r, struct td_err *err)
     return TD_OK;
 }
 
+/* Who may join, and the rule for the port at which they do. */
+static td_status open_identity(struct router *r, struct td_err *err)
+{
+    const struct router_config *g = &r->cfg;
+    bool own_port = g->worker_listen[0] != 0;
+    td_status s = td_identity_open(&g->identity, r->use_tls && g->tls_ca[0], &r->id, err);
+    if (s) return s;
+    if (r->id.workers && !own_port && !g->tls_client_auth)
+        return td_fail(err, TD_ERR_INVALID,
+                       "tls_worker_names is given, tls_client_auth is false, and workers join at listen: callers without a certificate have no "
+                       "names; give workers a port of their own with --worker-listen");
+    return own_port ? td_identity_check_port(&r->id, "worker_listen", g->worker_listen, "Registry, at which workers join", "tls-worker-names",
+                                             r->id.workers != NULL, err)
+                    : td_identity_check_port(&r->id, "listen", g->listen,
+                                             "Registry, at which workers join (--worker-listen gives them a port of their own)", "tls-worker-names",
+                                             r->id.workers != NULL, err);
+}
+
+static td_status open_worker_server(struct router *r, struct td_err *err)
+{
+    const struct td_rpc_method *services[] = {registry_methods, NULL};
+    struct td_rpc_server_config c = {.loop = r->loop, .address = r->cfg.worker_listen, .tls = r->use_tls ? &r->tls : NULL, .services = services,
+                                     .limits = {.max_message_bytes = (uint32_t)r->cfg.max_message_bytes,
+                                                .max_live_calls = 2 * TD_CORE_MAX_WORKERS,
+                                                .max_connections = (uint32_t)r->cfg.max_connections},
+                                     .port_check_ms = (uint32_t)r->cfg.port_check_ms, .reflection = true, .ctx = r};
+    return td_rpc_server_start(&c, &r->worker_server, err);
+}
+
 static td_status open_server(struct router *r, struct td_err *err)
 {
     r->use_tls = r->cfg.tls_cert[0] != 0;
     if (r->use_tls != (r->cfg.tls_key[0] != 0)) return td_fail(err, TD_ERR_INVALID, "tls_cert and tls_key must be given together");
     r->tls = (struct td_rpc_tls){.cert_file = r->cfg.tls_cert, .key_file = r->cfg.tls_key, .ca_file = r->cfg.tls_ca[0] ? r->cfg.tls_ca : NULL,
-                                .server_name = r->cfg.tls_server_name[0] ? r->cfg.tls_server_name : NULL};
-    td_status s = td_rpc_loop_create("router", &r->loop, err);
+                                .server_name = r->cfg.tls_server_name[0] ? r->cfg.tls_server_name : NULL,
+                                .peer_names = r->cfg.identity.tls_worker_names[0] ? r->cfg.identity.tls_worker_names : NULL};
+    r->joins_tail = &r->joins;
+    td_status s = open_identity(r, err);
+    if (!s) s = td_rpc_loop_create("router", &r->loop, err);
     if (s) return s;
-    const struct td_rpc_method *services[] = {inference_methods, registry_methods, NULL};
+    bool own_port = r->cfg.worker_listen[0] != 0;
+    const struct td_rpc_method *services[] = {inference_methods, own_port ? NULL : registry_methods, NULL};
     struct td_rpc_tls server_tls = r->tls; /* copied by the start */
     if (!r->cfg.tls_client_auth) server_tls.ca_file = NULL;
     uint32_t max_calls = (uint32_t)r->cfg.max_requests * 2 + TD_CORE_MAX_WORKERS;
@@ -340,12 +379,20 @@ static td_status open_server(struct router *r, struct td_err *err)
                                                 .max_connections = (uint32_t)r->cfg.max_connections,
                                                 .max_peer_connections = (uint32_t)r->cfg.max_connections_per_peer},
                                      .port_check_ms = (uint32_t)r->cfg.port_check_ms, .reflection = true, .ctx = r};
-    return td_rpc_server_start(&c, &r->server, err);
+    s = td_rpc_server_start(&c, &r->server, err);
+    return !s && own_port ? open_worker_server(r, err) : s;
+}
+
+static void set_serving(struct router *r, bool serving)
+{
+    td_rpc_server_set_serving(r->server, serving);
+    if (r->worker_server) td_rpc_server_set_serving(r->worker_server, serving);
 }
 
 static bool port_answers(void *ctx)
 {
-    return td_rpc_server_answers(((struct router *)ctx)->server);
+    const struct router *r = ctx;
+    return td_rpc_server_answers(r->server) && (!r->worker_server || td_rpc_server_answers(r->worker_server));
 }
 
 td_status router_open(struct router *r, const struct router_config *config, struct td_err *err)
@@ -367,8 +414,9 @@ td_status router_open(struct router *r, const struct router_config *config, stru
     if (!s && config->metrics_listen[0]) s = td_metrics_http_start(config->metrics_listen, port_answers, r, &r->metrics, err);
     if (s) return s;
     r->tick = td_rpc_timer_start(r->loop, TICK_MS, on_tick, r);
-    td_rpc_server_set_serving(r->server, true);
-    td_info("ready", "model=%s port=%d mode=%s policy=%s pid=%d", r->model_name, td_rpc_server_port(r->server), r->cfg.mode, r->cfg.policy,
+    set_serving(r, true);
+    td_info("ready", "model=%s worker_port=%d port=%d mode=%s policy=%s pid=%d", r->model_name,
+            td_rpc_server_port(r->worker_server ? r->worker_server : r->server), td_rpc_server_port(r->server), r->cfg.mode, r->cfg.policy,
             (int)getpid());
     return TD_OK;
 }
@@ -390,7 +438,7 @@ int router_run(struct router *r)
 void router_drain(struct router *r)
 {
     atomic_store(&r->draining, true);
-    td_rpc_server_set_serving(r->server, false);
+    set_serving(r, false);
     uint64_t deadline = td_deadline_after_ms(td_now_ns(), r->cfg.drain_timeout_ms);
     unsigned live = atomic_load(&r->n_live);
     while (atomic_load(&r->n_live) > 0 && td_now_ns() < deadline)
@@ -411,8 +459,10 @@ void router_close(struct router *r)
 {
     if (r->tick) td_rpc_loop_post(r->loop, stop_tick, r);
     td_metrics_http_stop(r->metrics); /* it asks the server how it is */
+    if (r->worker_server) td_rpc_server_stop(r->worker_server, 0);
     if (r->server) td_rpc_server_stop(r->server, 0); /* cancels what is left; workers' streams end, their conns and channels with them */
     if (r->loop) td_rpc_loop_destroy(r->loop);
+    td_identity_close(&r->id);
     if (r->log) fclose(r->log);
     td_core_destroy(r->core);
     free(r->actions);

@@ -1,7 +1,7 @@
 /* router.h - the router daemon: the I/O around router/core. One loop thread owns everything in this file's structs.
  *
  * Files: inference.c takes clients' calls in, legs.c talks to workers on their behalf, output.c turns tokens into text and stop decisions,
- * fleet.c keeps the workers' registrations, objectives.c reads classes and latency tables, tenants.c says whose a request is,
+ * join.c finds out who joins, fleet.c keeps the workers, objectives.c reads classes and latency tables, tenants.c says whose a request is,
  * router.c opens, drains and closes it all and carries out the core's actions. */
 #ifndef TD_ROUTER_H
 #define TD_ROUTER_H
@@ -18,6 +18,7 @@
 #include "common/model/sampler.h"
 #include "common/model/tokenizer.h"
 #include "common/rpc/rpc.h"
+#include "common/worker/identity.h"
 #include "router/core/core.h"
 #include "router/objectives.h"
 #include "router/tenants.h"
@@ -30,7 +31,8 @@
 
 struct router_config {
     const char *model, *served_model_name, *listen, *mode, *policy, *slo_class, *latency_table, *decision_log, *log_level, *tls_cert, *tls_key,
-        *tls_ca, *tls_server_name, *metrics_listen;
+        *tls_ca, *tls_server_name, *metrics_listen, *worker_listen;
+    struct td_identity_config identity;
     int64_t max_requests, max_queued, max_model_len;
     uint64_t hybrid_local_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, max_failovers, drain_timeout_ms, max_message_bytes;
     uint64_t prefix_entries, max_connections, max_connections_per_peer, max_calls_per_peer, port_check_ms;
@@ -51,6 +53,7 @@ struct stop_matcher {
 
 struct router;
 struct worker_conn;
+struct join;
 
 enum leg_kind { LEG_PREFILL, LEG_DECODE };
 /* One call to a worker. Lives until its on_done; detached (request == NULL) when the request no longer wants it. */
@@ -70,7 +73,8 @@ struct leg {
 struct request_state {
     bool live;
     uint32_t slot, attempt;
-    uint64_t id;
+    uint64_t id;                           /* the core's and the log's: it counts up, and nobody outside is told */
+    uint64_t number;                       /* random: what workers know the request by */
     char name[128];                        /* the client's request id, or ours */
     char logged_name[520];                 /* the same, quoted for the log: it is the client's text */
     struct td_rpc_call *call;
@@ -107,7 +111,9 @@ struct worker_conn {
     struct router *router;
     bool used, gone, draining;
     uint32_t index, n_legs;
-    struct td_rpc_call *call;              /* its registry stream */
+    struct join *join;                     /* its registry stream; NULL = gone */
+    struct td_join_nonces nonces;          /* of its Join: what proofs of calls to it are made of */
+    uint64_t n_proofs;                     /* counter of the last */
     struct td_rpc_channel *channel;
     char name[128], role_name[16], address[256], version[64];
     char transfer[16], kv_tls[8];          /* of its hello: what of its KV port must agree */
@@ -127,9 +133,14 @@ struct router {
     struct td_chat_template *chat;
     size_t longest_token_bytes;
     struct td_rpc_loop *loop;
-    struct td_rpc_server *server;
+    struct td_rpc_server *server;          /* clients; workers too unless worker_server is there */
+    struct td_rpc_server *worker_server;
     struct td_rpc_tls tls;
     bool use_tls;
+    struct td_identity id;
+    struct join *joins, **joins_tail;      /* streams that are not a worker's yet, the oldest first */
+    uint32_t n_joins;
+    struct td_log_pace reject_pace, unreachable_pace;
     struct td_rpc_timer *tick;
     struct td_core_config core_cfg;        /* classes and thetas as the core has them */
     char node_classes[TD_CORE_MAX_NODE_CLASSES][ROUTER_NODE_CLASS_NAME];
@@ -185,9 +196,27 @@ void stop_matcher_free(struct stop_matcher *m);
  * what was already sent (I1 broken) or leaves a gap. */
 td_status output_take(struct router *r, struct request_state *q, Tandem__V1__TokenOut *const *out, size_t n);
 
-/* fleet.c */
+/* join.c */
 extern const struct td_rpc_method registry_methods[];
+void join_tick(struct router *r, uint64_t now_ns); /* streams that say nothing are ended */
+void join_lose_worker(struct join *j, const char *why); /* its worker is gone: nothing more is taken from the stream, which ends */
+struct td_rpc_call *join_call(const struct join *j);
+/* Metadata of a call to w: 1 when a cluster secret is in use, else 0. text holds the value. */
+size_t worker_proof(struct worker_conn *w, const char *path, uint64_t request, uint32_t attempt, char text[TD_CALL_PROOF_MAX],
+                    struct td_rpc_metadata *ret_metadata);
+
+/* fleet.c */
 void worker_conn_release(struct worker_conn *w); /* a leg ended */
+/* Whether such a worker can join now. dialled: its address was dialled back, and this very process answered. */
+td_status fleet_hello_check(const struct router *r, const Tandem__V1__Hello *h, bool dialled, struct td_err *err);
+td_status fleet_channel(struct router *r, const char *address, struct td_rpc_channel **ret_channel, struct td_err *err);
+/* Takes the worker in and welcomes it; a former self of it is gone then. channel: to its address, taken over; NULL = made here.
+ * NULL and *err: it cannot be. */
+struct worker_conn *fleet_join(struct router *r, struct join *j, const Tandem__V1__Hello *h, const struct td_join_nonces *nonces,
+                               struct td_rpc_channel *channel, struct td_err *err);
+void fleet_snapshot(struct worker_conn *w, const Tandem__V1__Snapshot *s);
+void fleet_drain(struct worker_conn *w, uint64_t timeout_ms);
+void fleet_gone(struct worker_conn *w, const char *why);
 uint32_t fleet_block_size(const struct router *r); /* of the workers that are there: one layout, one size; 0 = nobody */
 void fleet_status(struct router *r, Tandem__V1__StatusResponse *out, Tandem__V1__WorkerStatus *store, Tandem__V1__WorkerStatus **ptrs);
 

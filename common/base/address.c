@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 enum { HOST_MAX = 256 }; /* a DNS name has at most 253 bytes */
 
@@ -40,4 +41,30 @@ td_status td_address_join(const char *host, uint16_t port, char *ret_address, si
     if ((size_t)n >= address_bytes) return td_fail(err, TD_ERR_INVALID, "address \"%.40s...\" has %d bytes, limit %zu", text, n, address_bytes - 1);
     memcpy(ret_address, text, (size_t)n + 1);
     return TD_OK;
+}
+
+bool td_address_is_loopback(const char *address)
+{
+    static const char *const prefixes[] = {"ipv4:", "ipv6:", "dns:///", "dns:"};
+    char host[HOST_MAX];
+    uint8_t raw[16];
+    static const uint8_t six[16] = {[15] = 1}, mapped[13] = {[10] = 0xff, [11] = 0xff, [12] = 127};
+    if (!strncmp(address, "unix:", 5) || !strncmp(address, "unix-abstract:", 14)) return true;
+    for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++)
+        if (!strncmp(address, prefixes[i], strlen(prefixes[i]))) {
+            address += strlen(prefixes[i]);
+            break;
+        }
+    const char *colon = strrchr(address, ':');
+    size_t n = colon ? (size_t)(colon - address) : strlen(address);
+    if (n >= 2 && address[0] == '[' && address[n - 1] == ']') {
+        address++;
+        n -= 2;
+    }
+    if (n == 0 || n >= sizeof host) return false;
+    memcpy(host, address, n);
+    host[n] = 0;
+    if (inet_pton(AF_INET, host, raw) == 1) return raw[0] == 127;
+    if (inet_pton(AF_INET6, host, raw) == 1) return !memcmp(raw, six, sizeof six) || !memcmp(raw, mapped, sizeof mapped);
+    return !strcasecmp(host, "localhost");
 }

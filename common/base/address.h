@@ -2,6 +2,7 @@
 #ifndef TD_BASE_ADDRESS_H
 #define TD_BASE_ADDRESS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -14,5 +15,9 @@ td_status td_address_host(const char *text, char *ret_host, size_t host_bytes, s
 
 /* "name:80", "10.0.0.1:80", "[::1]:80". host: as td_address_host takes it. */
 td_status td_address_join(const char *host, uint16_t port, char *ret_address, size_t address_bytes, struct td_err *err);
+
+/* True when a listener on "host:port" can be reached from this machine only: 127.0.0.0/8, [::1], localhost, a unix socket. Any other name is
+ * false without being resolved: what it resolves to may change. */
+bool td_address_is_loopback(const char *address);
 
 #endif

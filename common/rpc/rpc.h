@@ -49,6 +49,8 @@ struct td_rpc_tls {
     const char *cert_file, *key_file;    /* own certificate chain and key (PEM); NULL = none (a client without identity) */
     const char *ca_file;                 /* who the peer must be signed by; on a server: set = mutual TLS, clients must show a certificate */
     const char *server_name;             /* client: name to verify instead of the target's host; may be NULL */
+    const char *peer_names;              /* client: patterns (common/base/peer_names.h), one of which a name of the server's certificate must match,
+                                            besides the name that was dialled; checked before a byte of a call is sent. NULL = any */
 };
 
 /* ---- server -------------------------------------------------------------------------------------------------------------------------- */
@@ -62,7 +64,8 @@ struct td_rpc_method {
     /* Exactly once per call for which on_message or on_open ran: the RPC is over (status sent, cancelled, deadline, connection lost). Free what
      * td_rpc_call_user holds. */
     void (*on_end)(struct td_rpc_call *call, bool cancelled, void *ctx);
-    void (*on_open)(struct td_rpc_call *call, void *ctx); /* optional: call accepted, before any message */
+    void (*on_open)(struct td_rpc_call *call, void *ctx); /* optional: call accepted, before any message; one that it
+                                                               finishes is read no further */
 };
 
 struct td_rpc_limits {
@@ -131,6 +134,8 @@ const char *td_rpc_name_kind_text(enum td_rpc_name_kind kind);      /* "dns", "u
 /* Calls match with each name of the verified peer's own certificate until it answers true; returns whether it did. false when the peer is not
  * verified. A name that holds a NUL byte, which no honest CA signs, is left out. name is valid inside match only. Loop thread. */
 bool td_rpc_call_peer_names(const struct td_rpc_call *call, bool (*match)(enum td_rpc_name_kind kind, const char *name, void *arg), void *arg);
+/* The path of the method that is called. */
+const char *td_rpc_call_path(const struct td_rpc_call *call);
 /* Request metadata value by key, or NULL. Server side. */
 const char *td_rpc_call_metadata(const struct td_rpc_call *call, const char *key);
 

@@ -249,4 +249,8 @@ td_status td_rpc_tls_client(const struct td_rpc_tls *tls, struct td_rpc_tls_file
 /* New credentials when the files have changed and settled, else NULL. */
 grpc_channel_credentials *td_rpc_tls_client_changed(struct td_rpc_tls_files *files);
 
+/* peer.c: core's verify_peer_callback, on core's threads. 0 = the certificate holds a name that peer_names (struct td_peer_names *) matches. */
+int td_rpc_peer_check(const char *target, const char *peer_pem, void *peer_names);
+td_status td_rpc_peer_check_supported(struct td_err *err);
+
 #endif

@@ -71,6 +71,14 @@ static bool count_peer(struct td_rpc_server *server, struct td_rpc_call *call)
     return true;
 }
 
+static bool is_ending(struct td_rpc_call *call)
+{
+    pthread_mutex_lock(&call->loop->mu);
+    bool ending = call->end_wanted || call->cancel_wanted;
+    pthread_mutex_unlock(&call->loop->mu);
+    return ending;
+}
+
 static void on_new(struct td_rpc_event *event, bool ok)
 {
     struct td_rpc_server *server = td_rpc_container(event, struct td_rpc_server, ev_new);
@@ -139,17 +147,9 @@ static void on_new(struct td_rpc_event *event, bool ok)
             call->opened = true;
             call->method->on_open(call, call->ctx);
         }
-        td_rpc_call_read(call);
+        if (!is_ending(call)) td_rpc_call_read(call);
     }
     grpc_call_details_destroy(&details);
-}
-
-static bool is_ending(struct td_rpc_call *call)
-{
-    pthread_mutex_lock(&call->loop->mu);
-    bool ending = call->end_wanted || call->cancel_wanted;
-    pthread_mutex_unlock(&call->loop->mu);
-    return ending;
 }
 
 void td_rpc_server_message(struct td_rpc_call *call, const ProtobufCMessage *msg)

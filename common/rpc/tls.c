@@ -13,6 +13,7 @@
 #include "common/base/file_stamp.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
+#include "common/base/peer_names.h"
 #include "common/rpc/rpc_internal.h"
 
 enum { MAX_PEM_BYTES = 1 << 20, N_FILES = 3 };
@@ -23,6 +24,7 @@ struct td_rpc_tls_files {
     struct td_file_stamp stamps[N_FILES];    /* mu: of what was last tried */
     struct td_file_stamp seen[N_FILES];      /* client: at the last look */
     char *texts[N_FILES];                    /* mu: in use */
+    char *peer_names;                        /* client: patterns; NULL = any */
     bool given;                              /* mu */
 };
 
@@ -63,6 +65,7 @@ static struct td_rpc_tls_files *open_files(const struct td_rpc_tls *tls)
     files->paths[0] = tls->cert_file ? td_rpc_strdup(tls->cert_file) : NULL;
     files->paths[1] = tls->key_file ? td_rpc_strdup(tls->key_file) : NULL;
     files->paths[2] = tls->ca_file ? td_rpc_strdup(tls->ca_file) : NULL;
+    files->peer_names = tls->peer_names ? td_rpc_strdup(tls->peer_names) : NULL;
     look(files, files->stamps);
     memcpy(files->seen, files->stamps, sizeof files->seen);
     return files;
@@ -129,23 +132,49 @@ void td_rpc_tls_files_destroy(struct td_rpc_tls_files *files)
     if (!files) return;
     free_texts(files->texts);
     for (int i = 0; i < N_FILES; i++) free(files->paths[i]);
+    free(files->peer_names);
     pthread_mutex_destroy(&files->mu);
     free(files);
 }
 
-/* The texts in use as client credentials. */
+static void free_names(void *names)
+{
+    td_peer_names_destroy(names);
+}
+
+/* The texts in use as client credentials. Each has its own copy of the patterns, which core frees with it: handshakes outlive channels. */
 static grpc_channel_credentials *client_credentials(const struct td_rpc_tls_files *files)
 {
     grpc_ssl_pem_key_cert_pair pair = {files->texts[1], files->texts[0]};
-    return grpc_ssl_credentials_create_ex(files->texts[2], files->texts[0] ? &pair : NULL, NULL, NULL);
+    struct td_peer_names *names = NULL;
+    struct td_err err = {0};
+    if (files->peer_names) {
+        td_status s = td_peer_names_parse("peer names", files->peer_names, &names, &err);
+        TD_ASSERT(s == TD_OK); /* td_rpc_tls_client has parsed them */
+    }
+    grpc_ssl_verify_peer_options verify = {.verify_peer_callback = td_rpc_peer_check, .verify_peer_callback_userdata = names,
+                                  .verify_peer_destruct = free_names};
+    return grpc_ssl_credentials_create_ex(files->texts[2], files->texts[0] ? &pair : NULL, names ? &verify : NULL, NULL);
+}
+
+static td_status check_names(const char *patterns, struct td_err *err)
+{
+    struct td_peer_names *names;
+    if (!patterns) return TD_OK;
+    td_status s = td_rpc_peer_check_supported(err);
+    if (!s) s = td_peer_names_parse("peer names", patterns, &names, err);
+    if (!s) td_peer_names_destroy(names);
+    return s;
 }
 
 td_status td_rpc_tls_client(const struct td_rpc_tls *tls, struct td_rpc_tls_files **ret_files, grpc_channel_credentials **ret_creds,
                             struct td_err *err)
 {
     if (!tls->cert_file != !tls->key_file) return td_fail(err, TD_ERR_INVALID, "tls: a certificate and a key go together");
+    td_status status = check_names(tls->peer_names, err);
+    if (status) return status;
     struct td_rpc_tls_files *files = open_files(tls);
-    td_status status = read_texts(files->paths, files->texts, err);
+    status = read_texts(files->paths, files->texts, err);
     if (status) {
         td_rpc_tls_files_destroy(files);
         td_err_prefix(err, "tls");

@@ -33,8 +33,7 @@ struct td_engine_config {
     const char *ops;                  /* NULL or "" = fastest */
     const char *cpus;                 /* "" = unpinned, else a list "0-3" of n_threads CPUs */
     int32_t n_threads;                /* 0 = all CPUs */
-    const char *kv_memory;            /* "2GiB", or "50%" of what is available after the weights are loaded: then at most what max_seqs sequences of
-                                       * the longest kind fill */
+    const char *kv_memory;            /* "2GiB" or "50%" of what is available after the weights are loaded */
     int32_t block_size;               /* tokens per KV block */
     int32_t max_seqs;                 /* sequences alive at once, waiting ones included */
     int32_t max_batch;                /* sequences in one step */
@@ -55,6 +54,7 @@ enum td_finish { TD_FINISH_NONE = 0, TD_FINISH_STOP = 1, TD_FINISH_LENGTH = 2 };
 struct td_seq {
     uint32_t index;                   /* 0..max_seqs-1, stable: lets an owner keep its own state in an array */
     uint64_t request;                 /* identity, for logs and stale checks */
+    uint64_t order;                   /* among equal priorities: the older request, which has the smaller one, goes first */
     uint32_t attempt;
     uint64_t priority;                /* ordering key: smaller first */
     enum td_seq_phase phase;
@@ -83,7 +83,7 @@ struct td_seq {
 
 /* Several ranks: collective with td_engine_follow; a failure of any rank is every rank's, with its reason. */
 td_status td_engine_open(const struct td_engine_config *config, struct td_engine **ret_engine, struct td_err *err);
-/* What kv_memory means here and now: "50%" of this machine's memory that is available (an engine takes no more than its sequences can use), or a size. On a device: of what is free there beside weights and
+/* What kv_memory means here and now: "50%" of this machine's memory that is available, or a size. On a device: of what is free there beside weights and
  * workspace. */
 td_status td_engine_kv_bytes(const char *text, uint64_t *ret_bytes, struct td_err *err);
 void td_engine_close(struct td_engine *engine);       /* asserts that no sequence is out; ends the other ranks */

@@ -40,14 +40,21 @@ struct td_registry {
     bool stopped;
 };
 
-static void send_hello(struct td_registry *r)
+/* The fields that a proof covers. */
+static Tandem__V1__Hello hello_of(struct td_worker *w)
 {
-    struct td_worker *w = r->w;
     Tandem__V1__Hello h = TANDEM__V1__HELLO__INIT;
     h.name = w->name;
     h.role = (char *)w->role->name;
     h.address = w->address;
     h.incarnation = w->incarnation;
+    return h;
+}
+
+static void send_hello(struct td_registry *r)
+{
+    struct td_worker *w = r->w;
+    Tandem__V1__Hello h = hello_of(w);
     h.version = (char *)TD_VERSION;
     h.protocol = TD_PROTOCOL_VERSION;
     h.model = r->model;
@@ -67,6 +74,13 @@ static void send_hello(struct td_registry *r)
     h.tp = (uint32_t)td_engine_n_ranks(w->engine);
     h.max_step_tokens = (uint32_t)td_engine_max_step_tokens(w->engine);
     h.prefix_cache = w->cfg.prefix_cache;
+    if (w->id.secret) {
+        td_cluster_nonce(w->nonces.worker);
+        w->has_session = false;
+        h.nonce = (ProtobufCBinaryData){sizeof w->nonces.worker, w->nonces.worker};
+    } else {
+        h.instance_key = (ProtobufCBinaryData){sizeof w->instance_key, w->instance_key};
+    }
     h.kv_bytes_per_token = td_kv_pool_layout(td_engine_kv(w->engine))->block_bytes / (uint64_t)w->cfg.block_size;
     Tandem__V1__WorkerMessage m = TANDEM__V1__WORKER_MESSAGE__INIT;
     m.message_case = TANDEM__V1__WORKER_MESSAGE__MESSAGE_HELLO;
@@ -115,12 +129,62 @@ static void send_drain(struct td_registry *r)
     r->told_drain = true;
 }
 
+/* Ends the stream, and tries again later. */
+static void leave(struct td_registry *r, struct td_rpc_call *call)
+{
+    r->backoff_ms = BACKOFF_MAX_MS;
+    td_rpc_call_cancel(call); /* the router ends it too; a broken one may not */
+}
+
+static void refuse_router(struct td_registry *r, struct td_rpc_call *call, const char *reason)
+{
+    td_error("router_refused", "router=%s reason=\"%s\" action=retry", r->w->cfg.router, reason);
+    leave(r, call);
+}
+
+/* From here on the router's calls are taken: it dials back before it welcomes. Who does not know the secret can make none. */
+static void take_challenge(struct td_registry *r, struct td_rpc_call *call, const ProtobufCBinaryData *nonce)
+{
+    struct td_worker *w = r->w;
+    Tandem__V1__Hello h = hello_of(w);
+    uint8_t mac[TD_CLUSTER_MAC_BYTES];
+    if (!w->id.secret || nonce->len != sizeof w->nonces.router || w->has_session) {
+        refuse_router(r, call, "its challenge was not asked for, or is not one of 32 bytes");
+        return;
+    }
+    memcpy(w->nonces.router, nonce->data, nonce->len);
+    memset(&w->replay, 0, sizeof w->replay);
+    w->has_session = true;
+    if (td_join_prove_worker(w->id.secret, &w->nonces, &h, mac)) {
+        refuse_router(r, call, "the proof of the cluster secret could not be made: no memory");
+        return;
+    }
+    Tandem__V1__Proof p = TANDEM__V1__PROOF__INIT;
+    Tandem__V1__WorkerMessage m = TANDEM__V1__WORKER_MESSAGE__INIT;
+    p.mac = (ProtobufCBinaryData){sizeof mac, mac};
+    m.message_case = TANDEM__V1__WORKER_MESSAGE__MESSAGE_PROOF;
+    m.proof = &p;
+    td_rpc_call_send(call, &m.base);
+}
+
+static bool is_our_router(struct td_registry *r, struct td_rpc_call *call, const Tandem__V1__Welcome *welcome)
+{
+    struct td_worker *w = r->w;
+    if (!w->id.secret || (w->has_session && td_join_verify_router(w->id.secret, &w->nonces, welcome))) return true;
+    refuse_router(r, call,
+                  welcome->proof.len ? "it does not know this worker's cluster secret: the cluster_secret_file of both must hold the same"
+                                     : "it proves no cluster secret, and this worker has one: start the router with --cluster-secret-file");
+    return false;
+}
+
 static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *user)
 {
     struct td_registry *r = user;
     const Tandem__V1__RouterMessage *m = (const Tandem__V1__RouterMessage *)msg;
-    if (m->message_case == TANDEM__V1__ROUTER_MESSAGE__MESSAGE_WELCOME) {
-        if (r->welcomed) return;
+    if (m->message_case == TANDEM__V1__ROUTER_MESSAGE__MESSAGE_CHALLENGE) {
+        take_challenge(r, call, &m->challenge->nonce);
+    } else if (m->message_case == TANDEM__V1__ROUTER_MESSAGE__MESSAGE_WELCOME) {
+        if (r->welcomed || !is_our_router(r, call, m->welcome)) return;
         r->welcomed = true;
         r->backoff_ms = BACKOFF_MIN_MS;
         pthread_mutex_lock(&r->w->snap_lock);
@@ -132,8 +196,7 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
     } else if (m->message_case == TANDEM__V1__ROUTER_MESSAGE__MESSAGE_REJECT) {
         char q[600];
         td_error("registration_rejected", "router=%s reason=%s action=retry", r->w->cfg.router, td_log_quote(q, sizeof q, m->reject->reason));
-        r->backoff_ms = BACKOFF_MAX_MS;
-        td_rpc_call_cancel(call); /* the router ends it too; a broken one may not */
+        leave(r, call);
     }
 }
 
@@ -183,6 +246,7 @@ static void on_tick(void *arg)
     uint64_t now = td_now_ns();
     check_progress(r, now);
     td_worker_look_at_files(r->w, now);
+    td_identity_look_at_file(&r->w->id, now);
     if (r->stopping) {
         if (now > r->leave_ns) td_rpc_call_cancel(r->call);
         return;

@@ -76,6 +76,7 @@ static td_status seq_fill(struct td_worker *w, struct td_seq *seq, const Tandem_
                             .frequency_penalty = p->frequency_penalty, .seed = p->seed, .n_logprobs = p->n_logprobs,
                             .logit_bias = bias, .n_logit_bias = (int32_t)p->n_logit_bias};
     seq->request = in->request;
+    seq->order = in->order ? in->order : in->request;
     seq->attempt = in->attempt;
     seq->priority = in->priority;
     if (in->cache_salt.len && in->cache_salt.len != TD_PREFIX_SALT_BYTES)
@@ -98,10 +99,72 @@ static struct td_req *refuse(struct td_worker *w, struct td_rpc_call *call, grpc
     return NULL;
 }
 
+/* ---- who calls ----------------------------------------------------------------------------------------------------------------------- */
+
+static void refuse_stranger(struct td_worker *w, struct td_rpc_call *call, grpc_status_code code, const char *why)
+{
+    uint32_t n_dropped;
+    td_rpc_call_finish(call, code, why, NULL, 0);
+    if (td_log_pace_due(&w->stranger_pace, &n_dropped))
+        td_warn("call_refused", "peer=%s method=%s code=%d dropped=%u reason=\"%s\"", td_rpc_call_peer(call), td_rpc_call_path(call), (int)code,
+                n_dropped, why);
+}
+
+void td_worker_on_open(struct td_rpc_call *call, void *ctx)
+{
+    struct td_worker *w = ctx;
+    struct td_call_proof proof;
+    const char *text, *why;
+    if (w->id.routers && !td_rpc_call_peer_verified(call)) {
+        refuse_stranger(w, call, GRPC_STATUS_UNAUTHENTICATED, "this worker takes calls of the router only: the caller shows no certificate");
+    } else if (w->id.routers && !td_identity_peer_is(call, w->id.routers)) {
+        refuse_stranger(w, call, GRPC_STATUS_PERMISSION_DENIED,
+                        "this worker takes calls of the router only: no name in the caller's certificate is one of tls_router_names");
+    } else if (!w->id.secret) {
+        return;
+    } else if (!(text = td_rpc_call_metadata(call, TD_CALL_PROOF_KEY))) {
+        refuse_stranger(w, call, GRPC_STATUS_UNAUTHENTICATED,
+                        "this worker wants a proof of the cluster secret with each call: only the router that it has joined can make one");
+    } else if (!w->has_session) {
+        refuse_stranger(w, call, GRPC_STATUS_UNAUTHENTICATED, "this worker has joined no router since it started");
+    } else if (td_call_proof_parse(text, &proof)) {
+        refuse_stranger(w, call, GRPC_STATUS_UNAUTHENTICATED, "metadata " TD_CALL_PROOF_KEY " is not a proof of this version");
+    } else if (!td_call_proof_check(w->id.secret, &w->nonces, &w->replay, td_rpc_call_path(call), &proof, &why)) {
+        refuse_stranger(w, call, GRPC_STATUS_PERMISSION_DENIED, why);
+    }
+}
+
+/* What was proved is for these numbers. */
+static bool is_proved(struct td_worker *w, struct td_rpc_call *call, uint64_t request, uint32_t attempt)
+{
+    struct td_call_proof proof;
+    const char *text = td_rpc_call_metadata(call, TD_CALL_PROOF_KEY);
+    if (!w->id.secret || (text && !td_call_proof_parse(text, &proof) && proof.request == request && proof.attempt == attempt)) return true;
+    refuse_stranger(w, call, GRPC_STATUS_PERMISSION_DENIED, "the proof is for another request or attempt than the call");
+    return false;
+}
+
+void td_worker_on_prove(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
+{
+    struct td_worker *w = ctx;
+    const ProtobufCBinaryData key = {sizeof w->instance_key, w->instance_key};
+    uint8_t mac[TD_CLUSTER_MAC_BYTES];
+    td_status s = td_instance_prove(w->id.secret, &w->nonces, &key, &((const Tandem__V1__ProveRequest *)msg)->nonce, mac);
+    if (s) {
+        td_rpc_call_finish(call, td_rpc_code(s), "nonce must have 32 bytes, and this program must have libcrypto", NULL, 0);
+        return;
+    }
+    Tandem__V1__ProveResponse out = TANDEM__V1__PROVE_RESPONSE__INIT;
+    out.mac = (ProtobufCBinaryData){sizeof mac, mac};
+    td_rpc_call_send(call, &out.base);
+    td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, NULL, 0);
+}
+
 struct td_req *td_worker_accept(struct td_worker *w, struct td_rpc_call *call, const Tandem__V1__Sequence *in, bool local_prefill,
                                 const ProtobufCBinaryData *grant, uint32_t n_skip_blocks)
 {
     struct td_err err = {0};
+    if (in && !is_proved(w, call, in->request, in->attempt)) return NULL;
     if (atomic_load(&w->draining)) return refuse(w, call, GRPC_STATUS_UNAVAILABLE, "this worker is draining; send the request to another");
     if (!in) return refuse(w, call, GRPC_STATUS_INVALID_ARGUMENT, "seq is missing");
     struct td_seq *seq = td_engine_seq_get(w->engine);
@@ -144,6 +207,7 @@ void td_worker_on_end(struct td_rpc_call *call, bool cancelled, void *ctx)
 void td_worker_on_abort(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
 {
     const Tandem__V1__AbortRequest *in = (const Tandem__V1__AbortRequest *)msg;
+    if (!is_proved(ctx, call, in->request, in->attempt)) return;
     struct td_mail *m = malloc(sizeof *m);
     if (!m) {
         td_rpc_call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "no memory", NULL, 0);
@@ -167,7 +231,7 @@ void td_worker_on_abort_end(struct td_rpc_call *call, bool cancelled, void *ctx)
 
 static bool seq_before(const struct td_seq *a, const struct td_seq *b)
 {
-    return td_schedule_before(a->priority, a->request, b->priority, b->request);
+    return td_schedule_before(a->priority, a->order, b->priority, b->order);
 }
 
 static void waiting_insert(struct td_worker *w, struct td_req *r)
@@ -821,6 +885,19 @@ static td_status open_engine_interruptible(struct td_worker *w, const sigset_t *
     return s;
 }
 
+/* Before the weights: what is refused is refused at once. */
+static td_status open_identity(struct td_worker *w, struct td_err *err)
+{
+    const struct td_worker_config *c = &w->cfg;
+    bool has_ca = w->use_tls && c->tls_ca[0];
+    td_random_fill(w->instance_key, sizeof w->instance_key);
+    td_status s = td_identity_open(&c->identity, has_ca, &w->id, err);
+    if (!s && w->id.routers && !c->tls_client_auth)
+        s = td_fail(err, TD_ERR_INVALID, "tls_router_names is given and tls_client_auth is false: callers without a certificate have no names");
+    if (!s) s = td_identity_check_port(&w->id, "listen", c->listen, "Worker", "tls-router-names", w->id.routers != NULL, err);
+    return s;
+}
+
 td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role, const struct td_worker_config *config, struct td_err *err)
 {
     sigset_t set;
@@ -840,7 +917,10 @@ td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
     w->use_tls = config->tls_cert[0] != 0;
     if (w->use_tls != (config->tls_key[0] != 0)) return td_fail(err, TD_ERR_INVALID, "tls_cert and tls_key must be given together");
     w->tls = (struct td_rpc_tls){.cert_file = config->tls_cert, .key_file = config->tls_key, .ca_file = config->tls_ca[0] ? config->tls_ca : NULL,
-                                .server_name = config->tls_server_name[0] ? config->tls_server_name : NULL};
+                                .server_name = config->tls_server_name[0] ? config->tls_server_name : NULL,
+                                .peer_names = config->identity.tls_router_names[0] ? config->identity.tls_router_names : NULL};
+    td_status early = open_identity(w, err);
+    if (early) return early;
     char host[256];
     if (config->advertise[0] && td_address_host(config->advertise, host, sizeof host, err)) return td_err_prefix(err, "advertise"); /* before the weights */
     pthread_mutex_init(&w->mail_lock, NULL);
@@ -925,6 +1005,7 @@ void td_worker_close(struct td_worker *w)
     if (w->loop) td_rpc_loop_destroy(w->loop);
     td_engine_close(w->engine);
     td_ranks_stop(&w->ranks);
+    td_identity_close(&w->id);
     free(w->reqs);
     free(w->running);
     free(w->preempted);

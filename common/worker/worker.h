@@ -22,6 +22,7 @@
 #include "common/base/options.h"
 #include "common/rpc/rpc.h"
 #include "common/worker/engine.h"
+#include "common/worker/identity.h"
 #include "common/worker/kv_port.h"
 #include "common/worker/ranks.h"
 #include "common/xfer/xfer.h"
@@ -39,6 +40,7 @@ struct td_worker_config {
     uint64_t drain_timeout_ms, peer_timeout_ms, port_check_ms;
     bool prefix_cache, tls_client_auth, deterministic;
     struct td_kv_port_config kv_port;
+    struct td_identity_config identity;
 };
 
 /* The rows both daemons share; end the table with {0}. */
@@ -54,7 +56,7 @@ struct td_worker_config {
     {"tp", TD_OPT_I64, "1", 1, 16, NULL, offsetof(S, M.tp), "processes that share the model: 1, 2, 4, 8 or 16; threads, cpus and kv_memory are of all together; device cuda: device_index and so many from there on, kv_memory of each"}, \
     {"threads", TD_OPT_I64, "0", 0, 1024, NULL, offsetof(S, M.threads), "compute threads; 0 = all CPUs"},                                    \
     {"cpus", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.cpus), "pin the compute threads to these CPUs, e.g. 0-3,8"},                          \
-    {"kv_memory", TD_OPT_STR, "25%", 0, 0, NULL, offsetof(S, M.kv_memory), "KV pool: a size (2GiB), or a share of what is available (40%), of which max_seqs x max_model_len tokens are the most; on the device if any"},   \
+    {"kv_memory", TD_OPT_STR, "25%", 0, 0, NULL, offsetof(S, M.kv_memory), "KV pool: a size (2GiB) or a share of what is available (40%), on the device if any"},   \
     {"block_size", TD_OPT_I64, "16", 8, 256, NULL, offsetof(S, M.block_size), "tokens per KV block, a power of two"},                        \
     {"max_seqs", TD_OPT_I64, "256", 1, 65536, NULL, offsetof(S, M.max_seqs), "requests held at once, waiting ones included"},                \
     {"max_batch", TD_OPT_I64, "64", 1, 4096, NULL, offsetof(S, M.max_batch), "sequences in one step"},                                       \
@@ -79,7 +81,8 @@ struct td_worker_config {
     {"tls_key", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_key), "private key (PEM)"},                                                    \
     {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_ca), "CA that peers must be signed by (mutual TLS)"},                 \
     {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_server_name), "name that the router's certificate must hold; empty = the host dialled"}, \
-    {"tls_client_auth", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.tls_client_auth), "with tls_ca: refuse callers without its certificate"}
+    {"tls_client_auth", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.tls_client_auth), "with tls_ca: refuse callers without its certificate"}, \
+    TD_IDENTITY_OPTIONS(S, M.identity)
 
 enum td_req_state {
     TD_REQ_FREE,
@@ -150,6 +153,12 @@ struct td_worker {
     struct td_rpc_server *server;
     struct td_rpc_tls tls;
     bool use_tls, use_kv_tls;
+    struct td_identity id;             /* rpc loop, and all of the next five */
+    uint8_t instance_key[TD_CLUSTER_NONCE_BYTES]; /* told to the router that this process joins, when there is no secret */
+    bool has_session;                  /* the nonces of the last Join are set: its router's calls are taken */
+    struct td_join_nonces nonces;
+    struct td_replay_window replay;
+    struct td_log_pace stranger_pace;
     uint64_t tls_look_ns;              /* rpc loop: when the KV port's files were last looked at */
     struct td_req *reqs;               /* [max_seqs], by seq->index */
 
@@ -214,6 +223,9 @@ void td_worker_close(struct td_worker *w);     /* reverse of open; NULL fields a
 /* [rpc thread] Turns an accepted call into a posted td_req, or finishes the call with a precise status and returns NULL. `grant` may be NULL. */
 struct td_req *td_worker_accept(struct td_worker *w, struct td_rpc_call *call, const Tandem__V1__Sequence *seq, bool local_prefill,
                                 const ProtobufCBinaryData *grant, uint32_t n_skip_blocks);
+/* Methods' on_open: ends calls of those who have not proved to be the router, before their message is read. */
+void td_worker_on_open(struct td_rpc_call *call, void *ctx);
+void td_worker_on_prove(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx);        /* method Prove */
 void td_worker_on_end(struct td_rpc_call *call, bool cancelled, void *ctx);                       /* methods' on_end */
 void td_worker_on_abort(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx);        /* method Abort */
 void td_worker_on_abort_end(struct td_rpc_call *call, bool cancelled, void *ctx);

@@ -6,8 +6,10 @@ import shutil
 import socket
 import struct
 import subprocess
+import tempfile
 import time
 
+import proofs
 import pytest
 
 from harness import BIN, POCKET, SANITIZER, SHORT, SLOW
@@ -346,6 +348,8 @@ def test_no_such_place(program, tmp_path):
         check(program, locked, ["config.json", "ermission"])
 
 
+SECRET_DIR = tempfile.TemporaryDirectory(prefix="tandem-test-")  # for ports beyond loopback, which are refused without an identity
+SECRET = ["--cluster-secret-file", proofs.write_secret(os.path.join(SECRET_DIR.name, "secret"), "bad-files-0123456789abcdefghijklmn")]
 BAD_OPTIONS = [
     ("tandem-decode", ["--kv-memory", "lots"], 2, ["kv_memory", "lots"]),
     ("tandem-decode", ["--kv-memory", "1"], 2, ["kv_memory", "block"]),
@@ -362,9 +366,9 @@ BAD_OPTIONS = [
     ("tandem-decode", ["--cpus", "0", "--threads", "4"], 2, ["cpus", "threads", "4"]),
     ("tandem-decode", ["--threads", "-1"], 2, ["threads", "-1"]),
     ("tandem-decode", ["--max-seqs", "0"], 2, ["max-seqs", "0"]),
-    ("tandem-decode", ["--listen", "nowhere"], None, ["listen", "nowhere"]),
-    ("tandem-decode", ["--listen", "203.0.113.7:0"], 1, ["listen", "203.0.113.7"]),
-    ("tandem-decode", ["--listen", "0.0.0.0:0"], 2, ["advertise", "0.0.0.0"]),
+    ("tandem-decode", [*SECRET, "--listen", "nowhere"], None, ["listen", "nowhere"]),
+    ("tandem-decode", [*SECRET, "--listen", "203.0.113.7:0"], 1, ["listen", "203.0.113.7"]),
+    ("tandem-decode", [*SECRET, "--listen", "0.0.0.0:0"], 2, ["advertise", "0.0.0.0"]),
     ("tandem-decode", ["--transfer-host", "203.0.113.7"], 1, ["203.0.113.7"]),
     ("tandem-decode", ["--metrics-listen", "7"], 2, ["metrics_listen", "7"]),
     ("tandem-decode", ["--metrics-listen", "127.0.0.1:99999999"], None, ["metrics_listen", "99999999", "65535"]),
@@ -377,13 +381,13 @@ BAD_OPTIONS = [
     ("tandem-router", ["--mode", "pd-ish"], 2, ["mode", "pd-ish"]),
     ("tandem-router", ["--max-requests", "0"], 2, ["max-requests", "0"]),
     ("tandem-router", ["--max-message-bytes", "5"], 2, ["max-message-bytes", "5"]),
-    ("tandem-router", ["--listen", "300.1.1.1:70"], 1, ["listen", "300.1.1.1"]),
+    ("tandem-router", [*SECRET, "--listen", "300.1.1.1:70"], 1, ["listen", "300.1.1.1"]),
     ("tandem-router", ["--tls-key", "x.pem"], 2, ["tls_cert", "tls_key"]),
     ("tandem-router", ["extra"], 2, ["extra"]),
 ]
 
 
-@pytest.mark.parametrize("case", BAD_OPTIONS, ids=[" ".join(c[1])[:40] for c in BAD_OPTIONS])
+@pytest.mark.parametrize("case", BAD_OPTIONS, ids=[" ".join(a for a in c[1] if a not in SECRET)[:40] for c in BAD_OPTIONS])
 def test_option(case):
     program, args, status, parts = case
     base = ROUTER if program == "tandem-router" else WORKER

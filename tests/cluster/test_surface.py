@@ -14,6 +14,7 @@ import time
 import urllib.request
 
 import grpc
+import proofs
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
@@ -748,16 +749,19 @@ def test_server_names(certs, plain_tokens):
 def test_router_that_does_not_know_its_workers_names(certs):
     """It says so of each, and sends them nothing."""
     with Cluster(prefill=0, decode=0, router_args=tls_args(certs), tls=credentials(certs, name="client")) as c:
-        c.start_worker("decode", args=tls_args(certs, "named"))
+        d = c.start_worker("decode", args=tls_args(certs, "named"), wait=False)
         c.router.wait_log(r"ev=worker_unreachable worker=decode-0")
+        assert "is not in peer certificate" in d.wait_log(r"ev=registration_rejected .*").group(0)
+        assert not c.status().workers
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 here")
 @pytest.mark.parametrize("advertise", ["::1", "[::1]"])
-def test_ipv6(plain_tokens, advertise):
+def test_ipv6(plain_tokens, advertise, tmp_path):
     """Addresses that go from daemon to daemon: in brackets where a port follows, whichever way the operator wrote them."""
-    with Cluster(router_args=["--listen", "[::]:0"],
-                 worker_args=["--listen", "[::]:0", "--advertise", advertise, "--transfer-host", advertise, "--transfer", "tcp"]) as c:
+    secret = ["--cluster-secret-file", proofs.write_secret(tmp_path / "secret", "ipv6-0123456789abcdefghijklmnopqrst")]
+    with Cluster(router_args=["--listen", "[::]:0", *secret],
+                 worker_args=[*secret, "--listen", "[::]:0", "--advertise", advertise, "--transfer-host", advertise, "--transfer", "tcp"]) as c:
         for w in c.status().workers:
             assert re.fullmatch(r"\[::1\]:\d+", w.address), w.address
         c.start_worker("decode", args=["--router", f"[::1]:{c.port}", "--listen", "[::1]:0", "--advertise", ""])
