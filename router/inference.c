@@ -234,7 +234,8 @@ static td_status request_fill(struct router *r, struct request_state *q, const T
         q->n_tokens = q->n_prompt = (uint32_t)list.n;
         size_t n_prefix = list.n < 16 ? list.n : 16; /* enough context for the rules about leading spaces */
         s = td_detokenizer_create(r->tokenizer, q->tokens + list.n - n_prefix, n_prefix, !in->skip_special_tokens_off, &q->detok);
-        if (s) td_fail(err, s, "no memory for the detokenizer");
+        if (s == TD_ERR_LIMIT) td_fail(err, s, "the prompt's last tokens: tokenizer.json's decoder makes too much text of them");
+        else if (s) td_fail(err, s, "no memory for the detokenizer");
     }
     td_token_list_free(&list);
     return s;

@@ -127,7 +127,12 @@ static void take_one(struct router *r, struct request_state *q, Tandem__V1__Toke
     const char *text = "", *out = "";
     size_t n_text = 0, n_out = 0;
     bool stop_token = t->finish == TANDEM__V1__FINISH_REASON__FINISH_STOP && is_stop_token(q, t->token);
-    if (!stop_token) td_detokenizer_push(q->detok, t->token, &text, &n_text); /* a stop token is not part of the text */
+    td_status s = stop_token ? TD_OK : td_detokenizer_push(q->detok, t->token, &text, &n_text); /* a stop token is not part of the text */
+    if (s && !q->text_lost) {
+        q->text_lost = true;
+        td_error("text_lost", "req=%s token=%d reason=%s action=send_ids_only hint=\"tokenizer.json's decoder makes too much text of a token\"",
+                 q->logged_name, t->token, td_status_name(s));
+    }
     bool stopped = stop_matcher_push(&q->stop, text, n_text, &out, &n_out);
     uint64_t now = td_now_ns();
     send_text(q, out, n_out, t);

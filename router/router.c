@@ -281,6 +281,7 @@ static td_status open_model(struct router *r, struct td_err *err)
         size_t n = 0;
         if (td_tokenizer_token_text(r->tokenizer, i, &n) && n > r->longest_token_bytes) r->longest_token_bytes = n;
     }
+    td_chat_template_set_max_bytes(r->chat, r->longest_token_bytes * (size_t)r->model.max_positions);
     if (r->cfg.served_model_name[0]) {
         snprintf(r->model_name, sizeof r->model_name, "%s", r->cfg.served_model_name);
         return TD_OK;

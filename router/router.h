@@ -89,7 +89,7 @@ struct request_state {
     bool return_token_ids, want_logprobs;
     struct td_detokenizer *detok;
     struct stop_matcher stop;
-    bool output_done, first_sent;
+    bool output_done, first_sent, text_lost;
     uint32_t first_attempt;                /* that made the first token */
     Tandem__V1__FinishReason finish;
     int32_t stop_token;                    /* the stop token that ended it, or -1 */

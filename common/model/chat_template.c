@@ -23,6 +23,8 @@
 
 #define CONFIG_MAX_BYTES ((size_t)64 << 20)
 #define MAX_MESSAGES 65536
+#define SEARCH_BASE_BYTES (1ull << 20)
+#define SEARCH_TIMES 64                     /* of the text: it is read once when all messages come in order */
 #define FALLBACK_DATE_UNIX_S 1721952000     /* 26 July 2024, 00:00 UTC */
 
 struct td_chat_template {
@@ -31,6 +33,7 @@ struct td_chat_template {
     struct td_err refused;              /* why, when jinja is NULL */
     char *bos_token, *eos_token;        /* NULL = the tokenizer has none */
     int64_t date_unix_s;
+    size_t max_bytes;
 };
 
 /* Every mark must occur. Earlier rows are more particular. */
@@ -116,6 +119,11 @@ void td_chat_template_free(struct td_chat_template *t)
 const char *td_chat_template_family(const struct td_chat_template *t)
 {
     return t->family;
+}
+
+void td_chat_template_set_max_bytes(struct td_chat_template *t, size_t n_bytes)
+{
+    t->max_bytes = n_bytes;
 }
 
 void td_chat_template_set_date(struct td_chat_template *t, int64_t unix_s)
@@ -226,10 +234,30 @@ out:
     return st;
 }
 
-static bool stands_in(const char *text, size_t n, const char *part, size_t n_part)
+/* Where the search for the messages in a text is. A template writes the messages of one role in order, wherever it puts the other role's, so each is
+ * looked for behind the one before it, and again from the start only when it is not there: one pass for each role. bytes_left bounds what is read. */
+struct search { const char *text; size_t n, at[2]; uint64_t bytes_left; };
+
+/* TD_ERR_NOT_FOUND; TD_ERR_LIMIT: the budget is used up. */
+static td_status find_in_order(struct search *f, bool is_system, const char *part, size_t n_part)
 {
+    size_t *at = &f->at[is_system];
     td_jinja_strip(&part, &n_part);     /* many templates do */
-    return n_part == 0 || memmem(text, n, part, n_part) != NULL;
+    if (n_part == 0)
+        return TD_OK;
+    for (int again = 0; again < 2; again++) {
+        size_t from = again ? 0 : *at;
+        const char *hit = memmem(f->text + from, f->n - from, part, n_part);
+        uint64_t cost = hit != NULL ? (size_t)(hit - f->text) - from + n_part : f->n - from;
+        if (hit != NULL)
+            *at = (size_t)(hit - f->text) + n_part;
+        if (cost > f->bytes_left)
+            return TD_ERR_LIMIT;
+        f->bytes_left -= cost;
+        if (hit != NULL)
+            return TD_OK;
+    }
+    return TD_ERR_NOT_FOUND;
 }
 
 td_status td_chat_template_render(const struct td_chat_template *t, const struct td_chat_message *messages, size_t n_messages,
@@ -252,19 +280,26 @@ td_status td_chat_template_render(const struct td_chat_template *t, const struct
                                    .add_generation_prompt = add_generation_prompt,
                                    .bos_token = t->bos_token,
                                    .eos_token = t->eos_token,
-                                   .now_unix_s = t->date_unix_s};
+                                   .now_unix_s = t->date_unix_s,
+                                   .max_text_bytes = t->max_bytes};
     char *text = NULL;
     size_t n = 0;
     td_status st = td_jinja_render(t->jinja, &input, &text, &n, err);
     if (st != TD_OK)
         return st;
+    struct search f = {.text = text, .n = n, .bytes_left = SEARCH_BASE_BYTES + SEARCH_TIMES * (uint64_t)n};
     for (size_t i = 0; i < n_messages; i++) {
         const struct td_chat_message *m = &messages[i];
-        if (strcmp(m->role, "assistant") != 0 && !stands_in(text, n, m->content, m->content_bytes)) {
-            free(text);
-            return td_fail(err, TD_ERR_UNSUPPORTED, "messages[%zu]: the model's chat template (%s) leaves out this %s message", i, t->family,
-                           m->role);
-        }
+        st = strcmp(m->role, "assistant") != 0 ? find_in_order(&f, strcmp(m->role, "system") == 0, m->content, m->content_bytes) : TD_OK;
+        if (st == TD_OK)
+            continue;
+        free(text);
+        if (st == TD_ERR_LIMIT)
+            return td_fail(err, st,
+                           "messages[%zu]: the model's chat template (%s) moves so many messages that looking for each reads "
+                           "more than %llu bytes",
+                           i, t->family, SEARCH_BASE_BYTES + SEARCH_TIMES * (unsigned long long)n);
+        return td_fail(err, TD_ERR_UNSUPPORTED, "messages[%zu]: the model's chat template (%s) leaves out this %s message", i, t->family, m->role);
     }
     *ret_text = text;
     *ret_bytes = n;

@@ -31,6 +31,7 @@ struct td_jinja_input {
     bool add_generation_prompt;
     const char *bos_token, *eos_token;
     int64_t now_unix_s;
+    size_t max_text_bytes;          /* of the rendering; 0 = only the bound on all memory, 64 MiB + 64 times the messages' bytes */
 };
 
 /* *ret_text malloc'd with a NUL after it. TD_ERR_INVALID: the template raised an exception, whose words are in the message. TD_ERR_UNSUPPORTED:

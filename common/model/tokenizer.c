@@ -182,23 +182,39 @@ static td_status parse_added(struct td_tokenizer *t, const json_t *list, struct 
     return TD_OK;
 }
 
+#define PATTERNS_MAX_BYTES (4 << 20) /* a trie's node for each, 20 bytes; real files have some kilobytes */
+
 /* Special tokens first, as Hugging Face orders its patterns (it decides between equal ones). */
 static td_status build_tries(struct td_tokenizer *t, struct td_err *err)
 {
     struct td_tok_matcher m = {0};
-    struct td_tok_buf normal = {0}, tmp = {0};
+    struct td_tok_budget budget = {0};
+    struct td_tok_buf normal = {.budget = &budget}, tmp = {.budget = &budget};
     td_status s = TD_OK;
     bool front_lost;
+    size_t at, n_patterns = 0;
     for (int special = 1; special >= 0; special--) {
         for (size_t i = 0; i < t->n_added && !s; i++) {
             if (t->added[i].special != special) continue;
             size_t n;
             const char *text = td_vocab_text(&t->bpe.vocab, t->added[i].id, &n);
+            struct td_tok_budget own = td_tok_budget_of(n);
+            budget.max_text_bytes = own.max_text_bytes;
+            budget.max_heap_bytes = budget.heap_bytes + own.max_heap_bytes; /* the buffers stay from token to token */
+            n_patterns += n;
             if (!t->added[i].normalized) {
                 s = td_tok_trie_add(&t->raw_trie, text, n, (int32_t)i);
                 continue;
             }
-            s = td_tok_normalize(t, &m, text, n, &normal, &tmp, &front_lost);
+            s = td_tok_normalize(t, &m, text, n, &normal, &tmp, &front_lost, &at);
+            n_patterns += normal.n;
+            if (s == TD_ERR_LIMIT)
+                td_fail(err, s,
+                        "added_tokens: \"%.60s\": normalizer %zu of %zu (%s) makes more than %zu bytes of its %zu, or its regex "
+                        "too many steps",
+                        text, at + 1, t->n_norm, td_tok_normalizer_name(t, at), budget.max_text_bytes, n);
+            if (!s && n_patterns > PATTERNS_MAX_BYTES)
+                s = td_fail(err, TD_ERR_LIMIT, "added_tokens: more than %d bytes in all, normalized ones counted twice", PATTERNS_MAX_BYTES);
             if (!s && !normal.n) s = td_fail(err, TD_ERR_UNSUPPORTED, "added_tokens: the normalizer leaves nothing of \"%.60s\"", text);
             if (!s) s = td_tok_trie_add(&t->normalized_trie, normal.bytes, normal.n, (int32_t)i);
         }
@@ -206,7 +222,7 @@ static td_status build_tries(struct td_tokenizer *t, struct td_err *err)
     td_tok_buf_free(&normal);
     td_tok_buf_free(&tmp);
     td_tok_matcher_free(&m);
-    return !s || s == TD_ERR_UNSUPPORTED ? s : td_fail(err, s, "added_tokens: cannot be normalized (no memory, or a limit of size or regex steps)");
+    return s == TD_ERR_NOMEM ? td_fail(err, s, "added_tokens: no memory") : s;
 }
 
 static td_status check_padding(const json_t *padding, struct td_err *err)

@@ -29,7 +29,8 @@ void td_token_list_free(struct td_token_list *list);
 
 /* Appends the ids of text[0..n_bytes). add_special: apply the post-processor's BOS/EOS. Special tokens written in the text are recognised as
  * Hugging Face does (added tokens are matched in text). Text must be valid UTF-8 (TD_ERR_INVALID with the byte offset otherwise). Not more than
- * max_tokens in all (TD_ERR_LIMIT). */
+ * max_tokens in all (TD_ERR_LIMIT). No stage's text may pass 64 KiB + 32 times this one, nor all memory of the call 8 MiB + 320 times, nor a regex a
+ * number of steps in proportion to its text: TD_ERR_INVALID names the part of the file (tokenizer_text.h says why these numbers). */
 td_status td_tokenizer_encode(const struct td_tokenizer *t, const char *text, size_t n_bytes, bool add_special, size_t max_tokens,
                               struct td_token_list *list, struct td_err *err);
 

@@ -211,8 +211,8 @@ void td_bpe_free(struct td_bpe *b)
 
 void td_bpe_scratch_free(struct td_bpe_scratch *s)
 {
-    free(s->symbols);
-    free(s->heap);
+    td_tok_release(s->budget, s->symbols, s->symbols_capacity * sizeof *s->symbols);
+    td_tok_release(s->budget, s->heap, s->heap_capacity * sizeof *s->heap);
     *s = (struct td_bpe_scratch){0};
 }
 
@@ -233,15 +233,17 @@ td_status td_token_list_add(struct td_token_list *list, int32_t id)
 static td_status reserve(struct td_bpe_scratch *s, size_t n_bytes)
 {
     size_t n_symbols = n_bytes + 1, n_heap = 3 * n_symbols;
+    td_status status;
     if (n_symbols > s->symbols_capacity) {
-        struct td_bpe_symbol *grown = realloc(s->symbols, n_symbols * sizeof *grown);
-        if (!grown) return TD_ERR_NOMEM;
+        struct td_bpe_symbol *grown =
+            td_tok_grow(s->budget, s->symbols, s->symbols_capacity * sizeof *grown, n_symbols * sizeof *grown, &status);
+        if (!grown) return status;
         s->symbols = grown;
         s->symbols_capacity = n_symbols;
     }
     if (n_heap > s->heap_capacity) {
-        struct td_bpe_candidate *grown = realloc(s->heap, n_heap * sizeof *grown);
-        if (!grown) return TD_ERR_NOMEM;
+        struct td_bpe_candidate *grown = td_tok_grow(s->budget, s->heap, s->heap_capacity * sizeof *grown, n_heap * sizeof *grown, &status);
+        if (!grown) return status;
         s->heap = grown;
         s->heap_capacity = n_heap;
     }

@@ -65,12 +65,13 @@ struct td_bpe_scratch {
     struct td_bpe_candidate *heap;
     size_t n_heap, heap_capacity;
     uint64_t n_steps;
+    struct td_tok_budget *budget;
 };
 void td_bpe_scratch_free(struct td_bpe_scratch *s);
 
 td_status td_token_list_add(struct td_token_list *list, int32_t id);
 
-/* Appends the tokens of one word of valid UTF-8. TD_ERR_LIMIT: the list would pass max_tokens. TD_ERR_NOMEM. */
+/* Appends the tokens of one word of valid UTF-8. TD_ERR_LIMIT: the list would pass max_tokens, or the scratch its budget. TD_ERR_NOMEM. */
 td_status td_bpe_encode_word(const struct td_bpe *b, struct td_bpe_scratch *s, const char *word, size_t n, size_t max_tokens,
                              struct td_token_list *list);
 

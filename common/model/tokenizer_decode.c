@@ -28,6 +28,8 @@ struct stage {
 
 struct td_detokenizer {
     const struct td_tokenizer *t;
+    size_t n_pushed;        /* bytes of all tokens so far: the budget grows with them */
+    struct td_tok_budget budget;
     bool skip_special;
     struct stage stages[TD_TOK_OPS_MAX];
     struct td_tok_matcher matcher;
@@ -164,13 +166,13 @@ static td_status replace_regex_end(struct td_detokenizer *d, size_t at)
 {
     const struct td_tok_dec_op *op = &d->t->dec[at];
     struct td_tok_buf *held = &d->stages[at].held;
-    struct td_tok_spans spans = {0};
+    struct td_tok_spans spans = {.budget = &d->budget};
     td_status s = td_tok_pattern_spans(&op->pattern, &d->matcher, held->n ? held->bytes : "", held->n, &spans);
     for (size_t i = 0; i < spans.n && !s; i++) {
         if (spans.v[i].is_match) s = data(d, at + 1, op->content, op->n_content);
         else s = data(d, at + 1, held->bytes + spans.v[i].start, spans.v[i].end - spans.v[i].start);
     }
-    free(spans.v);
+    td_tok_spans_free(&spans);
     held->n = 0;
     return s;
 }
@@ -295,6 +297,10 @@ static td_status push(struct td_detokenizer *d, int32_t id)
     const char *text = td_vocab_text(&d->t->bpe.vocab, id, &n);
     if (!text) return TD_ERR_INVALID;
     if (d->skip_special && td_tokenizer_is_special(d->t, id)) return TD_OK;
+    d->n_pushed += n;
+    struct td_tok_budget more = td_tok_budget_of(d->n_pushed);
+    d->budget.max_text_bytes = more.max_text_bytes;
+    d->budget.max_heap_bytes = more.max_heap_bytes;
     td_status s = data(d, 0, text, n);
     return s ? s : end(d, 0);
 }
@@ -305,7 +311,12 @@ static td_status create(const struct td_tokenizer *t, bool skip_special, struct 
     if (!d) return TD_ERR_NOMEM;
     d->t = t;
     d->skip_special = skip_special;
-    for (size_t i = 0; i < t->n_dec; i++) d->stages[i].leading = true;
+    d->budget = td_tok_budget_of(0);
+    d->out.budget = d->owed.budget = d->shown.budget = &d->budget;
+    for (size_t i = 0; i < t->n_dec; i++) {
+        d->stages[i].leading = true;
+        d->stages[i].held.budget = d->stages[i].run.budget = &d->budget;
+    }
     *ret_d = d;
     return TD_OK;
 }
@@ -338,11 +349,14 @@ td_status td_tokenizer_decode(const struct td_tokenizer *t, const int32_t *ids, 
     if (!s) s = finish(d, 0);
     if (!s) s = td_tok_buf_append(&d->out, "", 1);
     if (s == TD_ERR_INVALID) td_fail(err, s, "token %zu has id %d, which the vocabulary (0..%d) does not have", at, ids[at], t->bpe.vocab.n_ids - 1);
+    else if (s == TD_ERR_LIMIT)
+        td_fail(err, s, "token %zu of %zu: tokenizer.json's decoder makes more than %zu bytes of text, or its regex too many steps", at, n,
+                d->budget.max_text_bytes);
     else if (s) td_fail(err, s, "token %zu of %zu cannot be decoded (%s)", at, n, td_status_name(s));
     if (!s) {
         *ret_text = d->out.bytes;
         *ret_bytes = d->out.n - 1;
-        d->out = (struct td_tok_buf){0};
+        d->out = (struct td_tok_buf){0}; /* the caller's now */
     }
     td_detokenizer_free(d);
     return s;

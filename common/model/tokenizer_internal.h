@@ -83,10 +83,12 @@ td_status td_tok_parse_decoder(struct td_tokenizer *t, const json_t *json, struc
 /* Refuses keys of obj that are not in `known`, a space-separated list. */
 td_status td_tok_only_keys(const json_t *obj, const char *what, const char *known, struct td_err *err);
 
-/* tokenizer_normalize.c: out = the operations applied to text[0..n); tmp is scratch. Buffers are cleared first. *ret_front_lost: the first
- * character left does not come from the first of the text. */
+/* tokenizer_normalize.c: out = the operations applied to text[0..n); tmp is scratch. Buffers are cleared first; what is allocated
+ * counts in out's budget. *ret_front_lost: the first character left does not come from the first of the text. *ret_at: the operation that failed. */
 td_status td_tok_normalize(const struct td_tokenizer *t, struct td_tok_matcher *m, const char *text, size_t n, struct td_tok_buf *out,
-                           struct td_tok_buf *tmp, bool *ret_front_lost);
+                           struct td_tok_buf *tmp, bool *ret_front_lost, size_t *ret_at);
+
+const char *td_tok_normalizer_name(const struct td_tokenizer *t, size_t at); /* as in tokenizer.json; static storage */
 
 /* tokenizer_added.c: added tokens in text. */
 td_status td_tok_trie_add(struct td_tok_trie *trie, const char *text, size_t n, int32_t added);

@@ -293,13 +293,20 @@ td_status td_tok_spans_add(struct td_tok_spans *spans, size_t start, size_t end,
 {
     if (spans->n == spans->capacity) {
         size_t capacity = spans->capacity ? spans->capacity * 2 : 64;
-        struct td_tok_span *grown = realloc(spans->v, capacity * sizeof *grown);
-        if (!grown) return TD_ERR_NOMEM;
+        td_status s;
+        struct td_tok_span *grown = td_tok_grow(spans->budget, spans->v, spans->capacity * sizeof *grown, capacity * sizeof *grown, &s);
+        if (!grown) return s;
         spans->v = grown;
         spans->capacity = capacity;
     }
     spans->v[spans->n++] = (struct td_tok_span){(uint32_t)start, (uint32_t)end, is_match};
     return TD_OK;
+}
+
+void td_tok_spans_free(struct td_tok_spans *spans)
+{
+    td_tok_release(spans->budget, spans->v, spans->capacity * sizeof *spans->v);
+    *spans = (struct td_tok_spans){0};
 }
 
 /* The next match at or after `from`: TD_OK, or TD_ERR_NOT_FOUND, TD_ERR_LIMIT, TD_ERR_NOMEM. */

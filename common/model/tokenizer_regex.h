@@ -30,9 +30,10 @@ void td_tok_pattern_free(struct td_tok_pattern *p);
 void td_tok_matcher_free(struct td_tok_matcher *m);
 
 /* All matches, left to right, not overlapping, with what lies between them: spans that cover text[0..n) in order. Appended to *spans,
- * which grows by realloc. `text` is valid UTF-8. TD_ERR_LIMIT: too much backtracking. */
+ * which grows. `text` is valid UTF-8. TD_ERR_LIMIT: too much backtracking, or the budget is used up. */
 struct td_tok_span { uint32_t start, end; bool is_match; };
-struct td_tok_spans { struct td_tok_span *v; size_t n, capacity; };
+struct td_tok_spans { struct td_tok_span *v; size_t n, capacity; struct td_tok_budget *budget; };
+void td_tok_spans_free(struct td_tok_spans *spans);
 td_status td_tok_pattern_spans(const struct td_tok_pattern *p, struct td_tok_matcher *m, const char *text, size_t n, struct td_tok_spans *spans);
 td_status td_tok_spans_add(struct td_tok_spans *spans, size_t start, size_t end, bool is_match);
 

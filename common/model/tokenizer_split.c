@@ -94,8 +94,8 @@ static td_status map_bytes(const struct td_tok_text *in, struct td_tok_text *out
 
 td_status td_tok_pre_tokenize(const struct td_tok_pre_op *op, struct td_tok_matcher *m, const struct td_tok_text *in, struct td_tok_text *out)
 {
-    struct td_tok_text raw = {0}, *to = op->kind == TD_PRE_BYTE_LEVEL ? &raw : out;
-    struct td_tok_spans spans = {0};
+    struct td_tok_text raw = {.buf.budget = out->buf.budget}, *to = op->kind == TD_PRE_BYTE_LEVEL ? &raw : out;
+    struct td_tok_spans spans = {.budget = out->buf.budget};
     td_status s = TD_OK;
     td_tok_text_clear(out);
     for (size_t i = 0; i < in->n && !s; i++) {
@@ -110,6 +110,6 @@ td_status td_tok_pre_tokenize(const struct td_tok_pre_op *op, struct td_tok_matc
     }
     if (!s && op->kind == TD_PRE_BYTE_LEVEL) s = map_bytes(&raw, out);
     td_tok_text_free(&raw);
-    free(spans.v);
+    td_tok_spans_free(&spans);
     return s;
 }

@@ -1,18 +1,56 @@
-/* tokenizer_text.c - see the header. Nothing here allocates but the two growing things, which double. */
+/* tokenizer_text.c - see the header. Nothing here allocates but the growing things, which double. */
 #include "common/model/tokenizer_text.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <utf8proc.h>
 
+struct td_tok_budget td_tok_budget_of(size_t n_bytes)
+{
+    if (n_bytes > TD_TOK_TEXT_MAX_BYTES) n_bytes = TD_TOK_TEXT_MAX_BYTES;
+    size_t text = TD_TOK_TEXT_BASE_BYTES + TD_TOK_TEXT_TIMES * n_bytes;
+    return (struct td_tok_budget){.max_text_bytes = text < TD_TOK_TEXT_MAX_BYTES ? text : TD_TOK_TEXT_MAX_BYTES,
+                                  .max_heap_bytes = TD_TOK_HEAP_BASE_BYTES + TD_TOK_HEAP_TIMES * n_bytes};
+}
+
+void *td_tok_grow(struct td_tok_budget *budget, void *p, size_t old_bytes, size_t new_bytes, td_status *ret_status)
+{
+    if (budget && budget->heap_bytes + (new_bytes - old_bytes) > budget->max_heap_bytes) {
+        budget->heap_over = true;
+        *ret_status = TD_ERR_LIMIT;
+        return NULL;
+    }
+    void *grown = realloc(p, new_bytes);
+    if (!grown) {
+        *ret_status = TD_ERR_NOMEM;
+    } else if (budget) {
+        budget->heap_bytes += new_bytes - old_bytes;
+        if (budget->heap_bytes > budget->peak_bytes) budget->peak_bytes = budget->heap_bytes;
+    }
+    return grown;
+}
+
+void td_tok_release(struct td_tok_budget *budget, void *p, size_t bytes)
+{
+    free(p);
+    if (!budget) return;
+    TD_ASSERT(bytes <= budget->heap_bytes);
+    budget->heap_bytes -= bytes;
+}
+
 td_status td_tok_buf_append(struct td_tok_buf *b, const void *bytes, size_t n)
 {
-    if (n > TD_TOK_TEXT_MAX_BYTES - b->n) return TD_ERR_LIMIT;
+    size_t limit = b->budget ? b->budget->max_text_bytes : TD_TOK_TEXT_MAX_BYTES;
+    if (n > limit - b->n) {
+        if (b->budget) b->budget->text_over = true;
+        return TD_ERR_LIMIT;
+    }
     if (b->n + n > b->capacity) {
         size_t capacity = b->capacity ? b->capacity * 2 : 64;
         while (capacity < b->n + n) capacity *= 2;
-        char *grown = realloc(b->bytes, capacity);
-        if (!grown) return TD_ERR_NOMEM;
+        td_status s;
+        char *grown = td_tok_grow(b->budget, b->bytes, b->capacity, capacity, &s);
+        if (!grown) return s;
         b->bytes = grown;
         b->capacity = capacity;
     }
@@ -29,7 +67,7 @@ td_status td_tok_buf_append_cp(struct td_tok_buf *b, uint32_t cp)
 
 void td_tok_buf_free(struct td_tok_buf *b)
 {
-    free(b->bytes);
+    td_tok_release(b->budget, b->bytes, b->capacity);
     *b = (struct td_tok_buf){0};
 }
 
@@ -38,8 +76,9 @@ td_status td_tok_text_add_piece(struct td_tok_text *t, size_t start, size_t n, i
     if (!n && id < 0) return TD_OK;
     if (t->n == t->capacity) {
         size_t capacity = t->capacity ? t->capacity * 2 : 16;
-        struct td_tok_piece *grown = realloc(t->pieces, capacity * sizeof *grown);
-        if (!grown) return TD_ERR_NOMEM;
+        td_status s;
+        struct td_tok_piece *grown = td_tok_grow(t->buf.budget, t->pieces, t->capacity * sizeof *grown, capacity * sizeof *grown, &s);
+        if (!grown) return s;
         t->pieces = grown;
         t->capacity = capacity;
     }
@@ -55,8 +94,8 @@ void td_tok_text_clear(struct td_tok_text *t)
 
 void td_tok_text_free(struct td_tok_text *t)
 {
+    td_tok_release(t->buf.budget, t->pieces, t->capacity * sizeof *t->pieces);
     td_tok_buf_free(&t->buf);
-    free(t->pieces);
     *t = (struct td_tok_text){0};
 }
 

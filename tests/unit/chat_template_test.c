@@ -425,6 +425,52 @@ static void refuses_by_name(void **state)
         assert_null(text);
         td_chat_template_free(t);
     }
+    /* written with a limit: neither short of it nor past it, and only the rendering counts, not what macros and blocks write */
+    struct td_chat_template *w = parse(MARK "{% macro m() %}{{ range(9000) | join('.') }}{% endmacro %}{% set x = m() %}"
+                                            "{% for i in range(1000) %}{{ messages[0].content }}{% endfor %}", NULL, NULL);
+    struct td_err werr = {0};
+    td_chat_template_set_max_bytes(w, 5000);
+    assert_int_equal(td_chat_template_render(w, &hello, 1, true, &text, &n, &werr), TD_OK);
+    assert_int_equal(n, 5000);
+    free(text);
+    text = NULL;
+    td_chat_template_set_max_bytes(w, 4999);
+    assert_int_equal(td_chat_template_render(w, &hello, 1, true, &text, &n, &werr), TD_ERR_LIMIT);
+    assert_non_null(strstr(werr.msg, "more than 4999 bytes, the most that this model's context holds"));
+    assert_null(text);
+    td_chat_template_free(w);
+
+    /* that no message is left out is checked in one pass over the text when they come in order; a template that moves each of 2000 to another place
+     * would have the text read 1000 times */
+    enum { MANY = 2000, EACH = 1000 };
+    struct td_chat_message *many = calloc(MANY, sizeof *many);
+    char *contents = malloc(MANY * EACH);
+    for (int i = 0; i < MANY; i++) {
+        memset(contents + i * EACH, 'x', EACH);
+        snprintf(contents + i * EACH, 12, "%08d", i);
+        contents[i * EACH + 8] = 'y';
+        many[i] = (struct td_chat_message){"user", contents + i * EACH, EACH};
+    }
+    static const struct { const char *jinja; td_status st; } orders[] = {
+        {MARK "{% for m in messages %}{{ m.content }}|{% endfor %}", TD_OK},
+        {MARK "{% for m in messages[1:] %}{{ m.content }}|{% endfor %}{{ messages[0].content }}", TD_OK},
+        {MARK "{{ messages[1999].content }}{% for m in messages[:-1] %}{{ m.content }}|{% endfor %}", TD_OK},
+        {MARK "{% for m in messages[1:] %}{{ m.content }}|{% endfor %}", TD_ERR_UNSUPPORTED},
+        {MARK "{% for m in messages[::-1] %}{{ m.content }}|{% endfor %}", TD_ERR_LIMIT},
+    };
+    for (int i = 0; i < LEN(orders); i++) {
+        struct td_chat_template *o = parse(orders[i].jinja, NULL, NULL);
+        struct td_err oerr = {0};
+        td_status st = td_chat_template_render(o, many, MANY, true, &text, &n, &oerr);
+        if (st != orders[i].st || (st == TD_ERR_LIMIT && !strstr(oerr.msg, "moves so many messages"))) fail_msg("order %d: %s", i, oerr.msg);
+        if (st == TD_OK)
+            free(text);
+        text = NULL;
+        td_chat_template_free(o);
+    }
+    free(contents);
+    free(many);
+
     struct td_chat_template *t = parse(chatml, NULL, NULL);
     struct td_err err = {0};
     assert_int_equal(td_chat_template_render(t, &hello, 0, true, &text, &n, &err), TD_ERR_INVALID);

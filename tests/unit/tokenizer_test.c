@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include <cmocka.h>
 
@@ -968,8 +969,124 @@ static void test_regex_backtracking_is_bounded(void **state)
     text[4000] = 'x';
     assert_int_equal(td_tok_pattern_spans(&p, &m, text, sizeof text, &spans), TD_ERR_LIMIT);
     td_tok_pattern_free(&p);
-    free(spans.v);
+    td_tok_spans_free(&spans);
     td_tok_matcher_free(&m);
+}
+
+/* ---- budgets in bytes ---- */
+
+static size_t peak_rss_bytes(void)
+{
+    struct rusage u;
+    assert_int_equal(getrusage(RUSAGE_SELF, &u), 0);
+    return (size_t)u.ru_maxrss * 1024;
+}
+
+/* `n` times one operation, as a Sequence of `list`. */
+static json_t *chain(const char *list, size_t n, const char *op)
+{
+    json_t *a = json_array();
+    for (size_t i = 0; i < n; i++) json_array_append_new(a, json_loads(op, 0, NULL));
+    return json_pack("{s:s, s:o}", "type", "Sequence", list, a);
+}
+
+/* Files whose operations multiply the text: 4^9, 2^60, a kilobyte before each of 300 pieces ... Each is refused with the operation's name while it
+ * holds little; before there were budgets the first of them took 4.5 GB and 42 s for these 900 bytes. */
+static void test_growth_is_bounded(void **state)
+{
+    (void)state;
+    static const char *const four = "{\"type\": \"Replace\", \"pattern\": {\"String\": \"a\"}, \"content\": \"aaaa\"}";
+    char kilobyte[1100];
+    snprintf(kilobyte, sizeof kilobyte, "{\"type\": \"Prepend\", \"prepend\": \"%01000d\"}", 0);
+    const struct { const char *part, *list, *op; size_t n; const char *text, *says; } bombs[] = {
+        {"normalizer", "normalizers", four, 9, "a", "normalizer 4 of 9 Replace makes more than 94336 bytes"},
+        {"normalizer", "normalizers", "{\"type\": \"Replace\", \"pattern\": {\"Regex\": \"a|\"}, \"content\": \"aaa\"}", 60, "a",
+         " Replace makes more than"},
+        {"normalizer", "normalizers", "{\"type\": \"ByteLevel\"}", 60, "\xc3\xa9", " of 60 ByteLevel makes more than"},
+        {"normalizer", "normalizers", kilobyte, 1, "<x>", "normalizer 1 of 1 Prepend makes more than"},
+        {"pre_tokenizer", "pretokenizers", "{\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"use_regex\": false}", 60, "\xc3\xa9",
+         "pre_tokenizer 7 of 60 makes more than"},
+        {"pre_tokenizer", "pretokenizers",
+         "{\"type\": \"Metaspace\", \"replacement\": \"\xe2\x96\x81\", \"prepend_scheme\": \"always\", \"split\": false}",
+         60, "\xc3\xa9", NULL}, /* adds one mark, once */
+    };
+    char text[901];
+    size_t before = peak_rss_bytes();
+    for (size_t i = 0; i < sizeof bombs / sizeof *bombs; i++) {
+        size_t n_unit = strlen(bombs[i].text), n = 0;
+        for (; n + n_unit <= 900 - (bombs[i].text[0] == '<'); n += n_unit) {
+            memcpy(text + n, bombs[i].text, n_unit);
+            if (bombs[i].text[0] == '<' && n + n_unit < 899) text[n + n_unit] = 'b', n++;
+        }
+        json_t *root = json_pack("{s:o, s:o, s:[{s:i, s:s, s:b, s:b}]}", "model", byte_level_model(NULL, 0), bombs[i].part,
+                                 chain(bombs[i].list, bombs[i].n, bombs[i].op), "added_tokens", "id", 300, "content", "<x>", "special", 1,
+                                 "normalized", 0);
+        assert_non_null(root);
+        struct td_tokenizer *t = parse_json(root);
+        json_decref(root);
+        struct td_token_list list = {0};
+        struct td_err err = {0};
+        td_status s = td_tokenizer_encode(t, text, n, true, 4096, &list, &err);
+        if (!bombs[i].says) assert_int_not_equal(s, TD_ERR_NOMEM);
+        else if (s != TD_ERR_INVALID || !strstr(err.msg, bombs[i].says)) fail_msg("bomb %zu: %s \"%s\"", i, td_status_name(s), err.msg);
+        td_token_list_free(&list);
+        td_tokenizer_free(t);
+    }
+    /* In the file itself: an added token that the normalizers see; and in the decoder. */
+    json_t *root = json_pack("{s:o, s:o, s:[{s:i, s:s, s:b, s:b}]}", "model", byte_level_model(NULL, 0), "normalizer", chain("normalizers", 30, four),
+                             "added_tokens", "id", 300, "content", "aaaa", "special", 0, "normalized", 1);
+    char *json = json_dumps(root, 0);
+    json_decref(root);
+    struct td_tokenizer *t = NULL;
+    struct td_err err = {0};
+    assert_int_equal(td_tokenizer_parse(json, strlen(json), &t, &err), TD_ERR_LIMIT);
+    assert_non_null(strstr(err.msg, "added_tokens: \"aaaa\": normalizer 8 of 30 (Replace) makes more than 65664 bytes of its 4"));
+    free(json);
+    root = json_pack("{s:o, s:o}", "model", byte_level_model(NULL, 0), "decoder", chain("decoders", 30, four));
+    t = parse_json(root);
+    json_decref(root);
+    char *back;
+    size_t n_back;
+    assert_int_equal(td_tokenizer_decode(t, (int32_t[]){'a', 'a'}, 2, false, &back, &n_back, &err), TD_ERR_LIMIT);
+    assert_non_null(strstr(err.msg, "token 0 of 2: tokenizer.json's decoder makes more than 65568 bytes"));
+    struct td_detokenizer *d;
+    const char *shown;
+    assert_int_equal(td_detokenizer_create(t, NULL, 0, false, &d), TD_OK);
+    assert_int_equal(td_detokenizer_push(d, 'b', &shown, &n_back), TD_OK);
+    assert_int_equal(td_detokenizer_push(d, 'a', &shown, &n_back), TD_ERR_LIMIT);
+    td_detokenizer_free(d);
+    td_tokenizer_free(t);
+    size_t grown = peak_rss_bytes() - before;
+    if (grown > (size_t)64 << 20) fail_msg("%zu bytes for prompts of 900", grown);
+}
+
+/* What ordinary files make of hostile texts has room: these are the texts that grow most. */
+static void test_ordinary_growth_has_room(void **state)
+{
+    (void)state;
+    static const char *const units[] = {" ", "a", "a.", "\xef\xb7\xba", "\xcd\x84", "\xf0\x9f\x98\x80", "\n", "<|im_start|>.", "a\xcc\x81 \n.1"};
+    static const char *const forms[] = {"NFC", "NFD", "NFKC", "NFKD"};
+    size_t n = 64 << 10;
+    char *text = malloc(n);
+    for (size_t f = 0; f < 5; f++) {
+        json_t *root = json_pack("{s:o, s:{s:s, s:b, s:b}, s:[{s:i, s:s, s:b}]}", "model", byte_level_model(NULL, 0), "pre_tokenizer",
+                                 "type", "ByteLevel", "add_prefix_space", 1, "use_regex", 1, "added_tokens", "id", 300,
+                                 "content", "<|im_start|>", "special", 1);
+        if (f < 4) json_object_set_new(root, "normalizer", json_pack("{s:s}", "type", forms[f]));
+        struct td_tokenizer *t = parse_json(root);
+        json_decref(root);
+        for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+            size_t n_unit = strlen(units[i]), at = 0;
+            for (; at + n_unit <= n; at += n_unit) memcpy(text + at, units[i], n_unit);
+            struct td_token_list list = {0};
+            struct td_err err = {0};
+            if (td_tokenizer_encode(t, text, at, true, NO_LIMIT, &list, &err)) fail_msg("%s, text %zu: %s", f < 4 ? forms[f] : "plain", i, err.msg);
+            assert_true(list.n > 0);
+            td_token_list_free(&list);
+        }
+        td_tokenizer_free(t);
+    }
+    free(text);
 }
 
 /* ---- bad files and bad calls ---- */
@@ -1251,6 +1368,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_marks_in_bad_order),
         cmocka_unit_test(test_regex_refusals),
         cmocka_unit_test(test_regex_backtracking_is_bounded),
+        cmocka_unit_test(test_growth_is_bounded),
+        cmocka_unit_test(test_ordinary_growth_has_room),
         cmocka_unit_test(test_bad_files),
         cmocka_unit_test(test_deep_and_wide_files),
         cmocka_unit_test(test_truncated_at_every_byte),
