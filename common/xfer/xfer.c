@@ -9,6 +9,8 @@
  *   tcp: a READY connection of the initiator dials more lanes, whose HELLO names its tag; they carry DATA and FINAL alone and live and die with lane 0
  *   either      any --error, EOF, timeout, foreign or malformed frame--> closed; the core decides what that means for slots and ops
  *
+ * cluster secret: between HELLO and HELLO_ACK lie CHALLENGE and PROOF, still in state HELLO (xfer_proof.c); nothing of HELLO is used before PROOF
+ *
  * HELLO must name the same layout, HELLO_ACK the incarnation that the grant named: another process on the same address is refused. Until a
  * connection has shown the key of a grant it is unproven: at most XFER_MAX_UNPROVEN of them stand, the oldest goes first, each for two peer
  * time-outs. A connection's memory is fixed, so garbage costs nothing but itself.
@@ -214,6 +216,12 @@ void xfer_conn_refuse(struct td_xfer *x, struct td_xfer_conn *c, const char *rea
     xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
 }
 
+/* Frames of a connection that has no tag yet, even where a lane's HELLO has named one. */
+static bool is_before_tag(uint8_t type)
+{
+    return type == TD_XFER_CHALLENGE || type == TD_XFER_PROOF;
+}
+
 bool xfer_conn_queue(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_frame *f, const void *payload)
 {
     uint32_t n = 64 + f->length;
@@ -225,7 +233,7 @@ bool xfer_conn_queue(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_f
         c->overflow = true; /* a peer that asks and does not read */
         return false;
     }
-    f->conn = c->tag;
+    f->conn = is_before_tag(f->type) ? 0 : c->tag;
     if (f->type == TD_XFER_HELLO || f->type == TD_XFER_OPEN || f->type == TD_XFER_PING) f->clock_us = (uint32_t)(xfer_now(x) / TD_NS_PER_US);
     uint8_t *to = c->out + c->out_at + c->out_used;
     td_xfer_frame_encode(f, to);
@@ -402,14 +410,18 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
     case TD_XFER_DEVICE_ACCEPT:
     case TD_XFER_HELLO:
     case TD_XFER_HELLO_ACK:
+    case TD_XFER_CHALLENGE:
+    case TD_XFER_PROOF:
     case TD_XFER_DATA:
     case TD_XFER_N_TYPES: TD_ASSERT(!"on_header lets these pass by here");
     }
 }
 
 /* Which frames may come in this state and role. */
-static bool frame_expected(const struct td_xfer_conn *c, uint8_t type)
+static bool frame_expected(const struct td_xfer *x, const struct td_xfer_conn *c, uint8_t type)
 {
+    if (c->state == XFER_CONN_HELLO && c->initiator && type == TD_XFER_CHALLENGE) return x->secret && !c->proof.challenged;
+    if (c->state == XFER_CONN_HELLO && !c->initiator && c->proof.challenged) return type == TD_XFER_PROOF;
     if (c->state == XFER_CONN_HELLO) return type == (c->initiator ? TD_XFER_HELLO_ACK : TD_XFER_HELLO);
     /* An acceptor is READY before its initiator, and may end then. */
     bool may_end = c->lane == 0 && (c->state == XFER_CONN_READY || (c->state == XFER_CONN_SETUP && c->initiator));
@@ -443,7 +455,8 @@ static void on_header(struct td_xfer *x, struct td_xfer_conn *c)
         return;
     }
     const struct td_xfer_frame *f = &c->rx_frame;
-    if (!frame_expected(c, f->type) || (f->conn != c->tag && !(f->type == TD_XFER_HELLO && f->op))) { /* a lane's HELLO names its connection */
+    uint64_t tag = is_before_tag(f->type) ? 0 : c->tag;
+    if (!frame_expected(x, c, f->type) || (f->conn != tag && !(f->type == TD_XFER_HELLO && f->op))) { /* a lane's HELLO names its connection */
         xfer_conn_refuse(x, c, "frame of another connection or out of turn");
         return;
     }
@@ -934,6 +947,7 @@ td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret
     x->hooks = config->hooks;
     x->incarnation = config->incarnation;
     x->layout_hash = config->layout_hash;
+    x->secret = config->secret;
     x->path = config->path;
     x->n_lanes = config->tcp_lanes ? config->tcp_lanes : 4;
     x->zerocopy = config->memory ? TD_XFER_ZEROCOPY_OFF : config->tcp_zerocopy; /* staging buffers go round */
@@ -1091,7 +1105,7 @@ td_status td_xfer_grant(struct td_xfer *x, const int32_t *block_ids, int32_t n_b
         const struct td_xfer_slot *s = &x->core.slots[id];
         struct td_xfer_grant_blob g = {.slot = id, .generation = s->generation, .n_blocks = n_blocks, .incarnation = x->incarnation,
                                        .layout_hash = x->layout_hash, .block_bytes = x->block_bytes, .port = x->port, .path = (uint8_t)x->path,
-                                       .has_rdma = x->rdma && xfer_rdma_usable(x), .tls = x->tls != NULL, .device = x->device != NULL};
+                                       .has_rdma = x->rdma && xfer_rdma_usable(x), .tls = x->tls != NULL, .device = x->device != NULL, .secret = x->secret != NULL};
         memcpy(g.key, s->key, sizeof g.key);
         memcpy(g.proof, x->proof, sizeof g.proof);
         memcpy(g.host, x->host, sizeof g.host);
@@ -1134,6 +1148,10 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
         return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: its KV port is in the clear and this side speaks TLS: give %s tls_cert, tls_key and tls_ca "
                        "(kv_tls auto or on), or turn kv_tls off here", g.instance, g.instance);
     }
+    if (g.secret != (x->secret != NULL))
+        return td_fail(err, TD_ERR_UNSUPPORTED, g.secret ? "grant of %s: its KV port asks for the cluster secret and this side has none: give this side the same "
+                       "--cluster-secret-file" : "grant of %s: its KV port proves no cluster secret and this side asks for one: give %s the same "
+                       "--cluster-secret-file", g.instance, g.instance);
     if ((g.path == TD_XFER_PATH_RDMA && !x->rdma) || (x->path == TD_XFER_PATH_RDMA && !g.has_rdma))
         return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only rdma is allowed, and %s has no usable RDMA device", g.instance, x->rdma ? "it" : "this side");
     if ((g.path == TD_XFER_PATH_CUDA_IPC || x->path == TD_XFER_PATH_CUDA_IPC) && (!g.device || !x->device))

@@ -32,6 +32,7 @@ struct td_verbs;
 struct td_device_memory;
 struct td_xfer_rdma_config;
 struct td_xfer_tls_config;
+struct td_cluster_secret;
 
 #define TD_XFER_PROBE_BYTES 64        /* of a pool in device memory, behind its blocks */
 #define TD_XFER_NOTE_MAX 1024         /* bytes of the note that FINAL carries */
@@ -74,6 +75,9 @@ struct td_xfer_config {
     /* xfer_tls.h. NULL: the data port is in the clear. Else every socket but shm's speaks TLS from its first byte, and grants of sides that do not are
      * refused, as theirs refuse ours. rdma: the socket is encrypted, blocks go from memory to memory in the clear. Borrowed until open returns */
     const struct td_xfer_tls_config *tls;
+    /* cluster_secret.h. NULL: none. Else every connection, on one host, too, begins with both sides' proof that they know the secret: who does not prove
+     * it gets no further than HELLO, and grants of sides that ask for none are refused, as theirs refuse ours. Borrowed until close; may be reloaded */
+    struct td_cluster_secret *secret;
     struct td_xfer_hooks hooks;
 };
 

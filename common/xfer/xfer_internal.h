@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 
 #include "common/base/clock.h"
+#include "common/base/cluster_secret.h"
 #include "common/base/doorbell.h"
 #include "common/xfer/xfer_core.h"
 #include "common/xfer/xfer_tls.h"
@@ -71,13 +72,14 @@ struct td_xfer_conn {
     uint32_t lane, live_at;        /* live_at: place in x->live */
     int fd;
     struct td_xfer_tls_conn *tls;  /* over fd; NULL: in the clear. Progress thread only */
-    bool initiator, proven;        /* proven: has shown the key of a grant */
+    bool initiator, proven;        /* proven: has proved the cluster secret, or shown the key of a grant */
     bool is_cut;                   /* its socket came to an end without a word: nothing is known of the peer */
     bool tx_ready;                 /* there may be something to send and the socket may take it */
     bool want_out;                 /* EPOLLOUT is armed */
     bool overflow;                 /* `out` did not hold an answer: close */
     bool rx_more;                  /* the channel holds bytes that epoll does not see: read in the next turn */
     enum td_xfer_path path;
+    uint64_t came_from;            /* acceptor: the address that it comes from (xfer_path.c) */
     uint64_t nonce, tag;           /* tag: both nonces, in every frame after HELLO */
     uint64_t born_ns, setup_ns, last_rx_ns, last_tx_ns, last_use_ns;
     struct td_xfer_turns tx_turns;
@@ -89,6 +91,12 @@ struct td_xfer_conn {
     char peer_instance[TD_XFER_NAME_MAX];
     char host[TD_XFER_HOST_MAX];
     uint16_t port;
+    struct xfer_proof {            /* cluster secret, in state HELLO: what both sides authenticate */
+        bool challenged;           /* acceptor: CHALLENGE was sent; initiator: it was answered */
+        uint8_t nonce[2][TD_CLUSTER_NONCE_BYTES]; /* [0] the initiator's, [1] the acceptor's; hello, too */
+        struct td_xfer_hello hello[2];
+        struct td_xfer_frame frame; /* HELLO's */
+    } proof;
     /* incoming frame */
     uint8_t rx_header[64];
     uint32_t n_header, n_payload;  /* bytes of it so far; n_header == 64: rx_frame is valid */
@@ -150,6 +158,7 @@ struct td_xfer {
     atomic_uint n_callers;         /* threads that want the lock for a public call: nobody looks for completions meanwhile */
     int epoll_fd, tcp_fd, shm_fd;
     struct td_xfer_tls *tls;       /* NULL: none; has its own lock */
+    struct td_cluster_secret *secret; /* NULL: none is asked for; borrowed, has its own lock */
     bool accept_paused;
     char host[TD_XFER_HOST_MAX];   /* what peers dial, numeric */
     uint16_t port;
@@ -226,12 +235,17 @@ void xfer_path_tell_refusal(struct td_xfer *x, int fd, enum td_xfer_path path, c
 void xfer_path_refused(struct td_xfer *x, const struct td_xfer_conn *c, const char *reason);
 void xfer_path_more_rails(struct td_xfer *x, struct td_xfer_conn *c);               /* dials one to take c's place */
 void xfer_path_say_hello(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type);
-void xfer_path_on_hello(struct td_xfer *x, struct td_xfer_conn *c);                 /* HELLO or HELLO_ACK; may close c */
+void xfer_path_on_hello(struct td_xfer *x, struct td_xfer_conn *c);                 /* a frame of state HELLO; may close c */
 void xfer_path_on_setup(struct td_xfer *x, struct td_xfer_conn *c);                 /* rdma's offer and its answer; may close c */
 void xfer_path_refuse_offer(struct td_xfer *x, struct td_xfer_conn *c, td_status status, const char *reason); /* says why, closes c */
 void xfer_path_ready(struct td_xfer *x, struct td_xfer_conn *c);                    /* SETUP or HELLO is over: ops that wait may go */
 /* A connection of ours did not come to stand: its ops take another path, or fail. */
 void xfer_path_failed(struct td_xfer *x, uint64_t id, enum td_xfer_path path, td_status status, const char *reason, bool in_setup);
+
+/* xfer_proof.c: the cluster secret in the hello. begin: the initiator's nonce, or the acceptor's. */
+void xfer_proof_begin(struct td_xfer_conn *c);
+td_status xfer_proof_make(const struct td_xfer *x, const struct td_xfer_conn *c, uint8_t ret_mac[TD_XFER_SECRET_BYTES]); /* this side's MAC */
+bool xfer_proof_check(const struct td_xfer *x, const struct td_xfer_conn *c, const uint8_t mac[TD_XFER_SECRET_BYTES]);   /* is it the peer's? */
 
 /* xfer_tcp.c. data_read and data_write drop the lock while they move bytes; they return recv's or send's result (errno kept). */
 td_status xfer_tcp_listen(struct td_xfer *x, const struct td_xfer_config *config, struct td_err *err);

@@ -184,7 +184,21 @@ void xfer_path_say_hello(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer
     td_fault_point("xfer_hello");
     memcpy(hello.instance, x->instance, sizeof hello.instance);
     if (type == TD_XFER_HELLO_ACK && xfer_path_is_local(c->path)) memcpy(hello.proof, x->proof, sizeof hello.proof);
-    xfer_conn_queue(x, c, &f, &hello);
+    if (!x->secret) {
+        xfer_conn_queue(x, c, &f, &hello);
+        return;
+    }
+    struct td_xfer_secret_hello longer = {.hello = hello};
+    f.length = sizeof longer;
+    c->proof.hello[!c->initiator] = hello;
+    if (c->initiator) {
+        xfer_proof_begin(c);
+        memcpy(longer.secret, c->proof.nonce[0], sizeof longer.secret);
+    } else if (xfer_proof_make(x, c, longer.secret)) {
+        c->overflow = true; /* no memory for a MAC: the connection ends */
+    }
+    xfer_conn_queue(x, c, &f, &longer);
+    if (c->initiator) c->proof.frame = f;
 }
 
 /* The initiator's side speaks first: HELLO, or the handshake that comes before it. */
@@ -366,12 +380,33 @@ void xfer_path_ready(struct td_xfer *x, struct td_xfer_conn *c)
 
 /* --- letting in ----------------------------------------------------------------------------------------------------------------- */
 
+/* The address that a connection comes from: an IPv4 address, an IPv6 network of 64 bits (one host has as many addresses as it likes), or this host. */
+static uint64_t source_of(int fd)
+{
+    union { struct sockaddr any; struct sockaddr_in v4; struct sockaddr_in6 v6; } a = {0};
+    socklen_t n = sizeof a;
+    uint64_t network;
+    if (getpeername(fd, &a.any, &n)) return 0;
+    if (a.any.sa_family == AF_INET) return a.v4.sin_addr.s_addr;
+    if (a.any.sa_family != AF_INET6) return 0;
+    if (IN6_IS_ADDR_V4MAPPED(&a.v6.sin6_addr)) return a.v6.sin6_addr.s6_addr32[3];
+    memcpy(&network, &a.v6.sin6_addr, sizeof network);
+    return network;
+}
+
+/* The oldest of the source that holds most of them: who opens connections by the hundred pushes out his own, and not those of a peer elsewhere. */
 static void evict_oldest_unproven(struct td_xfer *x)
 {
-    struct td_xfer_conn *oldest = NULL;
-    for (uint32_t i = 0; i < x->n_conns; i++) {
-        struct td_xfer_conn *c = x->live[i];
-        if (!c->initiator && !c->proven && (!oldest || c->id >> 16 < oldest->id >> 16)) oldest = c;
+    struct td_xfer_conn *unproven[XFER_MAX_UNPROVEN], *oldest = NULL;
+    uint32_t n = 0, most = 0;
+    for (uint32_t i = 0; i < x->n_conns && n < XFER_MAX_UNPROVEN; i++)
+        if (!x->live[i]->initiator && !x->live[i]->proven) unproven[n++] = x->live[i];
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t of_source = 0;
+        for (uint32_t k = 0; k < n; k++) of_source += unproven[k]->came_from == unproven[i]->came_from;
+        if (of_source < most || (of_source == most && oldest && oldest->id >> 16 < unproven[i]->id >> 16)) continue;
+        most = of_source;
+        oldest = unproven[i];
     }
     if (!oldest) return;
     xfer_path_refused(x, oldest, "too many connections without a key");
@@ -407,7 +442,10 @@ void xfer_path_accept(struct td_xfer *x, int listen_fd, enum td_xfer_path path)
         }
         if (path == TD_XFER_PATH_TCP) xfer_tcp_tune(x, fd);
         if (x->n_unproven >= XFER_MAX_UNPROVEN || x->n_conns >= XFER_MAX_CONNS - XFER_RESERVED_CONNS) evict_oldest_unproven(x);
-        if (!xfer_conn_new(x, fd, path, false)) {
+        struct td_xfer_conn *c = xfer_conn_new(x, fd, path, false);
+        if (c) {
+            c->came_from = source_of(fd);
+        } else {
             x->n_refused_peers++;
             xfer_path_tell_refusal(x, fd, path, NULL, "all connections are in use");
             close(fd);
@@ -426,6 +464,12 @@ static void hello_ack_refuse(struct td_xfer *x, struct td_xfer_conn *c, td_statu
     xfer_tcp_send(c, bytes, 64 + f.length); /* a courtesy on a fresh socket: lost if it does not fit */
     xfer_path_refused(x, c, reason);
     xfer_conn_close(x, c, status, reason, false);
+}
+
+static void has_proven(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    if (!c->proven) x->n_unproven--;
+    c->proven = true;
 }
 
 /* Another socket of a connection that stands. Its tag is known to nobody but the peer (and to who reads the wire, where there is no TLS). */
@@ -451,8 +495,7 @@ static void on_lane_hello(struct td_xfer *x, struct td_xfer_conn *c, const struc
     c->lane = c->rx_frame.op;
     c->link = first->id;
     c->tag = first->tag;
-    c->proven = true;
-    x->n_unproven--;
+    has_proven(x, c);
     xfer_path_say_hello(x, c, TD_XFER_HELLO_ACK);
     xfer_path_ready(x, c);
 }
@@ -464,22 +507,15 @@ static void begin_setup(struct td_xfer *x, struct td_xfer_conn *c)
     td_fault_point("xfer_offer"); /* the offer is about to be made, or waited for */
 }
 
-static void on_hello(struct td_xfer *x, struct td_xfer_conn *c)
+/* What the HELLO in rx_frame and *hello wants, from somebody who may want it. */
+static void admit(struct td_xfer *x, struct td_xfer_conn *c, const struct td_xfer_hello *told)
 {
-    struct td_xfer_hello hello;
+    struct td_xfer_hello hello = *told;
     char reason[TD_XFER_REASON_MAX];
-    memcpy(&hello, c->rx_payload, sizeof hello);
-    if (hello.instance[sizeof hello.instance - 1] || hello.nonce == 0) {
-        xfer_conn_refuse(x, c, "hello is malformed");
-        return;
-    }
     if (c->rx_frame.op) {
         on_lane_hello(x, c, &hello);
         return;
     }
-    memcpy(c->peer_instance, hello.instance, sizeof c->peer_instance);
-    for (char *p = c->peer_instance; *p; p++)
-        if (*p < 0x21 || *p > 0x7e) *p = '?';
     if (!x->block_bytes) {
         hello_ack_refuse(x, c, TD_ERR_PEER, "not ready yet: its pool is being made");
         return;
@@ -511,6 +547,69 @@ static void on_hello(struct td_xfer *x, struct td_xfer_conn *c)
     else xfer_path_ready(x, c);
 }
 
+static void on_hello(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    struct td_xfer_frame challenge = {.type = TD_XFER_CHALLENGE, .length = TD_XFER_SECRET_BYTES};
+    struct td_xfer_secret_hello told = {0};
+    memcpy(&told, c->rx_payload, c->rx_frame.length);
+    if (told.hello.instance[sizeof told.hello.instance - 1] || told.hello.nonce == 0) {
+        xfer_conn_refuse(x, c, "hello is malformed");
+        return;
+    }
+    memcpy(c->peer_instance, told.hello.instance, sizeof c->peer_instance);
+    for (char *p = c->peer_instance; *p; p++)
+        if (*p < 0x21 || *p > 0x7e) *p = '?';
+    bool asks = c->rx_frame.length == sizeof told;
+    if (asks != (x->secret != NULL)) {
+        hello_ack_refuse(x, c, TD_ERR_UNSUPPORTED, asks ? "this side has no cluster secret: give it the same --cluster-secret-file"
+                                                        : "this side asks for the cluster secret: give yours the same --cluster-secret-file");
+        return;
+    }
+    if (!asks) {
+        admit(x, c, &told.hello);
+        return;
+    }
+    c->proof.frame = c->rx_frame;
+    c->proof.hello[0] = told.hello;
+    memcpy(c->proof.nonce[0], told.secret, sizeof told.secret);
+    xfer_proof_begin(c);
+    c->proof.challenged = true;
+    xfer_conn_queue(x, c, &challenge, c->proof.nonce[1]);
+}
+
+/* Acceptor: PROOF came, of the HELLO that was kept. */
+static void on_proof(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    if (!xfer_proof_check(x, c, c->rx_payload)) {
+        hello_ack_refuse(x, c, TD_ERR_PEER, "the cluster secret was not proved: the two sides' --cluster-secret-file differ");
+        return;
+    }
+    has_proven(x, c);
+    c->rx_frame = c->proof.frame;
+    admit(x, c, &c->proof.hello[0]);
+}
+
+/* Initiator: CHALLENGE came. */
+static void on_challenge(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    struct td_xfer_frame f = {.type = TD_XFER_PROOF, .length = TD_XFER_SECRET_BYTES};
+    uint8_t mac[TD_XFER_SECRET_BYTES];
+    memcpy(c->proof.nonce[1], c->rx_payload, sizeof c->proof.nonce[1]);
+    c->proof.challenged = true;
+    if (xfer_proof_make(x, c, mac)) xfer_conn_close(x, c, TD_ERR_NOMEM, "no memory to prove the cluster secret", false);
+    else xfer_conn_queue(x, c, &f, mac);
+}
+
+/* Initiator: an HELLO_ACK that lets it in has the acceptor's MAC, of this HELLO and this challenge. */
+static bool acceptor_proved(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    struct td_xfer_secret_hello told;
+    if (!c->proof.challenged || c->rx_frame.length != sizeof told) return false;
+    memcpy(&told, c->rx_payload, sizeof told);
+    c->proof.hello[1] = told.hello;
+    return xfer_proof_check(x, c, told.secret);
+}
+
 static void on_hello_ack(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct td_xfer_hello hello;
@@ -523,7 +622,11 @@ static void on_hello_ack(struct td_xfer *x, struct td_xfer_conn *c)
         return;
     }
     memcpy(&hello, c->rx_payload, sizeof hello);
-    if (xfer_path_is_local(c->path) && !td_xfer_key_equal(hello.proof, c->peer_proof)) {
+    if (x->secret && !acceptor_proved(x, c)) {
+        xfer_conn_close(x, c, TD_ERR_PEER, "it did not prove the cluster secret", false);
+    } else if (!x->secret && c->rx_frame.length != sizeof hello) {
+        xfer_conn_close(x, c, TD_ERR_PEER, "its hello is of a cluster secret, which this side has not", false);
+    } else if (xfer_path_is_local(c->path) && !td_xfer_key_equal(hello.proof, c->peer_proof)) {
         xfer_conn_close(x, c, TD_ERR_PEER, "the socket on this host is not the grant's", false);
     } else if (hello.incarnation != c->peer_incarnation) {
         xfer_conn_close(x, c, TD_ERR_STALE, "another process has the address: the grant is an old one", false);
@@ -551,8 +654,12 @@ static void on_hello_ack(struct td_xfer *x, struct td_xfer_conn *c)
 
 void xfer_path_on_hello(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    if (c->initiator) on_hello_ack(x, c);
-    else on_hello(x, c);
+    switch (c->rx_frame.type) {
+    case TD_XFER_CHALLENGE: on_challenge(x, c); break;
+    case TD_XFER_PROOF: on_proof(x, c); break;
+    case TD_XFER_HELLO: on_hello(x, c); break;
+    default: on_hello_ack(x, c); break;
+    }
 }
 
 void xfer_path_refuse_offer(struct td_xfer *x, struct td_xfer_conn *c, td_status status, const char *reason)

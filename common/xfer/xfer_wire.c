@@ -21,8 +21,12 @@ void td_xfer_frame_encode(struct td_xfer_frame *frame, uint8_t ret_bytes[64])
 static bool length_fits(const struct td_xfer_frame *f)
 {
     switch ((enum td_xfer_frame_type)f->type) {
-    case TD_XFER_HELLO: return f->length == sizeof(struct td_xfer_hello);
-    case TD_XFER_HELLO_ACK: return f->status ? f->length <= TD_XFER_REASON_MAX : f->length == sizeof(struct td_xfer_hello);
+    case TD_XFER_HELLO: return f->length == sizeof(struct td_xfer_hello) || f->length == sizeof(struct td_xfer_secret_hello);
+    case TD_XFER_HELLO_ACK:
+        if (f->status) return f->length <= TD_XFER_REASON_MAX;
+        return f->length == sizeof(struct td_xfer_hello) || f->length == sizeof(struct td_xfer_secret_hello);
+    case TD_XFER_CHALLENGE:
+    case TD_XFER_PROOF: return f->length == TD_XFER_SECRET_BYTES;
     case TD_XFER_MEM: return f->length == sizeof(struct td_xfer_mem);
     case TD_XFER_OPEN: return f->length == TD_XFER_KEY_BYTES;
     case TD_XFER_DATA: return f->length >= 1 && f->length <= TD_XFER_FRAME_DATA_MAX;
@@ -97,7 +101,6 @@ static bool text_ok(const char *text, size_t max)
 
 td_status td_xfer_grant_decode(const uint8_t *bytes, size_t n_bytes, struct td_xfer_grant_blob *ret_grant, struct td_err *err)
 {
-    static const uint8_t zero[2];
     struct td_xfer_grant_blob g;
     if (n_bytes != sizeof g) return td_fail(err, TD_ERR_INVALID, "grant: %zu bytes, must be %zu", n_bytes, sizeof g);
     memcpy(&g, bytes, sizeof g);
@@ -113,9 +116,10 @@ td_status td_xfer_grant_decode(const uint8_t *bytes, size_t n_bytes, struct td_x
     if (g.block_bytes < 1 || g.block_bytes >= 1ull << 30)
         return td_fail(err, TD_ERR_CORRUPT, "grant: block_bytes is %" PRIu64 ", must be 1..2^30-1", g.block_bytes);
     if (g.path >= TD_XFER_N_PATHS) return td_fail(err, TD_ERR_CORRUPT, "grant: path is %u, must be 0..%d", g.path, TD_XFER_N_PATHS - 1);
-    if (g.has_rdma > 1 || g.tls > 1 || g.device > 1)
-        return td_fail(err, TD_ERR_CORRUPT, "grant: has_rdma is %u, tls %u and device %u, each must be 0 or 1", g.has_rdma, g.tls, g.device);
-    if (memcmp(g.reserved, zero, sizeof zero) != 0) return td_fail(err, TD_ERR_CORRUPT, "grant: reserved bytes are not 0");
+    if (g.has_rdma > 1 || g.tls > 1 || g.device > 1 || g.secret > 1)
+        return td_fail(err, TD_ERR_CORRUPT, "grant: has_rdma is %u, tls %u, device %u and secret %u, each must be 0 or 1",
+                       g.has_rdma, g.tls, g.device, g.secret);
+    if (g.reserved) return td_fail(err, TD_ERR_CORRUPT, "grant: reserved bytes are not 0");
     if (!text_ok(g.host, sizeof g.host) || !text_ok(g.shm_name, sizeof g.shm_name) || !text_ok(g.instance, sizeof g.instance))
         return td_fail(err, TD_ERR_CORRUPT, "grant: host, shm name or instance is not plain text");
     if (!g.port && !g.shm_name[0]) return td_fail(err, TD_ERR_CORRUPT, "grant: names no way to reach its receiver");

@@ -52,6 +52,8 @@ enum td_xfer_frame_type {
     TD_XFER_DEVICE_ACCEPT, /* cuda-ipc, receiver: it has opened the pool and read its probe; status != 0: refused, payload is the reason */
     TD_XFER_LENT,       /* shm-staged, sender: payload td_xfer_lent: these bytes of the ring belong at `offset` of the grant */
     TD_XFER_TAKEN,      /* shm-staged, receiver: offset = the place of a LENT, whose bytes it does not read any more */
+    TD_XFER_CHALLENGE,  /* cluster secret, acceptor, after a HELLO that asks for one: payload 32 random bytes; conn is 0 */
+    TD_XFER_PROOF,      /* cluster secret, initiator, after CHALLENGE: payload 32 bytes, its MAC; conn is 0 */
     TD_XFER_N_TYPES
 };
 
@@ -84,6 +86,14 @@ struct td_xfer_hello {
     char instance[TD_XFER_NAME_MAX];  /* NUL-terminated */
 };
 _Static_assert(sizeof(struct td_xfer_hello) == 112, "wire: hello");
+
+/* With a cluster secret (xfer_proof.c) HELLO is longer by the initiator's nonce, and HELLO_ACK by the acceptor's MAC. */
+#define TD_XFER_SECRET_BYTES 32
+struct td_xfer_secret_hello {
+    struct td_xfer_hello hello;
+    uint8_t secret[TD_XFER_SECRET_BYTES];
+};
+_Static_assert(sizeof(struct td_xfer_secret_hello) == 144, "wire: hello with a cluster secret");
 
 struct td_xfer_mem {
     uint64_t arena_bytes, block_bytes;
@@ -167,7 +177,8 @@ struct td_xfer_grant_blob {
     uint8_t has_rdma;     /* 1: it has RDMA devices */
     uint8_t tls;          /* 1: its port speaks TLS */
     uint8_t device;       /* 1: its pool lies in device memory */
-    uint8_t reserved[2];  /* 0 */
+    uint8_t secret;       /* 1: it talks to those alone who prove the cluster secret */
+    uint8_t reserved;     /* 0 */
     uint8_t key[TD_XFER_KEY_BYTES], proof[TD_XFER_KEY_BYTES];
     char host[TD_XFER_HOST_MAX];     /* numeric address */
     char shm_name[TD_XFER_NAME_MAX]; /* abstract unix socket without its leading NUL; "" = no shm */

@@ -1471,6 +1471,17 @@ static void frames_and_grants_survive_the_wire(void **state)
     assert_memory_equal(bytes, golden, sizeof golden);
     assert_int_equal(td_xfer_frame_decode(bytes, &back, NULL), TD_OK);
     assert_memory_equal(&back, &f, sizeof f);
+    /* golden: the frames of the cluster secret, their numbers and their lengths, and no others */
+    static const uint8_t secret_frames[][2] = {{1, 112}, {1, 144}, {2, 112}, {2, 144}, {21, 32}, {22, 32}};
+    for (int type = 1; type < 23; type++)
+        for (int length = 0; type != 5 && length < 200; length++) {
+            bool good = false, is_one = type == 1 || type == 2 || type > 20;
+            for (size_t i = 0; i < sizeof secret_frames / sizeof secret_frames[0]; i++) good |= secret_frames[i][0] == type && secret_frames[i][1] == length;
+            struct td_xfer_frame s = {.type = (uint8_t)type, .length = (uint32_t)length};
+            uint8_t encoded[64];
+            td_xfer_frame_encode(&s, encoded);
+            if (is_one) assert_int_equal(td_xfer_frame_decode(encoded, &back, NULL), good ? TD_OK : TD_ERR_CORRUPT);
+        }
     for (int i = 0; i < 64 * 8; i++) {
         bytes[i / 8] ^= (uint8_t)(1 << i % 8);
         assert_int_equal(td_xfer_frame_decode(bytes, &back, NULL), TD_ERR_CORRUPT);

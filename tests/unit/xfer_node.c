@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/base/cluster_secret.h"
 #include "common/base/doorbell.h"
 #include "common/base/fault.h"
 #include "common/base/hash.h"
@@ -29,6 +30,7 @@ struct node {
     uint64_t block_bytes;
     struct td_xfer_event path, refusal; /* the last PATH_CHOSEN, the last PEER_REFUSED */
     uint32_t n_refusals;
+    struct td_cluster_secret *secret;
     struct td_fake_fabric *fabric;
     struct td_verbs verbs;     /* the fabric's, with a look at device memory in front */
 };
@@ -154,6 +156,8 @@ static void open_node(struct node *n, const struct node_command *c, struct node_
         r->status = td_arena_create(c->block_bytes * (uint64_t)c->n_blocks, c->shareable, "xfer-test", &n->arena, err);
         n->pool = n->arena.base;
     }
+    if (!r->status && c->secret[0]) r->status = td_cluster_secret_load(c->secret, &n->secret, err);
+    config.secret = n->secret;
     if (!r->status) r->status = td_xfer_open(&config, &n->x, err);
     if (!r->status) r->status = td_xfer_mem_add(n->x, &n->arena, c->block_bytes, c->n_blocks, err);
     for (int fd = 3, bytes = 32768, on = 0; c->small_sockets && fd < 1024; fd++) {
@@ -168,6 +172,8 @@ static void close_node(struct node *n)
 {
     td_xfer_close(n->x);
     n->x = NULL;
+    td_cluster_secret_destroy(n->secret);
+    n->secret = NULL;
     if (n->arena.base && !n->device) td_arena_destroy(&n->arena);
     n->arena.base = NULL;
     fake_device_close(n->device);

@@ -45,6 +45,7 @@ struct node_command {
     uint8_t qps_per_rail;
     uint32_t srq_peers;
     char tls[128], tls_ca[128];    /* "": none; else PREFIX of PREFIX.crt and PREFIX.key; the CA's file, "": anybody */
+    char secret[128];              /* "": none; else the file of the cluster secret */
     bool pull;
     bool small_sockets;            /* connections that come in have small receive buffers, which do not grow */
     enum td_xfer_zerocopy zerocopy;
