@@ -172,7 +172,7 @@ static uint64_t busy_permille(struct router *r, uint64_t *ret_late_ms)
 /* Once a second: counting looks at every connection. */
 static void follow_connections(struct router *r)
 {
-    static uint64_t told_refused; /* loop thread */
+    static uint64_t told_refused, told_ended; /* loop thread */
     uint64_t now = td_now_ns();
     if (!r->server || now - r->counted_ns < TD_NS_PER_S) return;
     r->counted_ns = now;
@@ -180,7 +180,9 @@ static void follow_connections(struct router *r)
     td_rpc_server_stats(r->server, &st);
     td_metric_set(r->m->connections, st.connections);
     td_metric_add(r->m->connections_refused, st.connections_refused - told_refused);
+    td_metric_add(r->m->connections_ended, st.connections_ended - told_ended);
     told_refused = st.connections_refused;
+    told_ended = st.connections_ended;
 }
 
 static void on_tick(void *arg)
@@ -257,6 +259,7 @@ static struct router_metrics *metrics_new(void)
     for (int i = 0; i < TD_BOUND_N; i++) m.bound[i] = td_gauge("td_goodput_bound", bound_label[i], "1 = this bounds goodput now");
     m.connections = td_gauge("td_connections", "", "Connections on the gRPC port");
     m.connections_refused = td_counter("td_connections_refused_total", "", "Connections closed as they came: above a limit, or no descriptor");
+    m.connections_ended = td_counter("td_connections_ended_total", "", "Connections ended because of what their clients sent");
     m.arrival_rate = td_gauge("td_request_arrival_rate", "", "Requests per second, half-life 5 s");
     m.coverage[0] = td_gauge("td_prediction_coverage", "objective=\"ttft\"",
                              "Share of the last 512 placed requests within prediction times margin; aims at attainment");

@@ -35,17 +35,19 @@ enum {
     MAX_REFUSED_AT_ONCE = 256,
 };
 
-struct conn {                                /* g_conns[fd] */
+struct conn {
     struct td_rpc_door *door;                /* NULL = none */
     struct td_rpc_peer *peer;                /* NULL = on a unix socket */
     uint64_t cookie;
+    struct td_rpc_reader reader;
 };
 
 struct td_rpc_door {
     struct td_rpc_door *next;
     int port;
     char unix_path[sizeof((struct sockaddr_un *)0)->sun_path];
-    uint32_t max_connections, max_peer_connections;
+    bool use_tls;
+    uint32_t max_connections, max_peer_connections, max_unacked_streams;
     uint64_t swept_ns, told_ns;
     struct td_rpc_door_stats stats;
 };
@@ -53,10 +55,13 @@ struct td_rpc_door {
 static pthread_mutex_t g_mu = PTHREAD_MUTEX_INITIALIZER;
 static struct td_rpc_door *g_doors;          /* all: under g_mu */
 static atomic_uint g_n_doors;                /* so that a process without doors pays nothing */
-static struct conn *g_conns;
+static struct conn **g_conns;                /* by descriptor; NULL = never had one */
 static size_t g_n_conns;
 static struct td_rpc_peers g_peers;
 static int g_reserve_fd = -1;
+static struct td_rpc_reader *g_large[TD_RPC_LARGE_BLOCKS];   /* inside a large header block; NULL = free */
+static uint32_t g_max_unacked_streams;       /* the largest of the doors': of TLS readers, whose door is unknown */
+static uint64_t g_ended_told_ns, g_n_ended;  /* g_n_ended: by TLS readers, whose door is unknown */
 
 static uint64_t socket_cookie(int fd)
 {
@@ -72,8 +77,16 @@ static void hold_reserve(void)
 
 /* ---- connections --------------------------------------------------------------------------------------------------- */
 
+static void large_forget(struct td_rpc_reader *reader)
+{
+    for (int i = 0; reader->large_since && i < TD_RPC_LARGE_BLOCKS; i++)
+        if (g_large[i] == reader) g_large[i] = NULL;
+    reader->large_since = 0;
+}
+
 static void conn_forget(struct conn *c)
 {
+    large_forget(&c->reader);
     c->door->stats.open--;
     td_rpc_peers_drop(&g_peers, c->peer);
     memset(c, 0, sizeof *c);
@@ -84,17 +97,21 @@ static void conn_remember(struct td_rpc_door *door, int fd, const struct sockadd
     if ((size_t)fd >= g_n_conns) {
         size_t n = g_n_conns ? g_n_conns : 256;
         while (n <= (size_t)fd) n *= 2;
-        struct conn *grown = realloc(g_conns, n * sizeof *grown);
+        struct conn **grown = realloc(g_conns, n * sizeof *grown);
         TD_ASSERT(grown != NULL);
         memset(grown + g_n_conns, 0, (n - g_n_conns) * sizeof *grown);
         g_conns = grown;
         g_n_conns = n;
     }
-    struct conn *c = &g_conns[fd];
+    struct conn *c = g_conns[fd];
+    if (!c) c = g_conns[fd] = td_rpc_alloc(sizeof *c);
     if (c->door) conn_forget(c);             /* the number was given out again: its former connection is over */
     uint64_t key;
     struct td_rpc_peer *peer = td_rpc_peer_key(from, &key) ? td_rpc_peers_add(&g_peers, key) : NULL;
-    *c = (struct conn){door, peer, socket_cookie(fd)};
+    *c = (struct conn){.door = door, .peer = peer, .cookie = socket_cookie(fd)};
+    c->reader.door = door;
+    c->reader.fd = fd;
+    c->reader.frames.max_unacked_streams = door->max_unacked_streams;
     door->stats.open++;
     door->stats.accepted++;
 }
@@ -103,7 +120,7 @@ static void conn_remember(struct td_rpc_door *door, int fd, const struct sockadd
 static void sweep(void)
 {
     for (size_t fd = 0; fd < g_n_conns; fd++)
-        if (g_conns[fd].door && socket_cookie((int)fd) != g_conns[fd].cookie) conn_forget(&g_conns[fd]);
+        if (g_conns[fd] && g_conns[fd]->door && socket_cookie((int)fd) != g_conns[fd]->cookie) conn_forget(g_conns[fd]);
 }
 
 static bool sweep_due(struct td_rpc_door *door)
@@ -125,23 +142,29 @@ static bool has_room(const struct td_rpc_door *door, const struct sockaddr_stora
     return !*ret_of_peer;
 }
 
+static const char *peer_text(const struct sockaddr_storage *from, char *text, socklen_t n_text)
+{
+    const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)(const void *)from;
+    snprintf(text, n_text, "local");
+    if (from->ss_family == AF_INET) inet_ntop(AF_INET, &((const struct sockaddr_in *)(const void *)from)->sin_addr, text, n_text);
+    else if (from->ss_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&in6->sin6_addr)) /* core listens on both families at once */
+        inet_ntop(AF_INET, &in6->sin6_addr.s6_addr[12], text, n_text);
+    else if (from->ss_family == AF_INET6)
+        inet_ntop(AF_INET6, &in6->sin6_addr, text, n_text);
+    return text;
+}
+
 /* At most one line a second: who floods connections must not flood the log. */
 static void tell_refused(struct td_rpc_door *door, const char *why, const struct sockaddr_storage *from)
 {
     uint64_t now = td_now_ns();
     if (door->told_ns && now - door->told_ns < TD_NS_PER_S) return;
     door->told_ns = now;
-    char peer[INET6_ADDRSTRLEN] = "local";
-    const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)(const void *)from;
-    if (from->ss_family == AF_INET)
-        inet_ntop(AF_INET, &((const struct sockaddr_in *)(const void *)from)->sin_addr, peer, sizeof peer);
-    else if (from->ss_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&in6->sin6_addr)) /* core listens on both families at once */
-        inet_ntop(AF_INET, &in6->sin6_addr.s6_addr[12], peer, sizeof peer);
-    else if (from->ss_family == AF_INET6)
-        inet_ntop(AF_INET6, &in6->sin6_addr, peer, sizeof peer);
+    char peer[INET6_ADDRSTRLEN];
     const struct td_rpc_door_stats *s = &door->stats;
     td_warn("connections_refused",
-            "why=%s peer=%s open=%u limit=%u peer_limit=%u refused=%llu refused_of_peers=%llu no_descriptor=%llu", why, peer,
+            "why=%s peer=%s open=%u limit=%u peer_limit=%u refused=%llu refused_of_peers=%llu no_descriptor=%llu", why,
+            peer_text(from, peer, sizeof peer),
             s->open, door->max_connections, door->max_peer_connections, (unsigned long long)s->refused_total,
             (unsigned long long)s->refused_peer, (unsigned long long)s->starved);
 }
@@ -254,24 +277,127 @@ __attribute__((visibility("default"))) int td_rpc_accept4(int fd, struct sockadd
     return taken;
 }
 
+/* ---- what core reads ----------------------------------------------------------------------------------------------- */
+
+static void tell_ended(const struct td_rpc_reader *reader, const char *why)
+{
+    uint64_t now = td_now_ns();
+    if (g_ended_told_ns && now - g_ended_told_ns < TD_NS_PER_S) return;
+    g_ended_told_ns = now;
+    char peer[INET6_ADDRSTRLEN] = "unknown";
+    struct sockaddr_storage from = {0};
+    socklen_t n = sizeof from;
+    if (reader->fd >= 0 && getpeername(reader->fd, (struct sockaddr *)&from, &n) == 0) peer_text(&from, peer, sizeof peer);
+    td_warn("connection_ended", "why=%s peer=%s ended=%llu", why, peer,
+            (unsigned long long)(reader->door ? reader->door->stats.ended : g_n_ended));
+}
+
+/* Locked. Whoever reads next reads an end; a client that has stopped sending makes nobody read, so its socket is shut
+ * down. It cannot be another's by now: its record was found by its cookie, or core is reading from it. */
+static void reader_end(struct td_rpc_reader *reader, const char *why)
+{
+    reader->over = true;
+    if (reader->door) reader->door->stats.ended++;
+    else g_n_ended++;
+    tell_ended(reader, why);
+    if (reader->fd >= 0) shutdown(reader->fd, SHUT_RDWR);
+    large_forget(reader);
+}
+
+/* Locked. Takes one of the places for large header blocks. A client sends its block in one go; who has had a place for a
+ * second makes room, and while nobody has, the newcomer is ended: so a burst finds the places taken, and core never has
+ * more than them to free. */
+static bool large_enter(struct td_rpc_reader *reader, uint64_t now)
+{
+    int at = 0;
+    for (int i = 0; i < TD_RPC_LARGE_BLOCKS && g_large[at]; i++)
+        if (!g_large[i] || g_large[i]->large_since < g_large[at]->large_since) at = i;
+    struct td_rpc_reader *oldest = g_large[at];
+    if (oldest && now - oldest->large_since < TD_NS_PER_S) return false;
+    if (oldest && oldest->fd >= 0 && g_conns[oldest->fd]->cookie != socket_cookie(oldest->fd)) conn_forget(g_conns[oldest->fd]);
+    else if (oldest) reader_end(oldest, "large_header_blocks");
+    g_large[at] = reader;
+    reader->large_since = now;
+    return true;
+}
+
+static bool reader_take(struct td_rpc_reader *reader, const void *bytes, size_t n_bytes)
+{
+    if (reader->over) return false;
+    uint64_t now = td_now_ns();
+    const char *why = td_rpc_frames_take(&reader->frames, bytes, n_bytes, now);
+    bool is_large = td_rpc_frames_in_large_block(&reader->frames);
+    if (!why && is_large && !reader->large_since && !large_enter(reader, now)) why = "large_header_blocks";
+    if (why) {
+        reader_end(reader, why);
+        return false;
+    }
+    if (!is_large && reader->large_since) large_forget(reader);
+    return true;
+}
+
+bool td_rpc_reader_take(struct td_rpc_reader *reader, const void *bytes, size_t n_bytes)
+{
+    pthread_mutex_lock(&g_mu);
+    reader->frames.max_unacked_streams = g_max_unacked_streams;
+    bool goes_on = reader_take(reader, bytes, n_bytes);
+    pthread_mutex_unlock(&g_mu);
+    return goes_on;
+}
+
+void td_rpc_reader_forget(struct td_rpc_reader *reader)
+{
+    pthread_mutex_lock(&g_mu);
+    large_forget(reader);
+    pthread_mutex_unlock(&g_mu);
+}
+
+/* Locked. The connection of a door without TLS that this descriptor is now, or NULL. */
+static struct conn *plain_conn(int fd)
+{
+    struct conn *c = fd >= 0 && (size_t)fd < g_n_conns ? g_conns[fd] : NULL;
+    return c && c->door && !c->door->use_tls && socket_cookie(fd) == c->cookie ? c : NULL;
+}
+
+/* As accept4 above: only the symbol has that name. */
+ssize_t td_rpc_recvmsg(int fd, struct msghdr *msg, int flags) __asm__("recvmsg");
+__attribute__((visibility("default"))) ssize_t td_rpc_recvmsg(int fd, struct msghdr *msg, int flags)
+{
+    ssize_t n = syscall(SYS_recvmsg, fd, msg, flags);
+    if (n <= 0 || flags & MSG_PEEK || atomic_load_explicit(&g_n_doors, memory_order_relaxed) == 0) return n;
+    pthread_mutex_lock(&g_mu);
+    struct conn *c = plain_conn(fd);
+    size_t left = (size_t)n;
+    for (size_t i = 0; c && left && i < msg->msg_iovlen; i++) {
+        size_t part = msg->msg_iov[i].iov_len < left ? msg->msg_iov[i].iov_len : left;
+        if (!reader_take(&c->reader, msg->msg_iov[i].iov_base, part)) n = left = 0;
+        else left -= part;
+    }
+    pthread_mutex_unlock(&g_mu);
+    return n;
+}
+
 /* ---- doors --------------------------------------------------------------------------------------------------------- */
 
-struct td_rpc_door *td_rpc_door_open(int port, const char *unix_path, uint32_t max_connections,
-                                     uint32_t max_peer_connections)
+struct td_rpc_door *td_rpc_door_open(const struct td_rpc_door_config *config)
 {
     struct td_rpc_door *door = td_rpc_alloc(sizeof *door);
-    door->port = unix_path ? 0 : port;
-    if (unix_path) snprintf(door->unix_path, sizeof door->unix_path, "%s", unix_path);
+    door->port = config->unix_path ? 0 : config->port;
+    if (config->unix_path) snprintf(door->unix_path, sizeof door->unix_path, "%s", config->unix_path);
+    door->use_tls = config->use_tls;
+    if (door->use_tls && !td_rpc_tls_is_guarded()) td_warn("tls_frames_not_counted", "why=\"built without OpenSSL's headers\"");
+    door->max_unacked_streams = config->max_unacked_streams;
     struct rlimit limit = {0};
     getrlimit(RLIMIT_NOFILE, &limit);
     uint64_t fds = limit.rlim_cur > 2 * TD_RPC_RESERVED_FDS ? limit.rlim_cur - TD_RPC_RESERVED_FDS : limit.rlim_cur / 2;
     if (fds > TD_RPC_MAX_CONNECTIONS) fds = TD_RPC_MAX_CONNECTIONS;
     if (fds == 0) fds = 1;
-    door->max_connections = max_connections ? max_connections : (uint32_t)fds;
+    door->max_connections = config->max_connections ? config->max_connections : (uint32_t)fds;
     uint32_t half = (door->max_connections + 1) / 2;
-    door->max_peer_connections = max_peer_connections ? max_peer_connections : half;
+    door->max_peer_connections = config->max_peer_connections ? config->max_peer_connections : half;
     pthread_mutex_lock(&g_mu);
     hold_reserve();
+    if (door->max_unacked_streams > g_max_unacked_streams) g_max_unacked_streams = door->max_unacked_streams;
     if (!g_peers.seed) g_peers.seed = td_random_u64();
     door->next = g_doors;
     g_doors = door;
@@ -288,8 +414,9 @@ void td_rpc_door_close(struct td_rpc_door *door)
     while (*at != door) at = &(*at)->next;
     *at = door->next;
     for (size_t fd = 0; fd < g_n_conns; fd++)
-        if (g_conns[fd].door == door) conn_forget(&g_conns[fd]);
+        if (g_conns[fd] && g_conns[fd]->door == door) conn_forget(g_conns[fd]);
     if (atomic_fetch_sub(&g_n_doors, 1) == 1) {
+        for (size_t fd = 0; fd < g_n_conns; fd++) free(g_conns[fd]);
         free(g_conns);
         g_conns = NULL;
         g_n_conns = 0;
@@ -305,6 +432,7 @@ void td_rpc_door_stats(struct td_rpc_door *door, struct td_rpc_door_stats *ret_s
     pthread_mutex_lock(&g_mu);
     sweep();
     *ret_stats = door->stats;
+    if (door->use_tls) ret_stats->ended += g_n_ended;
     pthread_mutex_unlock(&g_mu);
 }
 

@@ -1,4 +1,5 @@
-/* accept.h - the accept4 that gRPC core calls is ours: a listener that no burst of connections can deafen. Internal to common/rpc.
+/* accept.h - the accept4 and the reads that gRPC core calls are ours: a listener that no burst of connections can
+ * deafen, and connections that end when a client floods. Internal to common/rpc.
  *
  * gRPC core 1.51 ends a listener for good at the first accept4 error other than EINTR, EAGAIN and ECONNABORTED: once
  * the process has no descriptor left (EMFILE), the port is deaf until a restart. Core also has no bound on connections.
@@ -9,7 +10,13 @@
  *   - no error reaches core that it does not survive;
  *   - a descriptor is kept in reserve: when there is no other, it is given up for a moment to take the next connection
  *     and close it, so that its client hears of it at once, and the backlog is emptied;
- *   - connections above max_connections, or above max_peer_connections of one address (IPv6: of one /64), are closed. */
+ *   - connections above max_connections, or above max_peer_connections of one address (IPv6: of one /64), are closed.
+ *
+ * On the connections that it gave, what core reads passes through frames.h first: recvmsg without TLS, SSL_read with it
+ * (HTTP/2 is agreed on by ALPN). A connection that breaks a bound reads as closed by its client. Of header blocks that
+ * are large and not complete there are at most TD_RPC_LARGE_BLOCKS in the process, for a second each: then one more ends
+ * the oldest, and before that itself. A byte of a block costs core 72 bytes, so they take at most 32 x 64 KiB x 72 =
+ * 150 MB, whoever sends them. */
 #ifndef TD_RPC_ACCEPT_H
 #define TD_RPC_ACCEPT_H
 
@@ -17,8 +24,24 @@
 #include <stdint.h>
 
 #include "common/base/status.h"
+#include "common/rpc/frames.h"
+
+enum { TD_RPC_LARGE_BLOCKS = 32 };
 
 struct td_rpc_door;
+
+/* What a client has sent on one connection. Zeroed = new. */
+struct td_rpc_reader {
+    struct td_rpc_frames frames;
+    struct td_rpc_door *door;                /* NULL = unknown (TLS) */
+    int fd;                                  /* -1 = unknown (TLS) */
+    bool over;                               /* ended by us */
+    uint64_t large_since;                    /* ns; 0 = not in a large block */
+};
+/* Takes bytes that core is about to read; false = it must read an end instead. [any] */
+bool td_rpc_reader_take(struct td_rpc_reader *reader, const void *bytes, size_t n_bytes);
+int td_rpc_tls_is_guarded(void);      /* 0 = built without OpenSSL's headers: TLS connections are not looked at [any] */
+void td_rpc_reader_forget(struct td_rpc_reader *reader);      /* its connection is gone [any] */
 
 struct td_rpc_door_stats {
     uint32_t open;             /* connections now */
@@ -26,13 +49,21 @@ struct td_rpc_door_stats {
     uint64_t refused_total;    /* closed: above max_connections */
     uint64_t refused_peer;     /* closed: above max_peer_connections */
     uint64_t starved;          /* closed: the process had no descriptor left */
+    uint64_t ended;            /* because of what the client sent; with TLS of all ports */
 };
 
-/* Guards the listener of a TCP port, or of a unix path (then port is ignored). Zero limits are derived: connections =
+struct td_rpc_door_config {
+    int port;                  /* of a TCP listener */
+    const char *unix_path;     /* not NULL: a unix socket's listener, and port is ignored */
+    bool use_tls;
+    uint32_t max_connections, max_peer_connections;
+    uint32_t max_unacked_streams;
+};
+
+/* Guards one listener. Zero limits are derived: connections =
  * the descriptors this process may open less TD_RPC_RESERVED_FDS, at most TD_RPC_MAX_CONNECTIONS; of one peer half of
  * them. Called before the listener accepts. [any] */
-struct td_rpc_door *td_rpc_door_open(int port, const char *unix_path, uint32_t max_connections,
-                                     uint32_t max_peer_connections);
+struct td_rpc_door *td_rpc_door_open(const struct td_rpc_door_config *config);
 void td_rpc_door_close(struct td_rpc_door *door);        /* the listener must be gone; NULL is fine [any] */
 void td_rpc_door_stats(struct td_rpc_door *door, struct td_rpc_door_stats *ret_stats);     /* counts what is open [any] */
 void td_rpc_door_limits(const struct td_rpc_door *door, uint32_t *ret_connections, uint32_t *ret_peer_connections);

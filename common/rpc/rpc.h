@@ -112,6 +112,7 @@ uint32_t td_rpc_server_live_calls(const struct td_rpc_server *server);      /* [
 struct td_rpc_server_stats {
     uint32_t connections, max_connections, max_peer_connections;
     uint64_t connections_accepted, connections_refused;
+    uint64_t connections_ended;         /* because of what they sent (frames.h) */
 };
 void td_rpc_server_stats(const struct td_rpc_server *server, struct td_rpc_server_stats *ret_stats);     /* [any] */
 void td_rpc_server_stop(struct td_rpc_server *server, uint32_t drain_ms);

@@ -381,7 +381,13 @@ td_status td_rpc_server_start(const struct td_rpc_server_config *config, struct 
     if (status) goto err_free;
     const char *unix_path = strncmp(config->address, "unix:", 5) == 0 ? config->address + 5 : NULL;
     if (unix_path && strncmp(unix_path, "//", 2) == 0) unix_path += 2;
-    server->door = td_rpc_door_open(server->port, unix_path, limits->max_connections, limits->max_peer_connections);
+    const struct td_rpc_door_config door = {.port = server->port,
+                                            .unix_path = unix_path,
+                                            .use_tls = config->tls != NULL,
+                                            .max_connections = limits->max_connections,
+                                            .max_peer_connections = limits->max_peer_connections,
+                                            .max_unacked_streams = n_streams};
+    server->door = td_rpc_door_open(&door);
     atomic_fetch_add(&server->loop->n_objects, 1);
     grpc_server_start(server->server);
     server->stall_timer = td_rpc_timer_start(server->loop, 1000, check_stalls, server);
@@ -421,7 +427,8 @@ void td_rpc_server_stats(const struct td_rpc_server *server, struct td_rpc_serve
     td_rpc_door_stats(server->door, &door);
     *ret_stats = (struct td_rpc_server_stats){.connections = door.open,
                                               .connections_accepted = door.accepted,
-                                              .connections_refused = door.refused_total + door.refused_peer + door.starved};
+                                              .connections_refused = door.refused_total + door.refused_peer + door.starved,
+                                              .connections_ended = door.ended};
     td_rpc_door_limits(server->door, &ret_stats->max_connections, &ret_stats->max_peer_connections);
 }
 

@@ -6,7 +6,9 @@ import errno
 import os
 import resource
 import socket
+import ssl
 import struct
+import subprocess
 import threading
 import time
 import urllib.error
@@ -99,16 +101,132 @@ def test_connections_are_capped_by_address_and_in_all():
         check_serves(c)
 
 
+# --- HTTP/2 ---------------------------------------------------------------------------------------------------------
+
+GENERATE = b"/tandem.v1.Inference/Generate"
+# HPACK, no indexing but of the static table: :method POST, :scheme http, :path, :authority x, content-type, te.
+CALL = (b"\x83\x86\x04" + bytes([len(GENERATE)]) + GENERATE + b"\x01\x01x" + b"\x0f\x10\x10application/grpc" + b"\x00\x02te\x08trailers")
+HEADERS, RST_STREAM, SETTINGS, CONTINUATION, END_HEADERS = 1, 3, 4, 9, 4
+
+
+def http2(port, source=None, context=None):
+    s = dial(port, source)
+    if context:
+        s = context.wrap_socket(s, server_hostname="localhost")
+    s.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
+    return s
+
+
+def memory(pid):
+    """(resident, most ever resident) in MiB."""
+    with open(f"/proc/{pid}/status", encoding="ascii") as f:
+        lines = dict(line.split(":", 1) for line in f)
+    return [int(lines[k].split()[0]) / 1024 for k in ("VmRSS", "VmHWM")]
+
+
+def flood(s, payload, most):
+    """Sends payload again and again until the server ends the connection; how many bytes that took. At most `most`."""
+    n = 0
+    try:
+        while n < most:
+            s.sendall(payload)
+            n += len(payload)
+    except OSError:
+        return n
+    raise AssertionError(f"{n} bytes were taken")
+
+
+def continuation_flood(s, headers):
+    """HEADERS without END_HEADERS, then CONTINUATION after CONTINUATION: the server must end it within what sockets buffer."""
+    s.sendall(frame(HEADERS, 0, 1, CALL))
+    flood(s, frame(CONTINUATION, 0, 1, headers) * 16, 64 << 20)
+
+
+# What a header costs core is not what it costs the wire: an indexed one is a byte there.
+HEADER_BYTES = {"indexed": b"\x90" * 16000, "empty values": b"\x00\x01a\x00" * 4000, "one endless value": b"\x00\x01a\x7f\xff\xff\xff\xff\x07" + b"x" * 16000}
+# One connection's headers may hold 64 KiB x 72 = 4.7 MB in core; the rest is malloc's and the sockets'.
+MAX_GROWTH_MB = 32 * SLOW
+
+
+@pytest.mark.parametrize("kind", HEADER_BYTES)
+def test_endless_headers_cost_little(kind):
+    with Cluster(prefill=0, decode=0) as c:
+        before = memory(c.router.pid)[0]
+        with http2(c.port) as s:
+            continuation_flood(s, HEADER_BYTES[kind])
+        c.router.wait_log("ev=connection_ended why=header_block_bytes peer=127.0.0.1")
+        assert memory(c.router.pid)[1] - before < MAX_GROWTH_MB
+        assert c.status().live == 0
+
+
+def test_many_unfinished_headers_cost_little():
+    """Each of 400 connections stays within its own bound and never sends the rest. 32 may be so at once, and take 1.2 MB each (the 400: 460 MB)."""
+    with Cluster(prefill=0, decode=0) as c:
+        before = memory(c.router.pid)[0]
+        held = []
+        for _ in range(400):
+            held.append(http2(c.port))
+            with contextlib.suppress(OSError):
+                held[-1].sendall(frame(HEADERS, 0, 1, b"\x90" * 16000))
+        c.router.wait_log("ev=connection_ended why=large_header_blocks")
+        assert c.status().live == 0  # others are served meanwhile
+        assert memory(c.router.pid)[1] - before < 32 * 1.2 + MAX_GROWTH_MB
+        for s in held:
+            s.close()
+
+
+def test_streams_before_the_settings_ack_are_few():
+    """max_concurrent_streams binds nobody before his ACK: 100,000 calls of 60 bytes took 1.2 GB."""
+    with Cluster(prefill=0, decode=0, router_args=["--max-requests", 64]) as c:
+        before = memory(c.router.pid)[0]
+        with http2(c.port) as s, pytest.raises(OSError):
+            for first in range(1, 200001, 2000):
+                s.sendall(b"".join(frame(HEADERS, END_HEADERS, first + i, CALL) for i in range(0, 2000, 2)))
+        c.router.wait_log("ev=connection_ended why=streams_before_settings_ack")
+        assert memory(c.router.pid)[1] - before < MAX_GROWTH_MB
+        assert c.status().live == 0
+
+
+def test_calls_taken_back_at_once_are_few():
+    """Rapid reset: HEADERS and RST_STREAM, which no limit of live calls sees."""
+    with Cluster(prefill=0, decode=0) as c:
+        with http2(c.port) as s, pytest.raises(OSError):
+            s.sendall(frame(SETTINGS, 1, 0, b""))
+            for first in range(1, 200001, 2000):
+                s.sendall(b"".join(frame(HEADERS, END_HEADERS, first + i, CALL) + frame(RST_STREAM, 0, first + i, b"\0\0\0\x08")
+                                   for i in range(0, 2000, 2)))
+        c.router.wait_log("ev=connection_ended why=cheap_frames")
+        c.wait_for(lambda: c.status().live == 0, "no live call", 10 * SLOW)
+
+
+def make_certificate(folder, days=2):
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", str(days), "-subj", "/CN=localhost",
+                    "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", folder / "key.pem", "-out", folder / "cert.pem"], check=True,
+                   capture_output=True)
+    return ["--tls-cert", folder / "cert.pem", "--tls-key", folder / "key.pem"]
+
+
+def test_endless_headers_cost_little_with_tls_too(tmp_path):
+    args = make_certificate(tmp_path)
+    credentials = grpc.ssl_channel_credentials((tmp_path / "cert.pem").read_bytes())
+    context = ssl.create_default_context(cafile=tmp_path / "cert.pem")
+    context.set_alpn_protocols(["h2"])
+    with Cluster(prefill=0, decode=0, router_args=[*args, "--port-check-ms", 100], tls=credentials) as c:
+        before = memory(c.router.pid)[0]
+        with http2(c.port, context=context) as s:
+            continuation_flood(s, HEADER_BYTES["indexed"])
+        c.router.wait_log("ev=connection_ended why=header_block_bytes")
+        assert memory(c.router.pid)[1] - before < MAX_GROWTH_MB
+        assert c.status().live == 0
+        assert "ev=port_silent" not in c.router.log() and "andshak" not in c.router.log()  # the port's own check leaves no trace
+
+
 def test_calls_are_capped_by_address():
     """Calls that never send their message: one address holds its share, another is served."""
     with Cluster(router_args=["--max-calls-per-peer", 8]) as c:
-        with dial(c.port, "127.0.0.2") as s:
-            s.sendall(PREFACE + frame(4, 0, 0, b""))
-            # HPACK: :method POST, :scheme http, :path, :authority x, content-type, te.
-            path = b"/tandem.v1.Inference/Generate"
-            block = (b"\x83\x86\x04" + bytes([len(path)]) + path + b"\x01\x01x" + b"\x0f\x10\x10application/grpc" + b"\x00\x02te\x08trailers")
+        with http2(c.port, "127.0.0.2") as s:
             for i in range(12):
-                s.sendall(frame(1, 4, 1 + 2 * i, block))
+                s.sendall(frame(HEADERS, END_HEADERS, 1 + 2 * i, CALL))
             c.wait_for(lambda: c.status() and read_refused(s) == 4, "four refused calls", 10 * SLOW)
             check_serves(c)
 
