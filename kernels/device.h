@@ -63,7 +63,12 @@ struct td_device_ranks {
      * gather_columns on rank 0: its own columns are in out already. */
     void (*all_reduce_sum)(float *x, size_t n);
     void (*gather_columns)(const float *mine, int32_t n_rows, const int32_t *first, float *out);
-    void (*abort)(void); /* any thread, when another rank is known to be dead: what waits for it ends, the device is lost */
+    /* Any thread: what the links between the ranks have reported since the last call. TD_ERR_DEVICE: the device is lost. Does not block. */
+    td_status (*check)(struct td_err *err);
+    /* Any thread but the owning one, when another rank is known to be dead: what waits for it ends, the device is lost. Returns when the recorded graphs are
+     * gone, which leave drops: so the caller holds no lock that the owning thread may want on its way there. */
+    void (*abort)(void);
+    /* The owning thread, outside a step: waits for what was issued, drops every recorded graph, then lets go of the other ranks. Beside abort is fine. */
     void (*leave)(void);
 };
 
@@ -109,7 +114,7 @@ td_status td_device_open(const struct td_device_config *config, const struct td_
 void td_device_close(const struct td_ops *ops); /* NULL is fine */
 
 /* What the library exports, and the number that both sides were built with: raised when a meaning changes; the tables' sizes are in it. */
-#define TD_CUDA_ABI ((uint32_t)4u << 24 | (uint32_t)sizeof(struct td_ops) << 12 | (uint32_t)sizeof(struct td_device))
+#define TD_CUDA_ABI ((uint32_t)5u << 24 | (uint32_t)sizeof(struct td_ops) << 12 | (uint32_t)sizeof(struct td_device))
 #define TD_CUDA_OPEN_SYMBOL "td_cuda_open"
 typedef td_status td_cuda_open_fn(uint32_t abi, const struct td_device_config *config, const struct td_ops **ret_ops, struct td_err *err);
 

@@ -94,9 +94,11 @@ static void *watch_ranks(void *arg)
     struct td_forward_device *d = arg;
     pthread_mutex_lock(&d->watch_lock);
     while (!d->stop) {
-        if (td_comm_check(d->watched)) {
+        struct td_err why;
+        if (td_comm_check(d->watched) || d->dev->ranks->check(&why)) {
+            pthread_mutex_unlock(&d->watch_lock); /* abort returns when leave_ranks has dropped the graphs, and that wants the lock */
             d->dev->ranks->abort();
-            break;
+            return NULL;
         }
         struct timespec at;
         clock_gettime(CLOCK_REALTIME, &at);
@@ -109,9 +111,11 @@ static void *watch_ranks(void *arg)
     return NULL;
 }
 
+/* First leave, with the thread still looking after the others: what a dead rank left unfinished ends by its abort alone. */
 static void leave_ranks(struct td_forward_device *d)
 {
     if (!d->has_ranks) return;
+    d->dev->ranks->leave();
     pthread_mutex_lock(&d->watch_lock);
     d->stop = true;
     pthread_cond_signal(&d->watch_cond);
@@ -120,7 +124,6 @@ static void leave_ranks(struct td_forward_device *d)
     pthread_mutex_destroy(&d->watch_lock);
     pthread_cond_destroy(&d->watch_cond);
     td_comm_close(d->watched);
-    d->dev->ranks->leave();
 }
 
 static td_status group_sum(void *comm, float *x, size_t n) { return td_comm_all_reduce_sum(comm, NULL, x, n); }

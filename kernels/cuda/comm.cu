@@ -9,66 +9,142 @@
  * which moves the same 2 (n - 1) / n of the bytes. Everything is issued to the compute stream, in order with the entries, and may be recorded in a
  * graph.
  *
+ * NCCL's rules, and who keeps them (tests/unit/nccl_stub.c fails loudly where one is broken):
+ *   (1) A communicator outlives every graph that holds its calls: ncclCommDestroy and ncclCommAbort both spin until the last such graph is gone. So
+ *       `leave` drops the graphs first, and `abort` is called without a lock that whoever drops the graphs might want.
+ *   (2) A communicator is destroyed or aborted while no thread is inside another call on it. Calls go through use_begin .. use_end; abort refuses new
+ *       ones and then waits ABORT_WAIT_MS for those inside. A call that is still inside then hangs in NCCL itself, and the abort is what ends it.
+ *   (3) What goes wrong on the device or on another rank is told by ncclCommGetAsyncError alone: `check` asks, every 50 ms (forward_device.c).
+ *
+ *     JOINED --abort: no new use, wait for those inside, take the communicator--> ABORTING --graphs are gone--> LEFT
+ *     JOINED --leave: graphs dropped, then the same, destroyed------------------------------------------------> LEFT
+ *
  * A rank that is dead leaves the others' entries waiting on the device. Who learns of it by other ways calls abort from another thread, after
  * which the entries end, `wait` returns, and the device counts as lost. */
+#include <dlfcn.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/nccl_api.h"
 
-#ifndef TD_CUDA_EMULATE
-#include <dlfcn.h>
+#if !defined(TD_CUDA_EMULATE) && __has_include(<nccl.h>)
 #include <nccl.h>
+static_assert(TD_NCCL_ID_BYTES == NCCL_UNIQUE_ID_BYTES && sizeof(ncclUniqueId) == TD_NCCL_ID_BYTES, "nccl_api.h");
+static_assert((int)TD_NCCL_SUCCESS == (int)ncclSuccess && (int)TD_NCCL_IN_PROGRESS == (int)ncclInProgress && (int)TD_NCCL_FLOAT == (int)ncclFloat &&
+                  (int)TD_NCCL_SUM == (int)ncclSum && (int)TD_NCCL_REMOTE_ERROR == (int)ncclRemoteError,
+              "nccl_api.h");
+#endif
 
-#define NCCL_LIBRARY "libnccl.so.2"
-#define NCCL_FUNCTIONS(X) \
-    X(ncclGetUniqueId) X(ncclCommInitRank) X(ncclCommAbort) X(ncclCommDestroy) X(ncclAllReduce) X(ncclSend) X(ncclRecv) X(ncclGroupStart) \
-    X(ncclGroupEnd) X(ncclGetErrorString) X(ncclGetLastError)
+#define ABORT_WAIT_MS 2000 /* calls on connected ranks return in microseconds; one that takes this long waits for a dead rank */
 
 static struct {
     void *library;
-#define NCCL_MEMBER(name) decltype(&::name) name;
-    NCCL_FUNCTIONS(NCCL_MEMBER)
+#define NCCL_MEMBER(name, result, arguments) result(*name) arguments;
+    TD_NCCL_FUNCTIONS(NCCL_MEMBER)
 #undef NCCL_MEMBER
 } nccl;
 
 static struct {
-    ncclComm_t comm; /* NULL: alone; taken by abort, which may be another thread's */
+    struct td_nccl_comm *comm; /* NULL: alone. Taken by abort or leave, whoever comes first */
+    int32_t n_inside;          /* threads inside a call of NCCL on it */
+    bool is_closing;           /* no new ones */
     int32_t rank, n_ranks;
-    float *scratch;  /* [n_ranks] slices */
+    float *scratch; /* [n_ranks] slices */
     size_t max_floats;
+    int32_t n_failures;
+    char failure[192]; /* of the first failed call: td_cuda keeps the pointer */
 } self;
 
-static_assert(TD_DEVICE_RANK_ID_BYTES == NCCL_UNIQUE_ID_BYTES, "NCCL's id goes through the table as it is");
+static_assert(TD_DEVICE_RANK_ID_BYTES == TD_NCCL_ID_BYTES, "NCCL's id goes through the table as it is");
+
+/* The emulated GPU has no NCCL but a stand-in, by this name. */
+static const char *library_name(void)
+{
+#ifdef TD_CUDA_EMULATE
+    const char *stub = getenv("TD_CUDA_EMU_NCCL");
+    return stub && *stub ? stub : NULL;
+#else
+    return TD_NCCL_LIBRARY;
+#endif
+}
 
 static td_status load(struct td_err *err)
 {
     if (nccl.library) return TD_OK;
-    nccl.library = dlopen(NCCL_LIBRARY, RTLD_NOW | RTLD_LOCAL);
-    if (!nccl.library) return td_fail(err, TD_ERR_UNSUPPORTED, "tp: NCCL is needed between devices and does not load (%s)", dlerror());
+    void *library = dlopen(library_name(), RTLD_NOW | RTLD_LOCAL);
+    if (!library) return td_fail(err, TD_ERR_UNSUPPORTED, "tp: NCCL is needed between devices and does not load (%s)", dlerror());
     const char *missing = NULL;
-#define NCCL_FIND(name) \
-    if (!(nccl.name = (decltype(nccl.name))dlsym(nccl.library, #name))) missing = #name;
-    NCCL_FUNCTIONS(NCCL_FIND)
+#define NCCL_FIND(name, result, arguments) \
+    if (!(nccl.name = (result(*) arguments)dlsym(library, #name))) missing = #name;
+    TD_NCCL_FUNCTIONS(NCCL_FIND)
 #undef NCCL_FIND
-    return missing ? td_fail(err, TD_ERR_UNSUPPORTED, "tp: " NCCL_LIBRARY " has no %s: it is of another version than this library was built with",
-                             missing)
-                   : TD_OK;
+    if (missing)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "tp: %s has no %s: it is of another version than this library was built for",
+                       library_name(), missing);
+#ifdef TD_CUDA_EMULATE
+    static const struct td_nccl_stub_cuda cuda = {(int (*)(void *, void (*)(void *), void *))cudaLaunchHostFunc,
+                                                 (int (*)(void *, void (*)(void *), void *))td_emu_graph_attach};
+    void (*open)(const struct td_nccl_stub_cuda *) = (void (*)(const struct td_nccl_stub_cuda *))dlsym(library, TD_NCCL_STUB_OPEN);
+    if (!open)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "tp: %s is no stand-in for NCCL on an emulated GPU", library_name());
+    open(&cuda);
+#endif
+    nccl.library = library;
+    return TD_OK;
 }
 
 /* A failed call loses the device, as a failed launch does: nothing of this process' steps can be relied on. */
-static bool ok(ncclResult_t r, const char *label)
+static bool ok(int r, const char *label)
 {
-    return r == ncclSuccess || td_cuda_ok(cudaErrorUnknown, label);
+    if (r == TD_NCCL_SUCCESS) return td_cuda_ok(cudaSuccess, label);
+    if (__atomic_fetch_add(&self.n_failures, 1, __ATOMIC_RELAXED) == 0) {
+        snprintf(self.failure, sizeof self.failure, "%s: NCCL says %s", label, nccl.ncclGetErrorString(r));
+        label = self.failure;
+    }
+    return td_cuda_ok(cudaErrorUnknown, label);
+}
+
+static void use_end(void)
+{
+    __atomic_sub_fetch(&self.n_inside, 1, __ATOMIC_SEQ_CST);
+}
+
+/* NULL: there is no communicator, or it is about to go. Else use_end follows. In one order with use_stop: one of the two sees the other. */
+static struct td_nccl_comm *use_begin(void)
+{
+    __atomic_add_fetch(&self.n_inside, 1, __ATOMIC_SEQ_CST);
+    bool is_closing = __atomic_load_n(&self.is_closing, __ATOMIC_SEQ_CST);
+    struct td_nccl_comm *comm = is_closing ? NULL : __atomic_load_n(&self.comm, __ATOMIC_SEQ_CST);
+    if (!comm) use_end();
+    return comm;
+}
+
+static uint64_t now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+/* The communicator, now the caller's alone to end; NULL: another has it, or there is none. */
+static struct td_nccl_comm *use_stop(void)
+{
+    __atomic_store_n(&self.is_closing, true, __ATOMIC_SEQ_CST);
+    uint64_t deadline_ms = now_ms() + ABORT_WAIT_MS;
+    while (__atomic_load_n(&self.n_inside, __ATOMIC_SEQ_CST) > 0 && now_ms() < deadline_ms) (void)sched_yield();
+    return __atomic_exchange_n(&self.comm, (struct td_nccl_comm *)NULL, __ATOMIC_SEQ_CST);
 }
 
 static td_status new_id(uint8_t *ret_id, struct td_err *err)
 {
-    ncclUniqueId id;
+    struct td_nccl_id id;
     td_status s = load(err);
     if (s) return s;
-    ncclResult_t r = nccl.ncclGetUniqueId(&id);
-    if (r != ncclSuccess) return td_fail(err, TD_ERR_DEVICE, "tp: NCCL gives no id: %s", nccl.ncclGetErrorString(r));
+    int r = nccl.ncclGetUniqueId(&id);
+    if (r != TD_NCCL_SUCCESS) return td_fail(err, TD_ERR_DEVICE, "tp: NCCL gives no id: %s", nccl.ncclGetErrorString(r));
     memcpy(ret_id, &id, sizeof id);
     return TD_OK;
 }
@@ -76,22 +152,25 @@ static td_status new_id(uint8_t *ret_id, struct td_err *err)
 static td_status join(const uint8_t *id_bytes, const struct td_device_group *g, size_t max_floats, struct td_err *err)
 {
     int32_t rank = g->rank, n_ranks = g->n_ranks;
-    ncclUniqueId id;
+    struct td_nccl_id id;
     td_status s = load(err);
     if (s) return s;
     memcpy(&id, id_bytes, sizeof id);
     size_t bytes = (max_floats + (size_t)n_ranks * 4) * sizeof(float);
+    struct td_nccl_comm *comm = NULL;
     cudaError_t e = cudaSetDevice(td_cuda.index);
     if (e == cudaSuccess) e = cudaMalloc((void **)&self.scratch, bytes);
     if (e != cudaSuccess) return td_fail(err, TD_ERR_NOMEM, "tp: %zu bytes for sums over ranks: %s", bytes, cudaGetErrorString(e));
-    ncclResult_t r = nccl.ncclCommInitRank(&self.comm, n_ranks, id, rank);
-    if (r != ncclSuccess) {
+    int r = nccl.ncclCommInitRank(&comm, n_ranks, id, rank);
+    if (r != TD_NCCL_SUCCESS) {
         (void)cudaFree(self.scratch);
-        self.scratch = NULL, self.comm = NULL;
+        self.scratch = NULL;
         return td_fail(err, TD_ERR_DEVICE, "tp: rank %d of %d does not join over NCCL: %s (%s)", (int)rank, (int)n_ranks, nccl.ncclGetErrorString(r),
                        nccl.ncclGetLastError(NULL));
     }
-    self.rank = rank, self.n_ranks = n_ranks, self.max_floats = max_floats;
+    self.rank = rank, self.n_ranks = n_ranks, self.max_floats = max_floats, self.n_failures = 0;
+    __atomic_store_n(&self.is_closing, false, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&self.comm, comm, __ATOMIC_SEQ_CST);
     return TD_OK;
 }
 
@@ -110,16 +189,16 @@ static size_t slice_at(size_t n, size_t each, int32_t r)
     return each * (size_t)r < n ? each * (size_t)r : n;
 }
 
-static void sum_in_order(ncclComm_t comm, float *x, size_t n)
+static void sum_in_order(struct td_nccl_comm *comm, float *x, size_t n)
 {
     size_t each = (n / (size_t)self.n_ranks + 4) / 4 * 4, mine = slice_at(n, each, self.rank), n_mine = slice_at(n, each, self.rank + 1) - mine;
     bool good = ok(nccl.ncclGroupStart(), "tp: group");
     for (int32_t r = 0; r < self.n_ranks && good; r++) {
         size_t at = slice_at(n, each, r), len = slice_at(n, each, r + 1) - at;
         if (r == self.rank) continue;
-        if (len) good = ok(nccl.ncclSend(x + at, len, ncclFloat, r, comm, td_cuda.compute), "tp: send parts");
+        if (len) good = ok(nccl.ncclSend(x + at, len, TD_NCCL_FLOAT, r, comm, td_cuda.compute), "tp: send parts");
         if (good && n_mine)
-            good = ok(nccl.ncclRecv(self.scratch + (size_t)r * each, n_mine, ncclFloat, r, comm, td_cuda.compute), "tp: receive parts");
+            good = ok(nccl.ncclRecv(self.scratch + (size_t)r * each, n_mine, TD_NCCL_FLOAT, r, comm, td_cuda.compute), "tp: receive parts");
     }
     good = ok(nccl.ncclGroupEnd(), "tp: exchange of parts") && good;
     if (good && n_mine) {
@@ -132,37 +211,34 @@ static void sum_in_order(ncclComm_t comm, float *x, size_t n)
     for (int32_t r = 0; r < self.n_ranks && good; r++) {
         size_t at = slice_at(n, each, r), len = slice_at(n, each, r + 1) - at;
         if (r == self.rank) continue;
-        if (n_mine) good = ok(nccl.ncclSend(x + mine, n_mine, ncclFloat, r, comm, td_cuda.compute), "tp: send sums");
-        if (good && len) good = ok(nccl.ncclRecv(x + at, len, ncclFloat, r, comm, td_cuda.compute), "tp: receive sums");
+        if (n_mine) good = ok(nccl.ncclSend(x + mine, n_mine, TD_NCCL_FLOAT, r, comm, td_cuda.compute), "tp: send sums");
+        if (good && len) good = ok(nccl.ncclRecv(x + at, len, TD_NCCL_FLOAT, r, comm, td_cuda.compute), "tp: receive sums");
     }
     (void)ok(nccl.ncclGroupEnd(), "tp: exchange of sums");
 }
 
 static void all_reduce_sum(float *x, size_t n)
 {
-    ncclComm_t comm = __atomic_load_n(&self.comm, __ATOMIC_ACQUIRE);
-    if (!comm || n == 0) return;
+    struct td_nccl_comm *comm = n ? use_begin() : NULL;
+    if (!comm) return;
     TD_ASSERT(n <= self.max_floats);
     if (self.n_ranks == 2 || !td_cuda.is_deterministic)
-        (void)ok(nccl.ncclAllReduce(x, x, n, ncclFloat, ncclSum, comm, td_cuda.compute), "tp: sum over ranks");
-    else sum_in_order(comm, x, n);
+        (void)ok(nccl.ncclAllReduce(x, x, n, TD_NCCL_FLOAT, TD_NCCL_SUM, comm, td_cuda.compute), "tp: sum over ranks");
+    else
+        sum_in_order(comm, x, n);
+    use_end();
 }
 
 /* A column block per rank goes tight over the wire and is spread by a strided copy. */
-static void gather_columns(const float *mine, int32_t n_rows, const int32_t *first, float *out)
+static void gather_on_first(struct td_nccl_comm *comm, size_t rows, const int32_t *first, float *out)
 {
-    ncclComm_t comm = __atomic_load_n(&self.comm, __ATOMIC_ACQUIRE);
-    if (!comm) return;
-    size_t rows = (size_t)n_rows, width = (size_t)(first[self.rank + 1] - first[self.rank]), stride = (size_t)first[self.n_ranks];
-    if (self.rank > 0) {
-        if (width) (void)ok(nccl.ncclSend(mine, rows * width, ncclFloat, 0, comm, td_cuda.compute), "tp: send logits");
-        return;
-    }
-    TD_ASSERT(rows * (stride - width) <= self.max_floats);
+    size_t stride = (size_t)first[self.n_ranks];
+    TD_ASSERT(rows * (stride - (size_t)(first[1] - first[0])) <= self.max_floats);
     bool good = ok(nccl.ncclGroupStart(), "tp: group");
+    if (!good) return;
     for (int32_t r = 1; r < self.n_ranks && good; r++) {
         size_t w = (size_t)(first[r + 1] - first[r]), at = rows * (size_t)(first[r] - first[1]);
-        if (w) good = ok(nccl.ncclRecv(self.scratch + at, rows * w, ncclFloat, r, comm, td_cuda.compute), "tp: receive logits");
+        if (w) good = ok(nccl.ncclRecv(self.scratch + at, rows * w, TD_NCCL_FLOAT, r, comm, td_cuda.compute), "tp: receive logits");
     }
     good = ok(nccl.ncclGroupEnd(), "tp: logits of all ranks") && good;
     for (int32_t r = 1; r < self.n_ranks && good; r++) {
@@ -174,23 +250,48 @@ static void gather_columns(const float *mine, int32_t n_rows, const int32_t *fir
     }
 }
 
-static void abort_ranks(void)
+static void gather_columns(const float *mine, int32_t n_rows, const int32_t *first, float *out)
 {
-    ncclComm_t comm = __atomic_exchange_n(&self.comm, (ncclComm_t)NULL, __ATOMIC_ACQ_REL);
+    struct td_nccl_comm *comm = use_begin();
     if (!comm) return;
-    (void)td_cuda_ok(cudaErrorUnknown, "tp: another rank is lost");
-    (void)nccl.ncclCommAbort(comm);
+    size_t width = (size_t)(first[self.rank + 1] - first[self.rank]);
+    if (self.rank == 0) gather_on_first(comm, (size_t)n_rows, first, out);
+    else if (width)
+        (void)ok(nccl.ncclSend(mine, (size_t)n_rows * width, TD_NCCL_FLOAT, 0, comm, td_cuda.compute), "tp: send logits");
+    use_end();
 }
 
+static td_status check(struct td_err *err)
+{
+    struct td_nccl_comm *comm = use_begin();
+    if (!comm) return TD_OK;
+    int error = TD_NCCL_SUCCESS, r = nccl.ncclCommGetAsyncError(comm, &error);
+    use_end();
+    if (r == TD_NCCL_SUCCESS && (error == TD_NCCL_SUCCESS || error == TD_NCCL_IN_PROGRESS)) return TD_OK;
+    (void)ok(r ? r : error, "tp: an error between ranks");
+    return td_cuda_lost(err);
+}
+
+static void abort_ranks(void)
+{
+    (void)td_cuda_ok(cudaErrorUnknown, "tp: another rank is lost");
+    struct td_nccl_comm *comm = use_stop();
+    if (comm) (void)nccl.ncclCommAbort(comm);
+}
+
+/* The graphs' last launches have ended when td_cuda_drop_graphs returns: with what they wait for, or by an abort. */
 static void leave(void)
 {
-    ncclComm_t comm = __atomic_exchange_n(&self.comm, (ncclComm_t)NULL, __ATOMIC_ACQ_REL);
-    if (comm) (void)nccl.ncclCommDestroy(comm);
+    td_cuda_drop_graphs();
+    struct td_nccl_comm *comm = use_stop();
+    if (comm) (void)(td_cuda_ok(cudaSuccess, "") ? nccl.ncclCommDestroy(comm) : nccl.ncclCommAbort(comm));
     if (self.scratch) (void)cudaFree(self.scratch);
     self.scratch = NULL;
 }
 
-#else /* emulated: the ranks' own communicator, called by the stream in order with the entries */
+static const struct td_device_ranks over_nccl = {new_id, join, all_reduce_sum, gather_columns, check, abort_ranks, leave};
+
+#ifdef TD_CUDA_EMULATE /* without a stand-in: the ranks' own communicator, called by the stream in order with the entries */
 
 struct call {
     float *x, *out;
@@ -219,41 +320,51 @@ static void issue(float *x, size_t n, const int32_t *first, float *out)
     if (!td_cuda_ok(cudaLaunchHostFunc(td_cuda.compute, run_call, c), "tp: a call")) free(c);
 }
 
-static td_status new_id(uint8_t *ret_id, struct td_err *err)
+static td_status host_new_id(uint8_t *ret_id, struct td_err *err)
 {
     (void)err;
     memset(ret_id, 0, TD_DEVICE_RANK_ID_BYTES);
     return TD_OK;
 }
 
-static td_status join(const uint8_t *id, const struct td_device_group *g, size_t max_floats, struct td_err *err)
+static td_status host_join(const uint8_t *id, const struct td_device_group *g, size_t max_floats, struct td_err *err)
 {
     (void)id, (void)max_floats, (void)err;
     group = *g;
     return TD_OK;
 }
 
-static void all_reduce_sum(float *x, size_t n)
+static void host_all_reduce_sum(float *x, size_t n)
 {
     issue(x, n, NULL, NULL);
 }
 
-static void gather_columns(const float *mine, int32_t n_rows, const int32_t *first, float *out)
+static void host_gather_columns(const float *mine, int32_t n_rows, const int32_t *first, float *out)
 {
     issue((float *)(uintptr_t)mine, (size_t)n_rows, first, out);
 }
 
-static void abort_ranks(void) {}
+static void host_abort_ranks(void) {}
 
-static void leave(void)
+static td_status host_check(struct td_err *err)
+{
+    (void)err;
+    return TD_OK;
+}
+
+static void host_leave(void)
 {
     memset(&group, 0, sizeof group);
 }
-#endif
 
-static const struct td_device_ranks ranks = {new_id, join, all_reduce_sum, gather_columns, abort_ranks, leave};
+static const struct td_device_ranks over_host = {host_new_id, host_join,        host_all_reduce_sum, host_gather_columns,
+                                                 host_check,  host_abort_ranks, host_leave};
+#endif
 
 const struct td_device_ranks *td_cuda_ranks(void)
 {
-    return &ranks;
+#ifdef TD_CUDA_EMULATE
+    if (!library_name()) return &over_host;
+#endif
+    return &over_nccl;
 }

@@ -240,6 +240,13 @@ static void graph_drop(struct graph *g)
     *g = graph();
 }
 
+void td_cuda_drop_graphs(void)
+{
+    TD_ASSERT(self.state == STEP_IDLE);
+    if (td_cuda.compute) (void)td_cuda_ok(cudaStreamSynchronize(td_cuda.compute), "wait for the graphs before dropping them");
+    for (int i = 0; i < N_GRAPHS; i++) graph_drop(&self.graphs[i]);
+}
+
 /* A free place, if need be by dropping the graph that was launched longest ago. */
 static struct graph *graph_place(void)
 {
@@ -284,10 +291,13 @@ static struct graph *keep_recording(void)
 {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;
-    if (!td_cuda_ok(cudaStreamEndCapture(td_cuda.compute, &graph), "cudaStreamEndCapture")) return NULL;
-    bool ok = td_cuda_ok(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
-    ok = td_cuda_ok(cudaGraphDestroy(graph), "cudaGraphDestroy") && ok;
-    if (!ok) return NULL;
+    bool ok = td_cuda_ok(cudaStreamEndCapture(td_cuda.compute, &graph), "cudaStreamEndCapture");
+    ok = ok && td_cuda_ok(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+    if (graph) ok = td_cuda_ok(cudaGraphDestroy(graph), "cudaGraphDestroy") && ok;
+    if (!ok) { /* nothing of it stays: an abort of the ranks waits until no graph holds their communicator */
+        if (exec) (void)cudaGraphExecDestroy(exec);
+        return NULL;
+    }
     struct graph *g = graph_place();
     g->key = self.key, g->exec = exec;
     return g;
@@ -416,8 +426,7 @@ static void close_device(void)
 {
     if (td_cuda.compute) (void)cudaStreamSynchronize(td_cuda.compute);
     td_cuda_memory_close();
-    for (int i = 0; i < N_GRAPHS; i++)
-        if (self.graphs[i].exec) (void)cudaGraphExecDestroy(self.graphs[i].exec);
+    for (int i = 0; i < N_GRAPHS; i++) graph_drop(&self.graphs[i]);
     td_cuda_gemm_close();
     for (int i = 0; i < 2; i++) {
         if (self.stage_free[i]) (void)cudaEventDestroy(self.stage_free[i]);

@@ -21,6 +21,8 @@ bool td_cuda_ok(cudaError_t error, const char *label);
 td_status td_cuda_lost(struct td_err *err); /* TD_ERR_DEVICE with what td_cuda_ok has kept */
 #define TD_LAUNCHED(label) ((void)td_cuda_ok(cudaGetLastError(), (label)))
 
+void td_cuda_drop_graphs(void); /* waits for what was issued, then destroys every kept graph; the owning thread, outside a step */
+
 /* rows.cu */
 void td_cuda_rmsnorm(const struct td_rmsnorm_args *a, int part, int n_parts);
 void td_cuda_rmsnorm_prepare(const struct td_rmsnorm_args *a, const struct td_gemm_args *next, int part, int n_parts);

@@ -34,7 +34,14 @@ enum {
 #define EVENT_MAGIC 0x54444531u /* "TDE1" */
 #define cudaErrorStreamCaptureImplicit ((cudaError_t)906)
 
-enum work_kind { WORK_KERNEL, WORK_COPY, WORK_SET, WORK_HOST, WORK_RECORD, WORK_WAIT, WORK_GRAPH };
+enum work_kind { WORK_KERNEL, WORK_COPY, WORK_SET, WORK_HOST, WORK_RECORD, WORK_WAIT, WORK_GRAPH, WORK_OBJECT };
+
+/* What lives as long as the graphs that name it (cudaGraphRetainUserObject). */
+struct object {
+    uint32_t n_refs;
+    cudaHostFn_t release;
+    void *data;
+};
 
 struct work {
     struct work *next;
@@ -47,6 +54,7 @@ struct work {
         struct { cudaHostFn_t function; void *data; } host;
         struct { struct td_emu_event *event; uint64_t number; struct td_emu_stream *stream; uint64_t until; } event;
         struct td_emu_graph_exec *graph;
+        struct object *object;
     } u;
     _Alignas(16) uint8_t bytes[];
 };
@@ -224,7 +232,17 @@ static struct work *work_copy(const struct work *from)
 {
     struct work *w = work_new(from->kind, from->bytes, from->n_bytes);
     w->u = from->u;
+    if (w->kind == WORK_OBJECT) w->u.object->n_refs++;
     return w;
+}
+
+static void work_free(struct work *w)
+{
+    if (w->kind == WORK_OBJECT && --w->u.object->n_refs == 0) {
+        w->u.object->release(w->u.object->data);
+        free(w->u.object);
+    }
+    free(w);
 }
 
 static void works_free(struct queue *q)
@@ -232,7 +250,7 @@ static void works_free(struct queue *q)
     while (q->head) {
         struct work *w = q->head;
         q->head = w->next;
-        free(w);
+        work_free(w);
     }
     q->tail = &q->head;
 }
@@ -279,6 +297,7 @@ static void run(struct work *w)
         for (struct work *part = w->u.graph->works.head; part; part = part->next) run(part);
         break;
     case WORK_RECORD:
+    case WORK_OBJECT:
     case WORK_WAIT: break;
     }
 }
@@ -979,6 +998,21 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *ret_graph)
     *ret_graph = error ? NULL : c->graph;
     free(c);
     return leave(error);
+}
+
+int td_emu_graph_attach(cudaStream_t stream, cudaHostFn_t release, void *data)
+{
+    pthread_mutex_lock(&lock);
+    struct capture *c = stream_of(stream)->capture;
+    if (c) {
+        struct work *w = work_new(WORK_OBJECT, NULL, 0);
+        w->u.object = calloc(1, sizeof *w->u.object);
+        if (!w->u.object) td_emu_die("no memory for an object of a graph");
+        *w->u.object = (struct object){1, release, data};
+        append(&c->graph->works, w);
+    }
+    pthread_mutex_unlock(&lock);
+    return c != NULL;
 }
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret_exec, cudaGraph_t graph, unsigned long long flags)

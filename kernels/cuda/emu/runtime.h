@@ -15,6 +15,7 @@
  *   TD_CUDA_EMU_DEVICES  how many (1)
  *   TD_CUDA_EMU_STRICT   1: the host may not follow pointers into device memory (SIGSEGV); for tests where no stand-in for a NIC writes there
  *   TD_CUDA_EMU_SEED     order of threads and blocks (1)
+ *   TD_CUDA_EMU_NCCL     a library that stands in for libnccl.so.2 (tests/unit/nccl_stub.c); unset: ranks meet in the host's memory (comm.cu)
  *   TD_CUDA_EMU_FAULT    comma list: launch:N, ecc:N (the N-th kernel fails and the device is lost), malloc:N (the N-th cudaMalloc finds no memory),
  *                        each with @D behind it only in processes that use device D; nodevice, nodriver, nopeer (no memory of another process opens),
  *                        noimage (the library has no code for this device), cc:75 (another compute capability; default 90)
@@ -175,6 +176,10 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *ret_n_nodes);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+
+/* No call of CUDA's, but what cudaGraphRetainUserObject is for: `release(data)` runs when the last graph is gone that the stream is recording now,
+ * or that was made from it. 0: the stream records none, and nothing was kept. release may make no call of this header. */
+int td_emu_graph_attach(cudaStream_t stream, cudaHostFn_t release, void *data);
 
 /* ---- other processes */
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *ret_handle, void *memory);

@@ -1,0 +1,47 @@
+/* nccl_api.h - the dozen calls of NCCL that comm.cu makes, as libnccl.so.2 exports them.
+ *
+ * Why here: NCCL is opened when it is needed, so only its binary interface matters; with it written down, the library is built and comm.cu is
+ * tested on machines without nccl.h (tests/unit/nccl_stub.c is the library's stand-in there). Where nccl.h is at hand, comm.cu compares.
+ * Source: nccl.h of NCCL 2.28; these values have not changed since NCCL 2. */
+#ifndef TD_KERNELS_CUDA_NCCL_API_H
+#define TD_KERNELS_CUDA_NCCL_API_H
+
+#include <stddef.h>
+
+#define TD_NCCL_LIBRARY "libnccl.so.2"
+#define TD_NCCL_ID_BYTES 128
+
+struct td_nccl_comm; /* ncclComm */
+
+struct td_nccl_id { /* ncclUniqueId: passed by value */
+    char bytes[TD_NCCL_ID_BYTES];
+};
+
+/* ncclResult_t, ncclDataType_t, ncclRedOp_t: ints. */
+enum { TD_NCCL_SUCCESS = 0, TD_NCCL_INTERNAL_ERROR = 3, TD_NCCL_INVALID_USAGE = 5, TD_NCCL_REMOTE_ERROR = 6, TD_NCCL_IN_PROGRESS = 7 };
+enum { TD_NCCL_FLOAT = 7 };
+enum { TD_NCCL_SUM = 0 };
+
+/* X(name, result, arguments); `stream` is a cudaStream_t. */
+#define TD_NCCL_FUNCTIONS(X)                                                                                                              \
+    X(ncclGetUniqueId, int, (struct td_nccl_id * ret_id))                                                                                 \
+    X(ncclCommInitRank, int, (struct td_nccl_comm * *ret_comm, int n_ranks, struct td_nccl_id id, int rank))                              \
+    X(ncclCommAbort, int, (struct td_nccl_comm * comm))                                                                                   \
+    X(ncclCommDestroy, int, (struct td_nccl_comm * comm))                                                                                 \
+    X(ncclCommGetAsyncError, int, (struct td_nccl_comm * comm, int *ret_error))                                                           \
+    X(ncclAllReduce, int, (const void *from, void *to, size_t n, int type, int op, struct td_nccl_comm *comm, void *stream))       \
+    X(ncclSend, int, (const void *from, size_t n, int type, int peer, struct td_nccl_comm *comm, void *stream))                    \
+    X(ncclRecv, int, (void *to, size_t n, int type, int peer, struct td_nccl_comm *comm, void *stream))                            \
+    X(ncclGroupStart, int, (void))                                                                                                        \
+    X(ncclGroupEnd, int, (void))                                                                                                          \
+    X(ncclGetErrorString, const char *, (int result))                                                                                     \
+    X(ncclGetLastError, const char *, (struct td_nccl_comm * comm))
+
+/* What the stand-in takes of the emulated GPU; comm.cu hands it over where the library exports TD_NCCL_STUB_OPEN. */
+struct td_nccl_stub_cuda {
+    int (*launch_host)(void *stream, void (*function)(void *), void *data); /* cudaLaunchHostFunc */
+    int (*attach)(void *stream, void (*release)(void *), void *object);     /* td_emu_graph_attach: 1 = the stream records */
+};
+#define TD_NCCL_STUB_OPEN "td_nccl_stub_open"
+
+#endif
