@@ -176,6 +176,10 @@ struct td_xfer_event {
      * knows how far the sender's clock is from its own but for the shortest flight of a frame, which is the only time left out. Up to 35 minutes. */
     uint64_t elapsed_ns, tail_ns;
     uint64_t at_ns;                   /* READY, DONE: when that was, on this side's clock */
+    /* READY, DONE: bytes of other transfers that waited on this side when this one's last byte was begun here, so that its turn
+     * came before theirs. 0 on the side that does not move the bytes: tcp, shm-staged and rdma's WRITEs are the sender's,
+     * shm, cuda-ipc and rdma's READs the receiver's. */
+    uint64_t behind_bytes;
     char reason[160];
     uint8_t note[TD_XFER_NOTE_MAX];
     size_t note_bytes;

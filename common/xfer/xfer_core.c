@@ -138,7 +138,7 @@ size_t td_xfer_core_poll(struct td_xfer_core *c, struct td_xfer_event *events, s
         e->kind = (enum td_xfer_event_kind)c->events[c->event_head].kind;
         e->id = id;
         e->status = TD_OK;
-        e->bytes = e->elapsed_ns = e->tail_ns = e->at_ns = 0;
+        e->bytes = e->elapsed_ns = e->tail_ns = e->at_ns = e->behind_bytes = 0;
         e->note_bytes = 0;
         e->reason[0] = 0;
         c->event_head = (c->event_head + 1) % c->max_events;
@@ -150,7 +150,10 @@ size_t td_xfer_core_poll(struct td_xfer_core *c, struct td_xfer_event *events, s
             e->path = op->path;
             e->status = op->status;
             e->bytes = (uint64_t)op->grant.n_blocks * c->block_bytes;
-            if (e->kind == TD_XFER_OP_DONE) set_times(e, op->first_ns, op->last_ns, op->done_ns);
+            if (e->kind == TD_XFER_OP_DONE) {
+                set_times(e, op->first_ns, op->last_ns, op->done_ns);
+                e->behind_bytes = op->behind_bytes;
+            }
             memcpy(e->reason, op->reason, sizeof e->reason);
             memset(op->grant.key, 0, sizeof op->grant.key);
             op->state = TD_OP_FREE;
@@ -163,6 +166,7 @@ size_t td_xfer_core_poll(struct td_xfer_core *c, struct td_xfer_event *events, s
         if (e->kind == TD_XFER_SLOT_READY) {
             e->bytes = slot->bytes_got;
             set_times(e, slot->first_ns, slot->last_ns, slot->ready_ns);
+            e->behind_bytes = slot->behind_bytes;
             e->note_bytes = slot->note_bytes;
             memcpy(e->note, slot->note, slot->note_bytes);
         } else {
@@ -376,7 +380,7 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xf
     }
     s->n_refs = s->copy_at = s->n_told = 0;
     s->copy_off = 0;
-    s->bytes_told = s->bytes_begun = 0;
+    s->bytes_told = s->bytes_begun = s->behind_bytes = 0;
     s->final_seen = s->parked = false;
     s->status = TD_OK; /* an earlier attempt's */
     s->reason[0] = 0;
@@ -561,6 +565,26 @@ static bool slot_wants(const struct td_xfer_core *c, uint32_t id, enum td_xfer_p
     return s->state == TD_SLOT_FILLING && s->path == path && slot_has(s) && (is_local(path) ? !s->parked : s->conn == conn);
 }
 
+static uint64_t slot_waiting_bytes(const struct td_xfer_core *c, const struct td_xfer_slot *s)
+{
+    if (is_local(s->path)) return s->bytes_told - s->bytes_begun;
+    return (uint64_t)(s->n_refs - s->copy_at) * c->block_bytes - s->copy_off;
+}
+
+/* Called when a piece of the slot is begun: after the last one, what others still wait for is counted, once for a transfer. */
+static void slot_begun(struct td_xfer_core *c, uint32_t id)
+{
+    struct td_xfer_slot *s = &c->slots[id];
+    if (s->n_refs < s->n_blocks || slot_waiting_bytes(c, s)) return;
+    if (is_local(s->path) && s->bytes_told < (uint64_t)s->n_blocks * c->block_bytes) return;
+    uint32_t other;
+    s->behind_bytes = 0;
+    for (struct round r = {.at = 0}; round_next(&c->fetching, 0, &r, &other);) {
+        const struct td_xfer_slot *o = &c->slots[other];
+        if (other != id && o->state == TD_SLOT_FILLING && slot_has(o)) s->behind_bytes += slot_waiting_bytes(c, o);
+    }
+}
+
 /* Where to look first; see struct td_xfer_turns. */
 static uint32_t slot_turn(struct td_xfer_core *c, const struct td_xfer_turns *t, enum td_xfer_path path, uint64_t conn)
 {
@@ -607,6 +631,7 @@ static void local_next(struct td_xfer_core *c, uint32_t id, uint64_t max_bytes, 
         copy->n_bytes += c->block_bytes;
     }
     s->bytes_begun += copy->n_bytes;
+    slot_begun(c, id);
     if (!slot_has(s)) set_drop(&c->fetching, id);
 }
 
@@ -737,6 +762,7 @@ bool td_xfer_core_rd_next(struct td_xfer_core *c, uint64_t conn, struct td_xfer_
             s->copy_off += (uint32_t)rd->n_bytes;
         }
         s->n_rd++;
+        slot_begun(c, id);
         turn_over(turns, from, id, c->max_slots);
         return true;
     }
@@ -1238,6 +1264,26 @@ static void op_begin(struct td_xfer_op *op, int32_t block, uint64_t n_bytes)
     op->bytes_begun += n_bytes;
 }
 
+/* Every byte was submitted and begun. */
+static bool all_begun(const struct td_xfer_core *c, const struct td_xfer_op *op)
+{
+    return op->bytes_begun == (uint64_t)op->grant.n_blocks * c->block_bytes;
+}
+
+/* Called when a frame or a work request of the op is begun: after the last one, what others still wait for is counted, once for
+ * an attempt. */
+static void op_begun(struct td_xfer_core *c, uint32_t id)
+{
+    struct td_xfer_op *op = &c->ops[id];
+    if (!all_begun(c, op)) return;
+    uint32_t other;
+    op->behind_bytes = 0;
+    for (struct round r = {.at = 0}; round_next(&c->streaming, 0, &r, &other);) {
+        const struct td_xfer_op *o = &c->ops[other];
+        if (other != id && o->state == TD_OP_STREAMING) op->behind_bytes += o->bytes_ready - o->bytes_begun;
+    }
+}
+
 /* The op's next DATA (or first OPEN) frame for this lane; false when there is none. */
 static bool tx_data(struct td_xfer_core *c, struct td_xfer_op *op, uint32_t lane, int32_t max_blocks, struct td_xfer_frame *f)
 {
@@ -1304,12 +1350,6 @@ static void tx_ref_pull(struct td_xfer_core *c, struct td_xfer_op *op, struct td
     ref_said(c, op, (uint64_t)n * c->block_bytes, n, c->block_bytes, tx);
 }
 
-/* Every byte was submitted and begun. */
-static bool all_begun(const struct td_xfer_core *c, const struct td_xfer_op *op)
-{
-    return op->bytes_begun == (uint64_t)op->grant.n_blocks * c->block_bytes;
-}
-
 /* May FINAL be said? Every block is begun and wholly with the kernel or the NIC, every digest is sent. */
 static bool final_due(const struct td_xfer_core *c, const struct td_xfer_op *op)
 {
@@ -1349,6 +1389,7 @@ bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane, 
                                            .handle = op->handle};
         if (goes_by_data(op->path) && tx_data(c, op, lane, max_blocks, &tx->frame)) {
             memcpy(tx->payload, op->grant.key, TD_XFER_KEY_BYTES); /* for OPEN */
+            if (tx->frame.type == TD_XFER_DATA) op_begun(c, id);
         } else if (is_local(op->path) && (at = op_next(op, 0)) >= 0) {
             tx_ref(c, op, at, tx);
         } else if (op->can_pull && op->ref_at < op->n_pull) {
@@ -1432,6 +1473,7 @@ bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, ui
                 op_begin(op, next, c->block_bytes);
             }
             op->qps_used |= 1u << qp;
+            op_begun(c, id);
         } else if (op->final && all_begun(c, op) && (op->qps_used & ~op->qps_said & 1u << qp) &&
                    (op->qps_said || !(op->qps_used & no_words))) {
             wr->is_imm = true;

@@ -81,6 +81,7 @@ struct td_xfer_slot {
     int32_t n_told;               /* shm, cuda-ipc: order[0, n_told) may be copied to their ends */
     uint64_t bytes_got;
     uint64_t bytes_told, bytes_begun; /* shm, cuda-ipc: what may be copied; what is copied or under way */
+    uint64_t behind_bytes;        /* as in td_xfer_event */
     int32_t *dst, *src, *order; /* [n_blocks]: destination; shm: source block or -1; order of arrival of refs */
     uint32_t *got;              /* [n_blocks]: bytes in or under way, from the block's start */
     uint32_t *told;             /* [n_blocks]: shm, cuda-ipc: bytes from the block's start that may be copied */
@@ -119,6 +120,7 @@ struct td_xfer_op {
     uint32_t *ready, *begun;  /* [n_blocks]: bytes from the block's start that were submitted; that this attempt has begun to send */
     uint8_t *lane_of;         /* [n_blocks]: tcp: the lane that began it in this attempt and sends all of it, or TD_XFER_NO_LANE */
     uint64_t bytes_ready, bytes_begun; /* their sums */
+    uint64_t behind_bytes;    /* as in td_xfer_event */
     int32_t n_runs;           /* rdma: runs that TARGETS told in this attempt, when each has keys of its own; else 0 */
     int32_t n_queued, n_whole; /* blocks in order; order[0, n_whole) were submitted to their ends */
     struct { int32_t at; bool open; } lane[TD_XFER_LANES_MAX]; /* nothing of order[0, at) is left for this lane; other paths: lane 0 */
