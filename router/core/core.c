@@ -159,7 +159,7 @@ static double step_share(const struct td_core *c, uint32_t worker)
 {
     const struct td_core_worker *w = &c->workers[worker];
     if (c->guarded_tpot_s >= INFINITY) return 0;
-    double q = td_latency_margin(c->latency, TD_LAT_TPOT, c->guarded_tpot_class, td_load_bucket(w->n_active + w->n_pending, w->max_seqs));
+    double q = td_latency_margin(c->latency, TD_LAT_TPOT, c->guarded_tpot_class, TD_LAT_LIMIT_BUCKET);
     double one_s = td_latency_step(c->latency, worker, 1, 0, 0, 0), room_s = c->guarded_tpot_s / q - one_s;
     return room_s > 0 ? fmin(1, fmax(0, w->step_s - one_s) / room_s) : 0;
 }
@@ -254,7 +254,7 @@ static void learn_from(struct td_core *c, const struct request *r)
     double ttft = (double)(r->first_ns - r->arrived_ns) * 1e-9,
         tpot = n_out > 1 ? (double)(r->last_ns - r->first_ns) * 1e-9 / (double)(n_out - 1) : 0;
     if (n_out > 1 && r->failovers == 0 && r->choice.tpot_s > 0)
-        td_latency_observe_ratio(c->latency, TD_LAT_TPOT, r->slo_class, r->choice.decode_bucket, r->choice.tpot_s, tpot);
+        td_latency_observe_ratio(c->latency, TD_LAT_TPOT, r->slo_class, r->choice.tpot_bucket, r->choice.tpot_s, tpot);
     if (r->ttft_s >= INFINITY && r->tpot_s >= INFINITY) return;
     bool late = ttft > r->ttft_s, slow = tpot > r->tpot_s;
     c->stats.judged++;
@@ -521,7 +521,7 @@ static void first_seen(struct td_core *c, struct request *r)
     if (r->first_ns) return;
     r->first_ns = c->now_ns;
     if (r->choice.ttft_s > 0 && r->failovers == 0)
-        td_latency_observe_ratio(c->latency, TD_LAT_TTFT, r->slo_class, r->choice.prefill_bucket, r->choice.ttft_s,
+        td_latency_observe_ratio(c->latency, TD_LAT_TTFT, r->slo_class, r->choice.ttft_bucket, r->choice.ttft_s,
                                  (double)(c->now_ns - r->placed_ns) * 1e-9);
 }
 
@@ -672,7 +672,7 @@ static void update_advice(struct td_core *c, uint64_t busy_permille)
             f.kv_tokens = w->kv_tokens;
             f.max_seqs = w->max_seqs;
         }
-    f.margin = td_latency_margin(c->latency, TD_LAT_TPOT, 0, TD_LAT_LOAD_BUCKETS - 1);
+    f.margin = td_latency_margin(c->latency, TD_LAT_TPOT, 0, TD_LAT_LIMIT_BUCKET);
     c->bound = td_advice_update(&c->advice, c->now_s, &f, c->latency);
 }
 

@@ -49,7 +49,6 @@
 #define CORRECTION_MIN 0.5
 #define CORRECTION_MAX 2.0
 
-#define Q_START 1.2
 #define Q_MIN 0.5
 #define Q_MAX 3.0
 #define CHILD_MIN 20             /* samples before a class, or a bucket of it, stands on its own */
@@ -391,55 +390,60 @@ struct node_class {
 struct td_latency {
     struct td_lat_config config;
     struct node_class classes[TD_LAT_MAX_CLASSES];
-    struct tracker margin_all[N_OBJECTIVES], margin_class[N_OBJECTIVES][TD_LAT_MAX_SLO_CLASSES];
-    struct tracker margin[N_OBJECTIVES][TD_LAT_MAX_SLO_CLASSES][TD_LAT_LOAD_BUCKETS];
+    struct tracker margin_all[N_OBJECTIVES][TD_LAT_BUCKETS], margin[N_OBJECTIVES][TD_LAT_MAX_SLO_CLASSES][TD_LAT_BUCKETS];
     struct quality_ring quality[N_OBJECTIVES];
     struct lengths output_all, output[TD_LAT_MAX_SLO_CLASSES];
     struct node nodes[TD_LAT_MAX_NODES];
 };
 
-static const struct tracker *margin_of(const struct td_latency *l, int what, uint32_t slo_class, uint32_t load_bucket)
+/* Where margins start. A step is predicted as it is when the request is placed, and what is admitted keeps it there: TPOT needs none to begin with,
+ * and one that is too wide refuses a tenth of the capacity until it has been unlearned. A first token waits for things that nobody reports. */
+static const double q_start[N_OBJECTIVES] = {[TD_LAT_TTFT] = 1.2, [TD_LAT_TPOT] = 1.0};
+
+static const struct tracker *margin_of(const struct td_latency *l, int what, uint32_t slo_class, uint32_t bucket)
 {
-    const struct tracker *bucket = &l->margin[what][slo_class][load_bucket], *own = &l->margin_class[what][slo_class];
-    return bucket->n >= CHILD_MIN ? bucket : own->n >= CHILD_MIN ? own : &l->margin_all[what];
+    const struct tracker *own = &l->margin[what][slo_class][bucket];
+    return own->n >= CHILD_MIN ? own : &l->margin_all[what][bucket];
 }
 
-/* Until it has CHILD_MIN samples a tracker follows its parent, so that it starts where that is. */
-static void child_step(const struct td_latency *l, struct tracker *child, const struct tracker *parent, double ratio)
+uint32_t td_latency_bucket(double predicted_s, double objective_s)
 {
-    if (child->n >= CHILD_MIN) {
-        tracker_step(child, ratio, l->config.attainment, l->config.eta);
-        child->q = fmin(fmax(child->q, Q_MIN), Q_MAX); /* (3) */
-    } else {
-        *child = (struct tracker){.q = parent->q, .n = child->n + 1};
-    }
+    static const double edges[TD_LAT_BUCKETS - 1] = {0.5, 0.65, 0.75, 0.85, 0.92, 1.0, 1.2};
+    uint32_t bucket = 0;
+    while (bucket < TD_LAT_BUCKETS - 1 && predicted_s > edges[bucket] * objective_s) bucket++;
+    return bucket;
 }
 
-static uint32_t load_bucket_of(uint32_t load_bucket) { return load_bucket < TD_LAT_LOAD_BUCKETS ? load_bucket : TD_LAT_LOAD_BUCKETS - 1; }
+static uint32_t bucket_of(uint32_t bucket) { return bucket < TD_LAT_BUCKETS ? bucket : TD_LAT_BUCKETS - 1; }
 
-double td_latency_margin(const struct td_latency *latency, enum td_lat_objective what, uint32_t slo_class, uint32_t load_bucket)
+static void margin_step(const struct td_latency *l, struct tracker *t, double ratio)
+{
+    tracker_step(t, ratio, l->config.attainment, l->config.eta);
+    t->q = fmin(fmax(t->q, Q_MIN), Q_MAX); /* (3) */
+}
+
+double td_latency_margin(const struct td_latency *latency, enum td_lat_objective what, uint32_t slo_class, uint32_t bucket)
 {
     TD_ASSERT((uint32_t)what < N_OBJECTIVES && slo_class < TD_LAT_MAX_SLO_CLASSES);
-    return margin_of(latency, what, slo_class, load_bucket_of(load_bucket))->q;
+    return margin_of(latency, what, slo_class, bucket_of(bucket))->q;
 }
 
-void td_latency_observe_ratio(struct td_latency *latency, enum td_lat_objective what, uint32_t slo_class, uint32_t load_bucket, double predicted_s,
+void td_latency_observe_ratio(struct td_latency *latency, enum td_lat_objective what, uint32_t slo_class, uint32_t bucket, double predicted_s,
                               double observed_s)
 {
     TD_ASSERT((uint32_t)what < N_OBJECTIVES && slo_class < TD_LAT_MAX_SLO_CLASSES);
     double ratio = observed_s / predicted_s;
     if (!(predicted_s > 0) || !(observed_s > 0) || !isfinite(predicted_s) || !isfinite(observed_s)) return; /* nothing was predicted or seen */
-    load_bucket = load_bucket_of(load_bucket);
+    bucket = bucket_of(bucket);
     struct quality_ring *ring = &latency->quality[what];
-    ring->covered[ring->next] = ratio <= margin_of(latency, what, slo_class, load_bucket)->q;
+    ring->covered[ring->next] = ratio <= margin_of(latency, what, slo_class, bucket)->q;
     ring->ratio[ring->next] = (float)fmin(fmax(ratio, 1e-6), 1e6);
     ring->next = (ring->next + 1) % QUALITY_WINDOW;
     if (ring->n < QUALITY_WINDOW) ring->n++;
-    struct tracker *all = &latency->margin_all[what], *own = &latency->margin_class[what][slo_class];
-    tracker_step(all, ratio, latency->config.attainment, latency->config.eta);
-    all->q = fmin(fmax(all->q, Q_MIN), Q_MAX); /* (3) */
-    child_step(latency, own, all, ratio);
-    child_step(latency, &latency->margin[what][slo_class][load_bucket], own, ratio);
+    struct tracker *all = &latency->margin_all[what][bucket], *own = &latency->margin[what][slo_class][bucket];
+    margin_step(latency, all, ratio);
+    if (own->n >= CHILD_MIN) margin_step(latency, own, ratio);
+    else *own = (struct tracker){.q = all->q, .n = own->n + 1}; /* so that it starts where all classes are */
 }
 
 void td_latency_quality(const struct td_latency *latency, enum td_lat_objective what, struct td_lat_quality *ret_quality)
@@ -500,7 +504,8 @@ td_status td_latency_create(const struct td_lat_config *config, struct td_latenc
     struct td_lat_theta nothing = {0};
     for (uint32_t i = 0; i < TD_LAT_MAX_CLASSES; i++) td_latency_set_theta(l, i, &nothing);
     for (uint32_t i = 0; i < TD_LAT_MAX_NODES; i++) l->nodes[i].overall = 1;
-    for (int what = 0; what < N_OBJECTIVES; what++) l->margin_all[what].q = Q_START;
+    for (int what = 0; what < N_OBJECTIVES; what++)
+        for (int i = 0; i < TD_LAT_BUCKETS; i++) l->margin_all[what][i].q = q_start[what];
     l->output_all = (struct lengths){.mean = OUTPUT_MEAN, .p90 = {.q = OUTPUT_P90}};
     for (uint32_t i = 0; i < TD_LAT_MAX_SLO_CLASSES; i++) l->output[i] = l->output_all;
     *ret_latency = l;

@@ -9,9 +9,9 @@
  * Theta belongs to a node class and is refined by recursive least squares with forgetting (0.999); each node has a correction beside it: the median
  * of observed / model over the last 64 steps in each of 16 buckets of step size, used from 5 samples on, clamped to [0.5, 2].
  *
- * Margins: `q` of a (class, load bucket) is a quantile tracker of observed / predicted at admission: q += eta * (tau - [ratio <= q]) scaled by q,
- * clamped to [0.5, 3]. A request is feasible when prediction * q meets its objective. So the margin is learned, not set (reference: a margin of 1.0
- * parks every decode node exactly on its objective and nearly all requests miss by a hair).
+ * Margins: `q` of a (class, bucket) is a quantile tracker of observed / predicted at admission: q += eta * (tau - [ratio <= q]) scaled by q,
+ * clamped to [0.5, 3]. A request is feasible when prediction * q meets its objective. So the margin is learned, not set: the right one depends on
+ * what the predictions leave out.
  *
  * Output lengths: EWMA of mean and of the 0.9 quantile for each SLO class (and for all of them together while a class has fewer than 20).
  *
@@ -29,7 +29,8 @@
 #define TD_LAT_MAX_CLASSES 16           /* node classes */
 #define TD_LAT_MAX_NODES 1024
 #define TD_LAT_MAX_SLO_CLASSES 16
-#define TD_LAT_LOAD_BUCKETS 8
+#define TD_LAT_BUCKETS 8                /* of margins */
+#define TD_LAT_LIMIT_BUCKET 5           /* predictions just within the objective */
 #define TD_LAT_N_PREFILL 3              /* a0..a2 */
 #define TD_LAT_N_DECODE 5               /* b0..b4 */
 
@@ -81,11 +82,14 @@ double td_latency_correction(const struct td_latency *latency, uint32_t node);  
  * straight line. Before the first request: 256 and 512. */
 double td_latency_output(const struct td_latency *latency, uint32_t slo_class, double quantile, uint64_t max_tokens);
 
-/* Margins. load_bucket: 0..TD_LAT_LOAD_BUCKETS-1 of the node's utilisation at admission (higher counts as the last). A bucket with fewer than 20
- * ratios has its SLO class's margin, a class with fewer than 20 that of all classes together, which starts at 1.2. */
+/* Margins. bucket: 0..TD_LAT_BUCKETS-1 (higher counts as the last). A class with fewer than 20 ratios in a bucket has the margin of all classes
+ * there, which starts at 1.2 for TTFT and at 1 for TPOT.
+ * TPOT's buckets go by how near its objective the prediction is (td_latency_bucket): a batch at the limit is held there, while a batch that was small
+ * when a request came has grown before it ends. One margin for both would be too wide just where it decides. TTFT's go by how many wait before it. */
 enum td_lat_objective { TD_LAT_TTFT, TD_LAT_TPOT };
-double td_latency_margin(const struct td_latency *latency, enum td_lat_objective what, uint32_t slo_class, uint32_t load_bucket);
-void td_latency_observe_ratio(struct td_latency *latency, enum td_lat_objective what, uint32_t slo_class, uint32_t load_bucket, double predicted_s,
+uint32_t td_latency_bucket(double predicted_s, double objective_s);
+double td_latency_margin(const struct td_latency *latency, enum td_lat_objective what, uint32_t slo_class, uint32_t bucket);
+void td_latency_observe_ratio(struct td_latency *latency, enum td_lat_objective what, uint32_t slo_class, uint32_t bucket, double predicted_s,
                               double observed_s);
 
 /* For metrics: share of ratios <= q, mean absolute percentage error, samples, over the last 512 of each objective. */

@@ -203,6 +203,12 @@ double td_worker_doubt(const struct td_core_worker *w, double now_s)
     return 1 + 0.5 * fmin(1, fmax(0, (silent_s - TD_WORKER_SILENT_S) / (TD_WORKER_UNKNOWN_S - TD_WORKER_SILENT_S)));
 }
 
+/* TTFT's margins by how many there are before the request. */
+static uint32_t waiting_bucket(uint32_t n, uint32_t full)
+{
+    return n >= full ? TD_LAT_BUCKETS - 1 : n * (TD_LAT_BUCKETS - 1) / (full ? full : 1);
+}
+
 /* How long the worker computes what its queue holds before the request: all of it, unless some of that is of lesser classes. Of those only the step
  * that runs is waited for: queue and batch are in the order of the key. */
 static double prefill_wait(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t at)
@@ -235,7 +241,7 @@ void td_policy_predict_prefill(const struct td_policy_view *v, const struct td_p
     const struct td_core_worker *w = &v->workers[worker];
     uint64_t hit = v->hit_tokens[worker], u = a->n_tokens - hit, rows = w->max_step_tokens ? w->max_step_tokens : u;
     r->worker = worker;
-    r->bucket = td_load_bucket(w->n_pending, 16);
+    r->bucket = waiting_bucket(w->n_pending, 16);
     r->hit_tokens = hit;
     r->wait_s = prefill_wait(v, a, worker);
     r->prefill_s = td_latency_prefill(v->latency, worker, u, hit, w->max_step_tokens);
@@ -250,10 +256,7 @@ void td_policy_predict_prefill(const struct td_policy_view *v, const struct td_p
 
 void td_policy_predict_decode(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t worker, struct td_decode_part *r)
 {
-    const struct td_core_worker *w = &v->workers[worker];
-    *r = (struct td_decode_part){.worker = worker, .bucket = td_load_bucket(w->n_active + w->n_pending, w->max_seqs),
-                                 .hit_tokens = v->hit_tokens[worker],
-                                 .step_s = predicted_step(v, a, worker)};
+    *r = (struct td_decode_part){.worker = worker, .hit_tokens = v->hit_tokens[worker], .step_s = predicted_step(v, a, worker)};
 }
 
 void td_policy_predict_pair(const struct td_policy_view *v, const struct td_policy_ask *a, const struct td_prefill_part *p,
@@ -274,9 +277,9 @@ void td_policy_predict_pair(const struct td_policy_view *v, const struct td_poli
     c->prefill_s = p->prefill_s;
     c->ttft_s = p->wait_s + p->prefill_s;
     c->gap_s = fmax(tail, p->link_wait_s + all - p->hidden_s);
-    c->prefill_bucket = p->bucket;
-    c->decode_bucket = d->bucket;
     c->tpot_s = a->n_out > 1 ? d->step_s + c->gap_s / (a->n_out - 1) : 0;
+    c->ttft_bucket = p->bucket;
+    c->tpot_bucket = td_latency_bucket(c->tpot_s, a->tpot_s);
 }
 
 void td_policy_predict(const struct td_policy_view *v, const struct td_policy_ask *a, struct td_choice *c)
@@ -297,14 +300,9 @@ void td_policy_predict(const struct td_policy_view *v, const struct td_policy_as
     c->prefill_s = n_steps * td_latency_step(v->latency, c->decode, d->n_active, (double)d->active_tokens, chunk, chunk * (double)a->n_tokens / 2);
     c->ttft_s = c->prefill_s;
     c->gap_s = 0;
-    c->prefill_bucket = c->decode_bucket = part.bucket;
     c->tpot_s = a->n_out > 1 ? part.step_s : 0;
-}
-
-uint32_t td_load_bucket(uint32_t n, uint32_t full)
-{
-    if (n >= full) return TD_LAT_LOAD_BUCKETS - 1;
-    return n * (TD_LAT_LOAD_BUCKETS - 1) / (full ? full : 1);
+    c->ttft_bucket = waiting_bucket(d->n_active + d->n_pending, d->max_seqs);
+    c->tpot_bucket = td_latency_bucket(c->tpot_s, a->tpot_s);
 }
 
 static void place_by(const struct td_policy_view *v, const struct td_policy_ask *a, pick_fn pick, struct td_choice *c)

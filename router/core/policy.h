@@ -96,7 +96,7 @@ struct td_choice {
     uint64_t hit_tokens;        /* expected in the prefix cache of the worker that prefills */
     uint64_t send_tokens;       /* whose KV goes over the link: those that the decode worker is not expected to have */
     double prefill_s, ttft_s, gap_s, tpot_s;  /* predicted from now on; gap: prefill's first token -> decode's first step */
-    uint32_t prefill_bucket, decode_bucket;   /* load buckets, for the margins */
+    uint32_t ttft_bucket, tpot_bucket;        /* for the margins: td_latency_bucket */
     double wait_s;              /* REJECT: when to come back */
     const char *reason;
 };
@@ -151,7 +151,7 @@ struct td_prefill_part {
     double all_s, tail_s;                               /* transfers when the decode worker has nothing of the prompt */
 };
 struct td_decode_part {
-    uint32_t worker, bucket;
+    uint32_t worker;
     uint64_t hit_tokens;
     double step_s;
 };
@@ -162,7 +162,6 @@ void td_policy_predict_pair(const struct td_policy_view *view, const struct td_p
 void td_policy_predict(const struct td_policy_view *view, const struct td_policy_ask *ask, struct td_choice *choice);   /* of its workers */
 /* Mean step of a decode worker with so many sequences and context: with prefill rows mixed in as often as it was lately. */
 double td_worker_step_s(const struct td_latency *latency, uint32_t at, const struct td_core_worker *worker, double n_seqs, double context_tokens);
-uint32_t td_load_bucket(uint32_t n, uint32_t full);   /* 0..TD_LAT_LOAD_BUCKETS-1 */
 void td_policy_goodput(const struct td_policy_view *view, const struct td_policy_ask *ask, struct td_choice *ret_choice);   /* policy_goodput.c */
 
 #endif

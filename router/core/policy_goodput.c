@@ -128,8 +128,8 @@ static double price_of(const struct td_policy_view *v, bool local)
     return fmin(1, fmax(0, fmax((u - PRICE_FROM) / (PRICE_TO - PRICE_FROM), v->decode_pressure / FULL_PRESSURE)));
 }
 
-/* What its predictions are judged by: learned margins, and the price of what it uses. */
-struct factors { double price, q_t, q_d, doubt_d; };
+/* What its predictions are judged by beside learned margins: the price of what it uses, and how little is known of its workers. */
+struct factors { double price, doubt_t, doubt_d; };
 
 static double ttft_margin(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t bucket, double price)
 {
@@ -146,7 +146,7 @@ static double tpot_margin(const struct td_policy_view *v, const struct td_policy
 static void consider(const struct td_policy_view *v, const struct td_policy_ask *a, const struct td_choice *c, bool fits, const struct factors *x,
                      struct found *f)
 {
-    double price = x->price, q_t = x->q_t, q_d = x->q_d;
+    double price = x->price, q_t = ttft_margin(v, a, c->ttft_bucket, price) * x->doubt_t, q_d = tpot_margin(v, a, c->tpot_bucket);
     const struct td_core_worker *d = &v->workers[c->decode];
     if (d->assigned == 0 && q_d > 1) q_d = 1; /* waiting would not make it better, and nobody else is there to suffer */
     q_d *= x->doubt_d;
@@ -181,12 +181,11 @@ static void consider(const struct td_policy_view *v, const struct td_policy_ask 
 static void consider_pairs(const struct td_policy_view *v, const struct td_policy_ask *a, const struct side *p, const struct side *d, struct found *f)
 {
     struct td_decode_part parts[MAX_CANDIDATES];
-    double q_d[MAX_CANDIDATES], doubt_d[MAX_CANDIDATES];
+    double doubt_d[MAX_CANDIDATES];
     bool fits[MAX_CANDIDATES];
     struct factors x = {.price = price_of(v, false)};
     for (uint32_t j = 0; j < d->n; j++) {
         td_policy_predict_decode(v, a, d->c[j].at, &parts[j]);
-        q_d[j] = tpot_margin(v, a, parts[j].bucket);
         doubt_d[j] = td_worker_doubt(&v->workers[d->c[j].at], v->now_s);
         fits[j] = kv_fits(&v->workers[d->c[j].at], a, TD_POLICY_KV_CEILING);
     }
@@ -194,9 +193,8 @@ static void consider_pairs(const struct td_policy_view *v, const struct td_polic
     for (uint32_t i = 0; i < p->n; i++) {
         struct td_prefill_part part;
         td_policy_predict_prefill(v, a, p->c[i].at, &part);
-        x.q_t = ttft_margin(v, a, part.bucket, x.price) * td_worker_doubt(&v->workers[p->c[i].at], v->now_s);
+        x.doubt_t = td_worker_doubt(&v->workers[p->c[i].at], v->now_s);
         for (uint32_t j = 0; j < d->n; j++) {
-            x.q_d = q_d[j];
             x.doubt_d = doubt_d[j];
             td_policy_predict_pair(v, a, &part, &parts[j], &c);
             consider(v, a, &c, fits[j], &x, f);
@@ -213,7 +211,7 @@ static void consider_local(const struct td_policy_view *v, const struct td_polic
         td_policy_predict(v, a, &c);
         bool fits = kv_fits(w, a, a->force_local ? TD_POLICY_KV_CEILING : KV_DEFLECT);
         if (!a->force_local) {
-            double rows = spare_rows(v, c.decode, tpot_margin(v, a, c.decode_bucket));
+            double rows = spare_rows(v, c.decode, tpot_margin(v, a, TD_LAT_LIMIT_BUCKET));
             double u = (double)(a->n_tokens - c.hit_tokens) + (double)w->local_tokens;
             if (rows < C_MIN || (w->n_active && w->mix_share * w->mix_rows > MIX_SHARE * rows)) continue;
             double n_steps = ceil(u / rows);
@@ -221,8 +219,7 @@ static void consider_local(const struct td_policy_view *v, const struct td_polic
                                                                fmin(rows, u) * (double)a->n_tokens / 2);
         }
         double doubt = td_worker_doubt(w, v->now_s);
-        struct factors x = {.price = price, .q_t = ttft_margin(v, a, c.prefill_bucket, price) * doubt, .q_d = tpot_margin(v, a, c.decode_bucket),
-                            .doubt_d = doubt};
+        struct factors x = {.price = price, .doubt_t = doubt, .doubt_d = doubt};
         consider(v, a, &c, fits, &x, f);
     }
 }
