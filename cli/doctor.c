@@ -11,7 +11,7 @@
 
 #define OFF(f) offsetof(struct doctor_config, f)
 static const struct td_option options[] = {
-    {"kv_memory", TD_OPT_STR, "25%", 0, 0, NULL, OFF(kv_memory), "the KV pool that workers here will have: a size or a share, as theirs"},
+    {"kv_memory", TD_OPT_STR, "25%", 0, 0, NULL, OFF(kv_memory), "the largest KV pool that a worker here can have: a size or a share, as its own"},
     {"transfer", TD_OPT_ENUM, "auto", 0, 0, "auto|tcp|shm|rdma|cuda-ipc", OFF(transfer), "KV path that must work; auto: whichever does"},
     {"register", TD_OPT_SIZE, "256MiB", 0, 1e13, NULL, OFF(register_bytes), "memory to register with each RDMA device; 0 = none, no GPU's either"},
     {"local", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(local), "check this host: CPU, memory, limits, clocks, RDMA devices, GPUs"},

@@ -17,6 +17,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/base/progress.h"
+
 #define HUGE_PAGE ((size_t)2 << 20)
 #define SMALL_PAGE ((size_t)4096)
 
@@ -29,6 +31,8 @@
 
 #define RESERVED_FROM ((size_t)64 << 20) /* smaller arenas leave reserved pages alone */
 
+#define FILL_STEP ((size_t)64 << 20) /* a tenth of a second or less: what a progress line needs */
+
 static size_t mapped_bytes(size_t bytes, size_t page) { return (bytes + page - 1) & ~(page - 1); }
 
 /* A memfd on reserved pages, or -1: the kernel has not that many. */
@@ -40,9 +44,28 @@ static int reserved_memfd(const char *name, size_t bytes)
     return -1;
 }
 
-td_status td_arena_create(size_t bytes, int shareable, const char *name, struct td_arena *ret_arena, struct td_err *err)
+/* Backs and maps bytes [at, at + n) of an arena. Returns 0 or an errno. */
+static int fill_pages(uint8_t *base, size_t at, size_t n, int memfd)
+{
+    int e = 0;
+    if (memfd >= 0) {
+        do e = fallocate(memfd, 0, (off_t)at, (off_t)n);
+        while (e < 0 && errno == EINTR);
+        if (e < 0) return errno;
+    }
+    do e = madvise(base + at, n, MADV_POPULATE_WRITE);
+    while (e < 0 && errno == EINTR);
+    if (e < 0 && errno != EINVAL) return errno;
+    if (e < 0) { /* an older kernel: touch each page */
+        for (size_t i = 0; i < n; i += SMALL_PAGE) *(volatile uint8_t *)(base + at + i) = 0;
+    }
+    return 0;
+}
+
+td_status td_arena_create(size_t bytes, int flags, const char *name, struct td_arena *ret_arena, struct td_err *err)
 {
     if (bytes == 0) return td_fail(err, TD_ERR_INVALID, "arena %s: size is 0, must be > 0", name);
+    bool shareable = flags & TD_ARENA_SHAREABLE;
     uint64_t available = td_mem_available();
     int fd = shareable && bytes >= RESERVED_FROM ? reserved_memfd(name, bytes) : -1;
     bool reserved = fd >= 0; /* such pages are not counted as available */
@@ -52,25 +75,21 @@ td_status td_arena_create(size_t bytes, int shareable, const char *name, struct 
     }
     size_t map_bytes = mapped_bytes(bytes, reserved ? HUGE_PAGE : SMALL_PAGE), reserve_bytes = map_bytes + HUGE_PAGE;
     int e;
-    if (shareable && !reserved) {
-        fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING); /* whoever shares it can promise that it does not shrink */
-        if (fd < 0) return td_fail(err, TD_ERR_IO, "arena %s: memfd_create: %s", name, strerror(errno));
-        do e = fallocate(fd, 0, 0, (off_t)map_bytes);
-        while (e < 0 && errno == EINTR);
-        if (e < 0) {
-            e = errno;
-            close(fd);
-            return td_fail(err, TD_ERR_NOMEM, "arena %s: cannot back %zu shared bytes: %s", name, bytes, strerror(e));
-        }
-    }
     uint8_t *reserve = mmap(NULL, reserve_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (reserve == MAP_FAILED) {
         e = errno;
         goto err_close;
     }
+    if (shareable && !reserved) {
+        fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING); /* whoever shares it can promise that it does not shrink */
+        if (fd < 0 || ftruncate(fd, (off_t)map_bytes) < 0) {
+            e = errno;
+            goto err_unmap;
+        }
+    }
     uint8_t *base = (uint8_t *)(((uintptr_t)reserve + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
-    int flags = MAP_FIXED | (shareable ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS);
-    if (mmap(base, map_bytes, PROT_READ | PROT_WRITE, flags, fd, 0) == MAP_FAILED) {
+    int map_flags = MAP_FIXED | (shareable ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS);
+    if (mmap(base, map_bytes, PROT_READ | PROT_WRITE, map_flags, fd, 0) == MAP_FAILED) {
         e = errno;
         goto err_unmap;
     }
@@ -81,15 +100,16 @@ td_status td_arena_create(size_t bytes, int shareable, const char *name, struct 
     reserve_bytes = map_bytes;
 
     madvise(base, map_bytes, MADV_HUGEPAGE); /* a wish: a kernel without huge pages serves small ones */
-    do e = madvise(base, map_bytes, MADV_POPULATE_WRITE);
-    while (e < 0 && errno == EINTR);
-    if (e < 0 && errno != EINVAL) {
-        e = errno;
-        goto err_unmap;
+    char label[64];
+    struct td_progress progress;
+    snprintf(label, sizeof label, "touching memory of %s", name);
+    td_progress_start(&progress, label, "B", map_bytes);
+    for (size_t at = 0; at < map_bytes; at += FILL_STEP) {
+        size_t n = map_bytes - at < FILL_STEP ? map_bytes - at : FILL_STEP;
+        if ((e = fill_pages(base, at, n, shareable && !reserved ? fd : -1))) goto err_unmap;
+        if (flags & TD_ARENA_SHOW) td_progress_update(&progress, at + n);
     }
-    if (e < 0) { /* an older kernel: touch each page */
-        for (size_t at = 0; at < map_bytes; at += SMALL_PAGE) *(volatile uint8_t *)(base + at) = 0;
-    }
+    if (flags & TD_ARENA_SHOW) td_progress_end(&progress);
     *ret_arena = (struct td_arena){.base = base, .bytes = bytes, .memfd = fd, .reserved = reserved};
     return TD_OK;
 
@@ -97,7 +117,7 @@ err_unmap:
     munmap(reserve, reserve_bytes);
 err_close:
     if (fd >= 0) close(fd);
-    return td_fail(err, TD_ERR_NOMEM, "arena %s: cannot map %zu bytes: %s", name, bytes, strerror(e));
+    return td_fail(err, TD_ERR_NOMEM, "arena %s: cannot back and map %zu bytes: %s", name, bytes, strerror(e));
 }
 
 void td_arena_destroy(struct td_arena *arena)

@@ -15,10 +15,12 @@ struct td_arena {
     bool reserved;        /* on 2 MiB pages that the operator has set aside (vm.nr_hugepages) */
 };
 
-/* shareable: back it by a memfd; from 64 MiB on by reserved 2 MiB pages when enough are free, because transparent ones are rare for shared memory and
- * a NIC pins and translates large pages many times faster. Else asks for transparent huge pages. Touches every page so that exhaustion shows at
- * boot. */
-td_status td_arena_create(size_t bytes, int shareable, const char *name, struct td_arena *ret_arena, struct td_err *err);
+enum { TD_ARENA_SHAREABLE = 1, TD_ARENA_SHOW = 2 };
+
+/* TD_ARENA_SHAREABLE: back it by a memfd; from 64 MiB on by reserved 2 MiB pages when enough are free, because transparent ones are rare
+ * for shared memory and a NIC pins and translates large pages many times faster. Else asks for transparent huge
+ * pages. Touches every page so that exhaustion shows at boot. TD_ARENA_SHOW: progress lines on stderr when that takes long. */
+td_status td_arena_create(size_t bytes, int flags, const char *name, struct td_arena *ret_arena, struct td_err *err);
 void td_arena_destroy(struct td_arena *arena);
 
 struct td_file_map {

@@ -479,11 +479,12 @@ td_status td_kv_pool_create(const struct td_kv_pool_config *config, struct td_kv
         p->seed = td_random_u64();
     }
     td_status status = TD_OK;
+    int arena_flags = (config->shareable ? TD_ARENA_SHAREABLE : 0) | (config->show ? TD_ARENA_SHOW : 0);
     p->is_borrowed = config->borrowed != NULL;
     if (p->is_borrowed)
         p->arena = (struct td_arena){
             .base = config->borrowed, .bytes = config->borrowed_bytes ? config->borrowed_bytes : n * p->layout.block_bytes, .memfd = -1};
-    else status = td_arena_create(n * p->layout.block_bytes, config->shareable, "tandem-kv", &p->arena, err);
+    else status = td_arena_create(n * p->layout.block_bytes, arena_flags, "tandem-kv", &p->arena, err);
     if (status) {
         p->arena = (struct td_arena){.memfd = -1};
         td_kv_pool_destroy(p);

@@ -22,6 +22,7 @@ struct td_kv_pool_config {
     struct td_kv_layout layout;
     int32_t n_blocks;
     bool shareable;            /* back the arena by a memfd, for the shm transfer */
+    bool show;                 /* progress lines on stderr while the pages are touched, when that takes long */
     bool prefix_cache;         /* keep published blocks after release */
     void *borrowed;            /* NULL: an arena of its own; else memory for n_blocks blocks, which may be a device's: the pool never touches bytes */
     size_t borrowed_bytes;     /* of it, when there is more behind the blocks; 0 = no more */

@@ -374,7 +374,7 @@ static size_t measure(struct loader *l)
     return total;
 }
 
-static td_status place(struct loader *l)
+static td_status place(struct loader *l, bool quiet)
 {
     struct td_model *m = l->model;
     size_t total = measure(l);
@@ -384,7 +384,8 @@ static td_status place(struct loader *l)
     total += round_up((size_t)m->max_len * (size_t)m->config.head_dim * sizeof(float), ALIGN_BYTES);
     const struct td_device *dev = m->ops->device;
     void *memory = NULL;
-    td_status s = dev ? dev->alloc(total, "weights", &memory, l->err) : td_arena_create(total, 0, "weights", &m->arena, l->err);
+    td_status s = dev ? dev->alloc(total, "weights", &memory, l->err)
+                      : td_arena_create(total, quiet ? 0 : TD_ARENA_SHOW, "weights", &m->arena, l->err);
     if (s) return dev ? td_err_prefix(l->err, "the model does not fit the device; a smaller dtype or max_model_len may") : s;
     m->device_memory = memory;
     uint8_t *base = l->base = dev ? m->device_memory : m->arena.base;
@@ -655,7 +656,7 @@ td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, u
         }
     }
     if (!s) s = plan(&l);
-    if (!s) s = place(&l);
+    if (!s) s = place(&l, quiet);
     if (!s) s = fill(&l, quiet);
     if (!s && l.n_ranks == 1) *ret_digest = fold(&l);
     if (!s && l.n_ranks > 1) {

@@ -51,10 +51,12 @@ struct td_engine {
 
 /* ---- boot ---------------------------------------------------------------------------------------------------------------------------- */
 
+static bool is_share(const char *kv_memory) { return kv_memory[0] && kv_memory[strlen(kv_memory) - 1] == '%'; }
+
 td_status td_engine_kv_bytes(const char *text, uint64_t *ret_bytes, struct td_err *err)
 {
     size_t n = strlen(text);
-    if (n > 0 && text[n - 1] == '%') {
+    if (is_share(text)) {
         char *end;
         double share = strtod(text, &end);
         if (end != text + n - 1 || !(share > 0) || share > 95)
@@ -100,6 +102,9 @@ static td_status engine_open_device_kv(struct td_engine *e, struct td_kv_pool_co
     return TD_OK;
 }
 
+/* Room for a last partial block, and one more to grow into. */
+static int32_t blocks_per_seq(int32_t max_len, int32_t block_size) { return (max_len + block_size) / block_size + 1; }
+
 static td_status engine_open_kv(struct td_engine *e, const struct td_engine_config *c, struct td_err *err)
 {
     td_status s = td_rank_kv_init(&e->ranks, e->model, c->block_size, e->n_threads, err);
@@ -118,14 +123,16 @@ static td_status engine_open_kv(struct td_engine *e, const struct td_engine_conf
         return td_fail(err, TD_ERR_INVALID, "kv_memory %llu bytes holds %llu KV blocks of %llu bytes, need at least 2", (unsigned long long)bytes,
                        (unsigned long long)n, (unsigned long long)per_block);
     if (n > 1 << 24) n = 1 << 24;
+    uint64_t usable = (uint64_t)c->max_seqs * (uint64_t)blocks_per_seq(td_model_max_len(e->model), c->block_size);
+    if (is_share(c->kv_memory) && n > usable) n = usable; /* every page is touched at boot: seconds for each 5 GiB */
     struct td_kv_pool_config kc = {
-        .layout = e->layout, .n_blocks = (int32_t)n, .shareable = c->shareable_kv, .prefix_cache = c->prefix_cache};
+        .layout = e->layout, .n_blocks = (int32_t)n, .shareable = c->shareable_kv, .show = !c->quiet, .prefix_cache = c->prefix_cache};
     if (e->device) {
         if (e->comm && (s = td_rank_agree(e->comm, kc.n_blocks, &kc.n_blocks, err))) return s;
         n = (uint64_t)kc.n_blocks;
         if ((s = engine_open_device_kv(e, &kc, err)) || td_comm_rank(e->comm) > 0) return s;
     } else if (e->comm) { /* all of it, for all ranks, whose other processes map it */
-        if ((s = td_arena_create(td_rank_kv_bytes(&e->ranks, kc.n_blocks), 1, "tandem-kv", &e->ranks_arena, err))) return s;
+        if ((s = td_arena_create(td_rank_kv_bytes(&e->ranks, kc.n_blocks), TD_ARENA_SHAREABLE | TD_ARENA_SHOW, "tandem-kv", &e->ranks_arena, err))) return s;
         kc.borrowed = e->ranks_arena.base;
     }
     if ((s = td_kv_pool_create(&kc, &e->kv, err))) return s;
@@ -134,7 +141,7 @@ static td_status engine_open_kv(struct td_engine *e, const struct td_engine_conf
     uint64_t pool_tokens = n * (uint64_t)c->block_size;
     e->max_len = td_model_max_len(e->model);
     if (pool_tokens < (uint64_t)e->max_len) e->max_len = (int32_t)pool_tokens;
-    e->max_blocks_per_seq = (e->max_len + c->block_size) / c->block_size + 1;
+    e->max_blocks_per_seq = blocks_per_seq(e->max_len, c->block_size);
     return TD_OK;
 }
 

@@ -33,7 +33,8 @@ struct td_engine_config {
     const char *ops;                  /* NULL or "" = fastest */
     const char *cpus;                 /* "" = unpinned, else a list "0-3" of n_threads CPUs */
     int32_t n_threads;                /* 0 = all CPUs */
-    const char *kv_memory;            /* "2GiB" or "50%" of what is available after the weights are loaded */
+    const char *kv_memory;            /* "2GiB", or "50%" of what is available after the weights are loaded: then at most what max_seqs sequences of
+                                       * the longest kind fill */
     int32_t block_size;               /* tokens per KV block */
     int32_t max_seqs;                 /* sequences alive at once, waiting ones included */
     int32_t max_batch;                /* sequences in one step */
@@ -83,7 +84,7 @@ struct td_seq {
 
 /* Several ranks: collective with td_engine_follow; a failure of any rank is every rank's, with its reason. */
 td_status td_engine_open(const struct td_engine_config *config, struct td_engine **ret_engine, struct td_err *err);
-/* What kv_memory means here and now: "50%" of this machine's memory that is available, or a size. On a device: of what is free there beside weights and
+/* What kv_memory means here and now: "50%" of this machine's memory that is available (an engine takes no more than its sequences can use), or a size. On a device: of what is free there beside weights and
  * workspace. */
 td_status td_engine_kv_bytes(const char *text, uint64_t *ret_bytes, struct td_err *err);
 void td_engine_close(struct td_engine *engine);       /* asserts that no sequence is out; ends the other ranks */

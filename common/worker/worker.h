@@ -56,7 +56,7 @@ struct td_worker_config {
     {"tp", TD_OPT_I64, "1", 1, 16, NULL, offsetof(S, M.tp), "processes that share the model: 1, 2, 4, 8 or 16; threads, cpus and kv_memory are of all together; device cuda: device_index and so many from there on, kv_memory of each"}, \
     {"threads", TD_OPT_I64, "0", 0, 1024, NULL, offsetof(S, M.threads), "compute threads; 0 = all CPUs"},                                    \
     {"cpus", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.cpus), "pin the compute threads to these CPUs, e.g. 0-3,8"},                          \
-    {"kv_memory", TD_OPT_STR, "25%", 0, 0, NULL, offsetof(S, M.kv_memory), "KV pool: a size (2GiB) or a share of what is available (40%), on the device if any"},   \
+    {"kv_memory", TD_OPT_STR, "25%", 0, 0, NULL, offsetof(S, M.kv_memory), "KV pool: a size (2GiB), or a share of what is available (40%), of which max_seqs x max_model_len tokens are the most; on the device if any"},   \
     {"block_size", TD_OPT_I64, "16", 8, 256, NULL, offsetof(S, M.block_size), "tokens per KV block, a power of two"},                        \
     {"max_seqs", TD_OPT_I64, "256", 1, 65536, NULL, offsetof(S, M.max_seqs), "requests held at once, waiting ones included"},                \
     {"max_batch", TD_OPT_I64, "64", 1, 4096, NULL, offsetof(S, M.max_batch), "sequences in one step"},                                       \

@@ -920,6 +920,35 @@ static void test_device_lost(void **state)
     close_engine(d.e);
 }
 
+/* A share of the memory is at most what the sequences can use; a size is what was said. */
+static void test_pool_of_a_share(void **state)
+{
+    (void)state;
+    enum { PER_SEQ = MAX_LEN / BS + 2, BLOCK_BYTES = BS * 2 * 2 * 2 * 16 * 4 }; /* tokens x layers x K,V x kv heads x head_dim x f32 */
+    static const struct {
+        const char *kv_memory;
+        int32_t max_seqs, max_model_len, least, most;
+    } cases[] = {
+        {"25%", 4, 0, 4 * PER_SEQ, 4 * PER_SEQ},
+        {"25%", 4, 64, 4 * (64 / BS + 2), 4 * (64 / BS + 2)},
+        {"0.01%", 1024, 0, 2, 1024 * PER_SEQ - 1}, /* the share is less: it counts */
+        {"8MiB", 4, 0, (8 << 20) / BLOCK_BYTES, (8 << 20) / BLOCK_BYTES},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct td_engine_config c = {.random_config = config_path, .dtype = "f32", .n_threads = 1, .kv_memory = cases[i].kv_memory, .block_size = BS,
+                                     .max_seqs = cases[i].max_seqs, .max_model_len = cases[i].max_model_len, .max_batch = 1, .max_step_tokens = 16,
+                                     .quiet = true, .device = device()};
+        struct td_engine *e = NULL;
+        struct td_err err = {0};
+        struct td_kv_pool_stats st;
+        if (td_engine_open(&c, &e, &err)) fail_msg("%s", err.msg);
+        td_kv_pool_stats(td_engine_kv(e), &st);
+        if (st.n_blocks < cases[i].least || st.n_blocks > cases[i].most)
+            fail_msg("case %zu: %d blocks, must be %d..%d", i, st.n_blocks, cases[i].least, cases[i].most);
+        close_engine(e);
+    }
+}
+
 static void test_device_refusals(void **state)
 {
     (void)state;
@@ -1014,6 +1043,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_rank_cannot_open),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_device_lost),
+        cmocka_unit_test(test_pool_of_a_share),
         cmocka_unit_test(test_device_refusals),
     };
     return cmocka_run_group_tests(tests, write_config, remove_config);
