@@ -454,6 +454,7 @@ static void on_request(struct td_core *c, const struct td_core_event *e)
     }
     c->n_live++;
     count_arrival(c);
+    td_order_ask(c->order, r->tenant, (e->tenant_weight ? e->tenant_weight : 1000) * 1e-3, c->now_ns);
     uint32_t n_p = c->n_by_role[TD_ROLE_PREFILL],
         any = n_p ? c->by_role[TD_ROLE_PREFILL][0] : c->n_by_role[TD_ROLE_DECODE] ? c->by_role[TD_ROLE_DECODE][0] : 0;
     r->work_s = td_latency_prefill(c->latency, any, r->n_tokens, 0, c->workers[any].max_step_tokens);
@@ -463,8 +464,10 @@ static void on_request(struct td_core *c, const struct td_core_event *e)
                       n_out,
                       (double)r->n_tokens + n_out / 2, r->tpot_s);
     queue_insert(c, r);
-    /* With others waiting it takes its place behind them (dispatch goes by order); refused at once when even so its objective is out of reach. */
-    if (td_order_n(c->order) > 1 && c->policy == td_policy_goodput && r->ttft_s < INFINITY) {
+    /* With others waiting it takes its place behind them (dispatch goes by order); refused at once when even so its objective is out of reach. Who is
+     * below its share goes before those who are above theirs: what waits says little of when its turn comes. */
+    bool behind = !td_order_below_share(c->order, r->tenant, c->now_ns);
+    if (behind && td_order_n(c->order) > 1 && c->policy == td_policy_goodput && r->ttft_s < INFINITY) {
         uint32_t n_d = c->n_by_role[TD_ROLE_DECODE];
         double ahead = fmax(0, td_order_work_s(c->order, slo_class) - r->work_s) / (n_p ? n_p : n_d ? n_d : 1);
         if (ahead > r->ttft_s && !k->best_effort) {

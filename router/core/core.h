@@ -107,6 +107,7 @@ struct td_core_event {
     uint32_t worker, slot, attempt;
     enum td_core_role role;
     int32_t priority;               /* -100..100, higher first within its class */
+    uint32_t tenant_weight;         /* REQUEST: of its tenant's share, in 1/1000; 0 = 1000, as all have who are told nothing */
     uint64_t id;
     uint64_t a, b, c, d, e, f;
     const uint64_t *hashes;         /* [n_hashes], borrowed for the call: hashes[i] is the chain hash of the first (i + 1) * hash_tokens tokens */

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define VERSION 2
+#define VERSION 3
 
 /* ---- writing ------------------------------------------------------------------------------------------------------------------------------- */
 
@@ -35,9 +35,9 @@ int td_core_event_format(const struct td_core_event *e, char *line, size_t line_
 {
     return snprintf(line, line_bytes,
                     "e kind=%d now=%" PRIu64 " worker=%u slot=%u attempt=%u role=%d priority=%d id=%" PRIu64 " a=%" PRIu64 " b=%" PRIu64 " c=%" PRIu64
-                    " d=%" PRIu64 " e=%" PRIu64 " f=%" PRIu64 " hashes=%u hash_tokens=%u\n",
+                    " d=%" PRIu64 " e=%" PRIu64 " f=%" PRIu64 " weight=%u hashes=%u hash_tokens=%u\n",
                     (int)e->kind, e->now_ns, e->worker, e->slot, e->attempt, (int)e->role, e->priority, e->id, e->a, e->b, e->c, e->d, e->e, e->f,
-                    e->n_hashes, e->hash_tokens);
+                    e->tenant_weight, e->n_hashes, e->hash_tokens);
 }
 
 int td_core_hashes_format(const struct td_core_event *e, uint32_t i, char *line, size_t line_bytes)
@@ -123,10 +123,10 @@ static td_status read_event(struct td_core_reader *r, const char *line, struct t
     int kind = 0, role = 0;
     int n = sscanf(line,
                    "e kind=%d now=%" SCNu64 " worker=%u slot=%u attempt=%u role=%d priority=%d id=%" SCNu64 " a=%" SCNu64 " b=%" SCNu64 " c=%" SCNu64
-                   " d=%" SCNu64 " e=%" SCNu64 " f=%" SCNu64 " hashes=%u hash_tokens=%u",
-                   &kind, &e.now_ns, &e.worker, &e.slot, &e.attempt, &role, &e.priority, &e.id, &e.a, &e.b, &e.c, &e.d, &e.e, &e.f, &e.n_hashes,
-                   &e.hash_tokens);
-    if (n != 16 || kind < TD_EV_TICK || kind >= TD_EV_N_KINDS || role < 0 || role > 1) return bad_line(err, line, "is not an event of ours");
+                   " d=%" SCNu64 " e=%" SCNu64 " f=%" SCNu64 " weight=%u hashes=%u hash_tokens=%u",
+                   &kind, &e.now_ns, &e.worker, &e.slot, &e.attempt, &role, &e.priority, &e.id, &e.a, &e.b, &e.c, &e.d, &e.e, &e.f, &e.tenant_weight,
+                   &e.n_hashes, &e.hash_tokens);
+    if (n != 17 || kind < TD_EV_TICK || kind >= TD_EV_N_KINDS || role < 0 || role > 1) return bad_line(err, line, "is not an event of ours");
     if (e.n_hashes > TD_CORE_MAX_HASHES) return bad_line(err, line, "has too many hashes");
     e.kind = (enum td_core_event_kind)kind;
     e.role = (enum td_core_role)role;

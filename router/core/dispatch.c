@@ -51,7 +51,8 @@ static struct td_policy_ask ask_of(const struct td_core *c, const struct request
     const struct td_core_class *k = &c->cfg.classes[r->slo_class];
     struct td_policy_ask a = {.id = r->id, .n_tokens = r->n_tokens, .max_tokens = left, .n_out = fmin(fmax(expected, 1), (double)left),
                               .slo_class = r->slo_class, .rank = c->ranks[r->slo_class], .ttft_s = r->ttft_s, .tpot_s = r->tpot_s,
-                              .best_effort = k->best_effort,
+                              .best_effort = k->best_effort, .above_share = td_order_above_share(c->order, r->tenant, c->now_ns),
+                              .below_share = td_order_below_share(c->order, r->tenant, c->now_ns),
                               .started = r->first_ns != 0, .force_local = local, .allow_deflect = c->cfg.mode == TD_MODE_HYBRID && !local,
                               .hashes = r->hashes, .n_hashes = c->index ? r->n_hashes : 0, .hash_tokens = r->hash_tokens};
     if (a.started) a.ttft_s = INFINITY;
@@ -147,7 +148,7 @@ void core_dispatch(struct td_core *c)
     c->room_changed = false;
     if (td_order_n(c->order) == 0) return;
     td_order_walk(c->order, c->cfg.n_classes > 1 ? td_fullness_value(&c->fullness, c->now_ns) : 0, c->now_ns);
-    struct held no_room = {.any = false}, tight[TD_CORE_MAX_CLASSES] = {{.any = false}};
+    struct held no_room = {.any = false}, tight[2][TD_CORE_MAX_CLASSES] = {{{.any = false}}};
     uint32_t kept[2 * MAX_TRIES], n_kept = 0;
     for (int tries = 0, passed = 0, rejected = 0; tries < MAX_TRIES && passed < MAX_PASSED;) {
         if (rejected == MAX_REJECTED) {
@@ -158,7 +159,7 @@ void core_dispatch(struct td_core *c)
         if (slot == TD_ORDER_NONE) break;
         struct request *r = &c->requests[slot];
         struct td_policy_ask a = ask_of(c, r);
-        if (no_easier(&no_room, &a, false) || no_easier(&tight[r->slo_class], &a, true)) {
+        if (no_easier(&no_room, &a, false) || no_easier(&tight[a.above_share][r->slo_class], &a, true)) {
             passed++;
             continue;
         }
@@ -172,7 +173,7 @@ void core_dispatch(struct td_core *c)
         tries++;
         if (o == PLACED && c->cfg.n_classes > 1 && td_order_n(c->order) > 0) td_order_fill(c->order, td_fullness_value(&c->fullness, c->now_ns));
         if (o != HELD) continue;
-        note_held(short_of_room ? &no_room : &tight[r->slo_class], &a);
+        note_held(short_of_room ? &no_room : &tight[a.above_share][r->slo_class], &a);
         if (waited_ns > c->cfg.queue_timeout_ms * NS_PER_MS / 4) keep_room(c, &a, kept, &n_kept);
     }
     while (n_kept > 0) set_kept(&c->workers[kept[--n_kept]], false);

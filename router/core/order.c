@@ -11,6 +11,9 @@
 #define HALF_LIFE_S 60.0
 #define NO TD_ORDER_NONE
 #define MAX_LOOKS 16
+#define ACTIVE_NS 60000000000ull /* a tenant shares while its last request came within this */
+#define COUNT_NS 500000000ull    /* how often those are counted */
+#define SHARE_SLACK 1.1          /* equal tenants stand a little above and below their shares by turns: no reason to hold them back */
 #define N_ACCOUNTS 4096 /* a power of two, four times the tenants: probes are short */
 
 struct item {
@@ -30,6 +33,8 @@ struct tenant {
     double service;             /* decayed to service_ns */
     uint64_t service_ns;
     uint32_t n_waiting;
+    double weight;              /* of its last request */
+    uint64_t asked_ns;          /* when that came; 0 = never */
 };
 
 struct td_order {
@@ -44,6 +49,9 @@ struct td_order {
     uint32_t n_tenants, hand;               /* hand: where the search for an account to forget goes on */
     uint64_t n_looks;
     uint16_t account[N_ACCOUNTS];           /* tenant by hash; 0 = none */
+    double total;                           /* service of all, decayed to total_ns */
+    double active_weight;                   /* of those who asked lately, at counted_ns */
+    uint64_t total_ns, counted_ns;
     /* the walk */
     double service[N_TENANTS];  /* now, of those with a list in its class: worked out once, since next would cost an exp2 for each of them each
                                  * time */
@@ -146,12 +154,51 @@ static uint16_t tenant_of(struct td_order *o, uint64_t hash, uint64_t now_ns)
     return (uint16_t)idle;
 }
 
+static double decayed(double service, uint64_t at_ns, uint64_t now_ns)
+{
+    return now_ns > at_ns ? service * exp2(-(double)(now_ns - at_ns) * 1e-9 / HALF_LIFE_S) : service;
+}
+
 void td_order_charge(struct td_order *o, uint64_t tenant, double tokens, uint64_t now_ns)
 {
     struct tenant *t = &o->tenants[tenant_of(o, tenant, now_ns)];
     t->service = service_at(t, now_ns) + tokens;
     t->service_ns = now_ns;
+    o->total = decayed(o->total, o->total_ns, now_ns) + tokens;
+    o->total_ns = now_ns;
 }
+
+static bool active(const struct tenant *t, uint64_t now_ns) { return t->asked_ns && now_ns - t->asked_ns < ACTIVE_NS; }
+
+static void count_active(struct td_order *o, uint64_t now_ns)
+{
+    o->active_weight = active(&o->tenants[N_TENANTS - 1], now_ns) ? o->tenants[N_TENANTS - 1].weight : 0;
+    for (uint32_t i = 0; i < o->n_tenants; i++)
+        if (active(&o->tenants[i], now_ns)) o->active_weight += o->tenants[i].weight;
+    o->counted_ns = now_ns;
+}
+
+void td_order_ask(struct td_order *o, uint64_t tenant, double weight, uint64_t now_ns)
+{
+    struct tenant *t = &o->tenants[tenant_of(o, tenant, now_ns)];
+    bool counted = active(t, now_ns) && !(t->weight < weight) && !(t->weight > weight);
+    t->weight = weight;
+    t->asked_ns = now_ns > 0 ? now_ns : 1;
+    if (!counted || now_ns - o->counted_ns >= COUNT_NS) count_active(o, now_ns);
+}
+
+/* Service attained, in shares of all that was attained; 1 for who has nobody to share with. */
+static double in_shares(const struct td_order *o, uint64_t tenant, uint64_t now_ns)
+{
+    uint32_t at = tenant == 0 ? 0 : o->account[account_at(o, tenant)];
+    const struct tenant *t = &o->tenants[tenant != 0 && at == 0 ? N_TENANTS - 1 : at];
+    if (!(o->active_weight > t->weight) || !(t->weight > 0)) return 1;
+    double share = decayed(o->total, o->total_ns, now_ns) * t->weight / o->active_weight;
+    return share > 0 ? service_at(t, now_ns) / share : 1;
+}
+
+bool td_order_above_share(const struct td_order *o, uint64_t tenant, uint64_t now_ns) { return in_shares(o, tenant, now_ns) > SHARE_SLACK; }
+bool td_order_below_share(const struct td_order *o, uint64_t tenant, uint64_t now_ns) { return in_shares(o, tenant, now_ns) < 1 / SHARE_SLACK; }
 
 /* ---- lists ----------------------------------------------------------------------------------------------------------------------------------- */
 
@@ -311,6 +358,13 @@ static bool over_ceiling(const struct td_order *o)
     return o->walk_rank > 0 && o->fullness >= 1 - 0.4 * o->walk_rank / (o->n_classes - 1);
 }
 
+/* Service attained for each unit of the tenant's weight. */
+static double weighted_service(const struct td_order *o, uint16_t tenant)
+{
+    const struct tenant *t = &o->tenants[tenant];
+    return service_at(t, o->now_ns) / (t->weight > 0 ? t->weight : 1);
+}
+
 static void enter_class(struct td_order *o)
 {
     for (; o->walk_rank < o->n_classes; o->walk_rank++) {
@@ -320,7 +374,7 @@ static void enter_class(struct td_order *o)
             struct list *l = &o->lists[c][o->busy[c][i]];
             l->cursor = l->head;
             demote_late(o, l);
-            o->service[o->busy[c][i]] = service_at(&o->tenants[o->busy[c][i]], o->now_ns);
+            o->service[o->busy[c][i]] = weighted_service(o, o->busy[c][i]);
         }
         o->given = o->busy[c][0];
         return;
@@ -347,7 +401,7 @@ uint32_t td_order_next(struct td_order *o)
     while (o->walk_rank < o->n_classes) {
         uint32_t c = o->class_at[o->walk_rank], best = NO;
         double best_score = INFINITY, most = 1e-9, longest = 1e-9;
-        o->service[o->given] = service_at(&o->tenants[o->given], o->now_ns);
+        o->service[o->given] = weighted_service(o, o->given);
         for (uint32_t i = 0; i < o->n_busy[c] && o->n_busy[c] > 1; i++) { /* scales of the two terms */
             const struct list *l = &o->lists[c][o->busy[c][i]];
             most = fmax(most, o->service[o->busy[c][i]]);

@@ -49,6 +49,12 @@ void td_order_fill(struct td_order *order, double fullness);   /* it has changed
 
 void td_order_charge(struct td_order *order, uint64_t tenant, double tokens, uint64_t now_ns);     /* service attained */
 uint64_t td_order_looks(const struct td_order *order);      /* accounts of tenants looked at so far to find one to forget: 16 a new tenant at most */
+/* A request of the tenant has come; weight > 0: how large its share is beside the others'. */
+void td_order_ask(struct td_order *order, uint64_t tenant, double weight, uint64_t now_ns);
+/* Has it attained more service than its share of all that was attained, by weights, among the tenants that asked within the last minute? The flood
+ * has; who is alone never has. */
+bool td_order_above_share(const struct td_order *order, uint64_t tenant, uint64_t now_ns);
+bool td_order_below_share(const struct td_order *order, uint64_t tenant, uint64_t now_ns);  /* less; who is alone never has */
 size_t td_order_slot_bytes(void);           /* memory for each slot */
 /* One 64-bit key for the queues of workers: class rank, priority, deadline in us. Smaller goes first. */
 uint64_t td_order_wire_key(const struct td_order *order, const struct td_order_key *key);

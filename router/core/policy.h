@@ -81,6 +81,8 @@ struct td_policy_ask {
     double ttft_s, tpot_s;      /* what is left of the TTFT objective; the TPOT objective */
     bool best_effort;           /* may not be rejected */
     bool started;               /* its first token was sent: only TPOT counts, and it is never rejected */
+    bool above_share;           /* its tenant has had more than its share: it leaves room for those who have not */
+    bool below_share;           /* less, beside others who had more: it pays no price for what is scarce by their doing */
     bool force_local, allow_deflect;
     const uint64_t *hashes;
     uint32_t n_hashes, hash_tokens;

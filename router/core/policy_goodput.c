@@ -36,6 +36,8 @@
 #define PRICE_FROM 0.5      /* utilisation from which, and up to which, margins come into force */
 #define PRICE_TO 0.9
 #define FULL_PRESSURE 0.1
+#define SHARE_ROOM_TTFT 1.25 /* a tenant above its share leaves a fifth of the TTFT, */
+#define SHARE_ROOM_TPOT 1.04 /* and 4 % of each step: beside 45 sequences the room for three */
 
 struct candidate {
     uint32_t at;
@@ -146,7 +148,8 @@ static double tpot_margin(const struct td_policy_view *v, const struct td_policy
 static void consider(const struct td_policy_view *v, const struct td_policy_ask *a, const struct td_choice *c, bool fits, const struct factors *x,
                      struct found *f)
 {
-    double price = x->price, q_t = ttft_margin(v, a, c->ttft_bucket, price) * x->doubt_t, q_d = tpot_margin(v, a, c->tpot_bucket);
+    double price = x->price, q_t = ttft_margin(v, a, c->ttft_bucket, a->below_share ? 0 : price) * x->doubt_t;
+    double q_d = tpot_margin(v, a, c->tpot_bucket);
     const struct td_core_worker *d = &v->workers[c->decode];
     if (d->assigned == 0 && q_d > 1) q_d = 1; /* waiting would not make it better, and nobody else is there to suffer */
     q_d *= x->doubt_d;
@@ -158,6 +161,10 @@ static void consider(const struct td_policy_view *v, const struct td_policy_ask 
         f->fastest_cost = cost;
     }
     double step = a->n_out > 1 ? c->tpot_s - c->gap_s / (a->n_out - 1) : 0; /* what all who are there will feel */
+    if (a->above_share) { /* what it leaves is for tenants that are below their shares */
+        need *= SHARE_ROOM_TTFT;
+        q_d *= SHARE_ROOM_TPOT;
+    }
     if (!fits || need > a->ttft_s || c->tpot_s * q_d > a->tpot_s || step * q_d > d->min_tpot_s) return;
     double edge = f->best_cost * TIE + TIE_S;
     if (f->any && cost > edge) return;

@@ -847,7 +847,7 @@ def test_metrics(tmp_path):
             for s, _, text in pages:
                 assert s != 200 or parse_metrics(text) is not None
     lines = log.read_text().splitlines()
-    assert lines[0].startswith("c version=2 mode=0 policy=goodput") and lines[1].startswith("k name=default ")
+    assert lines[0].startswith("c version=3 mode=0 policy=goodput") and lines[1].startswith("k name=default ")
     assert all(re.fullmatch(r"[ckea]( \w+=\S*)+( reason=.*)?|h( [0-9a-f]{16})+", line) for line in lines)
     events, actions = ([int(x) for x in re.findall(rf"^{kind} kind=(\d+)", "\n".join(lines), re.M)] for kind in "ea")
     assert events.count(10) == n and actions.count(1) == n and actions.count(2) == n and actions.count(5) == n and actions.count(6) == 0  # router/core/core.h

@@ -165,11 +165,42 @@ static void test_long_prompts_beside_chat(void **state)
     expect_at_least("both", all, 95);
 }
 
+/* ---- tenants ----------------------------------------------------------------------------------------------------------------------------- */
+
+/* Three tenants with a third of what the fleet serves well between them, beside one that asks for all of it twice: they fell to where the
+ * flood was. */
+static void test_tenants_beside_a_flood(void **state)
+{
+    (void)state;
+    double three[N_SEEDS], share[4];
+    struct td_sim_config c;
+    fleet_of(&c, "opt-13b", 2, 4);
+    c.warmup_s = 10; /* whose flood it is shows when its first answers are over */
+    objectives_of(&c, 400, 50);
+    for (uint64_t i = 0; i < N_SEEDS; i++) {
+        struct td_sim_load x = {.arrival = TD_ARRIVAL_POISSON, .rate = 36, .duration_s = 60, .seed = i + 1, .n_tenants = 4};
+        struct td_err err = {0};
+        struct td_sim_trace t;
+        td_sim_length_parse("lognormal:900,0.5", "isl", &x.isl, &err);
+        td_sim_length_parse("lognormal:200,0.7", "osl", &x.osl, &err);
+        for (int k = 0; k < 4; k++) {
+            x.tenants[k].share = k < 3 ? 2 : 30;
+            x.tenants[k].slo_class = -1;
+        }
+        if (td_sim_trace_make(&x, NULL, &t, &err)) fail_msg("%s", err.msg);
+        run(&c, &t, i + 1, NULL, share, 4);
+        three[i] = (share[0] + share[1] + share[2]) / 3;
+        td_sim_trace_free(&t);
+    }
+    expect_at_least("three tenants beside a flood", three, 92);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cold_start),
         cmocka_unit_test(test_long_prompts_beside_chat),
+        cmocka_unit_test(test_tenants_beside_a_flood),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

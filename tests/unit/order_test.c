@@ -157,6 +157,31 @@ static void test_tenants_share(void **state)
 
 /* Least attained service over time: tenants that always have something waiting and send requests of sizes 1:4 get the same tokens, up to what the
  * fifth of the score that is waiting can shift (0.2 / 0.8 of the greater service). */
+/* Who has attained more than its share of what all active tenants attained is above it, by weights; who is alone never is; who has not asked for a
+ * minute shares no more. */
+static void test_shares(void **state)
+{
+    (void)state;
+    static const uint32_t rank = 0;
+    struct td_order *o = NULL;
+    struct td_err err;
+    uint64_t now = SEC;
+    assert_int_equal(td_order_create(SLOTS, 1, &rank, &o, &err), TD_OK);
+    td_order_ask(o, 7, 1, now);
+    td_order_charge(o, 7, 1000, now);
+    assert_false(td_order_above_share(o, 7, now) || td_order_below_share(o, 7, now)); /* alone */
+    td_order_ask(o, 8, 1, now);
+    assert_true(td_order_above_share(o, 7, now) && td_order_below_share(o, 8, now));
+    td_order_charge(o, 8, 960, now); /* equal but for a little: neither */
+    assert_false(td_order_above_share(o, 7, now) || td_order_below_share(o, 8, now));
+    td_order_ask(o, 7, 4, now); /* entitled to four fifths, it has had half */
+    assert_true(td_order_below_share(o, 7, now) && td_order_above_share(o, 8, now));
+    td_order_ask(o, 7, 4, now += 61 * SEC);
+    assert_false(td_order_below_share(o, 7, now)); /* the other has not asked for a minute */
+    assert_false(td_order_above_share(o, 0, now) || td_order_below_share(o, 99, now)); /* never asked */
+    td_order_destroy(o);
+}
+
 static void test_fairness_in_the_long_run(void **state)
 {
     (void)state;
@@ -440,7 +465,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_classes_and_ceilings), cmocka_unit_test(test_within_a_tenant), cmocka_unit_test(test_hopeless_while_waiting),
-        cmocka_unit_test(test_tenants_share), cmocka_unit_test(test_fairness_in_the_long_run), cmocka_unit_test(test_walk_under_removal),
+        cmocka_unit_test(test_tenants_share), cmocka_unit_test(test_shares),
+        cmocka_unit_test(test_fairness_in_the_long_run), cmocka_unit_test(test_walk_under_removal),
         cmocka_unit_test(test_tenants_at_the_limit),
         cmocka_unit_test(test_many_tenants), cmocka_unit_test(test_wire_key), cmocka_unit_test(test_random_play),
     };

@@ -652,10 +652,10 @@ static void test_log_refuses_nonsense(void **state)
         "x",
         "e kind=1 now=x",
         "h 0000000000000001",
-        "c version=2 mode=0",
+        "c version=3 mode=0",
         "k name=a",
         "t known=1",
-        "e kind=9 now=1 worker=0 slot=0 attempt=0 role=0 priority=0 id=1 a=1 b=1 c=0 d=0 e=0 f=0 hashes=513 hash_tokens=16"};
+        "e kind=9 now=1 worker=0 slot=0 attempt=0 role=0 priority=0 id=1 a=1 b=1 c=0 d=0 e=0 f=0 weight=0 hashes=513 hash_tokens=16"};
     uint64_t hashes[TD_CORE_MAX_HASHES];
     enum td_core_read what;
     struct td_err err;
