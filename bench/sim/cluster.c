@@ -1020,7 +1020,9 @@ static void on_arrival(struct cluster *c, uint32_t req)
                                 .tenant = r->tenant,
                                 .id = c->next_id,
                                 .n_prompt = (uint64_t)r->n_prompt,
-                                .max_output = (uint64_t)r->n_output};
+                                .max_output = (uint64_t)(r->n_output > c->cfg->told_max_tokens
+                                                             ? r->n_output
+                                                             : c->cfg->told_max_tokens)};
     int32_t n = c->wants_blocks ? n_hashed(c, req) : 0, every = (n + 511) / 512;
     for (int32_t i = every; i > 0 && i <= n; i += every) c->hashes[q.n_hashes++] = block_hash(c, req, i - 1);
     q.hashes = c->hashes;

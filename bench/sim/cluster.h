@@ -64,6 +64,8 @@ struct td_sim_config {
     double grace_s;                 /* after the last arrival; what is not done then is a miss */
     double lose, duplicate;         /* shares of control messages */
     double cancel;                  /* share of clients that leave at a random time */
+    int32_t told_max_tokens; /* the router is told at least so many output tokens, as by clients
+                                that do not know; 0 = the true number */
     struct td_sim_fault *faults;
     uint32_t n_faults;
     uint64_t seed;

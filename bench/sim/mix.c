@@ -50,6 +50,52 @@ static td_status parse_class_mix(const char *text, const struct td_core_config *
     return TD_OK;
 }
 
+/* "NAME:MAX_PROMPT ... NAME": the last has no bound. */
+static td_status parse_by_length(const char *text, const struct td_core_config *c,
+                                 struct td_sim_load *load, struct td_err *err)
+{
+    bool is_last = false;
+    for (int32_t before = 0;;) {
+        char word[64], *bound, *end;
+        text += strspn(text, " ,\t\n");
+        size_t n = strcspn(text, " ,\t\n");
+        if (n == 0) break;
+        if (n >= sizeof word)
+            return td_fail(err, TD_ERR_INVALID, "class_by_length: \"%.60s\" is not NAME:TOKENS",
+                           text);
+        snprintf(word, sizeof word, "%.*s", (int)n, text);
+        text += n;
+        if (is_last)
+            return td_fail(err, TD_ERR_INVALID,
+                           "class_by_length: \"%s\" follows a class without a bound", word);
+        if (load->n_length_classes == TD_SIM_MAX_CLASSES)
+            return td_fail(err, TD_ERR_LIMIT, "class_by_length: more than %d classes",
+                           TD_SIM_MAX_CLASSES);
+        bound = strchr(word, ':');
+        long tokens = INT32_MAX;
+        if (bound) {
+            *bound++ = 0;
+            tokens = strtol(bound, &end, 10);
+            if (end == bound || *end || tokens <= before || tokens > 100000000)
+                return td_fail(err, TD_ERR_INVALID,
+                               "class_by_length: the bound of %s is \"%s\", must be above %d and "
+                               "up to 100000000",
+                               word, bound, before);
+        }
+        is_last = !bound;
+        uint32_t k;
+        td_status s = router_class_find(c, word, &k, err);
+        if (s) return td_err_prefix(err, "class_by_length"), s;
+        load->length_classes[load->n_length_classes].max_prompt = before = (int32_t)tokens;
+        load->length_classes[load->n_length_classes++].slo_class = k;
+    }
+    if (load->n_length_classes && !is_last)
+        return td_fail(
+            err, TD_ERR_INVALID,
+            "class_by_length: the last class must be without a bound, for all longer prompts");
+    return TD_OK;
+}
+
 static td_status parse_tenants(const char *text, const struct td_core_config *c, struct td_sim_mix *m, struct td_sim_load *load, struct td_err *err)
 {
     char name[32], class_name[32];
@@ -70,7 +116,8 @@ static td_status parse_tenants(const char *text, const struct td_core_config *c,
     return TD_OK;
 }
 
-td_status td_sim_mix_parse(const char *slo_class, const char *class_mix, const char *tenants, double ttft_ms, double tpot_ms,
+td_status td_sim_mix_parse(const char *slo_class, const char *class_mix, const char *by_length,
+                           const char *tenants, double ttft_ms, double tpot_ms,
                            struct td_sim_mix *ret, struct td_sim_load *load, struct td_err *err)
 {
     struct td_core_config c = {0};
@@ -83,5 +130,8 @@ td_status td_sim_mix_parse(const char *slo_class, const char *class_mix, const c
     *ret = (struct td_sim_mix){.n_classes = c.n_classes};
     memcpy(ret->classes, c.classes, sizeof ret->classes);
     if ((s = parse_class_mix(class_mix, &c, load, err))) return s;
+    if (by_length[0] && class_mix[0])
+        return td_fail(err, TD_ERR_INVALID, "give class_by_length or class_mix, not both");
+    if ((s = parse_by_length(by_length, &c, load, err))) return s;
     return parse_tenants(tenants, &c, ret, load, err);
 }

@@ -25,13 +25,10 @@ static void fleet_name(const struct td_sim_config *c, char *text, size_t bytes)
         if (*t == '"' || *t == ',' || *t == '\\' || (unsigned char)*t < ' ') *t = '_';
 }
 
-void td_sim_summarise(const struct td_sim_config *c, const struct td_sim_result *r, struct td_sim_summary *ret)
-{
-    td_sim_summarise_part(c, r, -1, -1, ret);
-}
-
-void td_sim_summarise_part(const struct td_sim_config *c, const struct td_sim_result *r, int32_t slo_class, int32_t tenant,
-                           struct td_sim_summary *ret)
+/* Of the requests of a class and a tenant (-1: all) that arrived in [from_s, to_s]. */
+static void summarise(const struct td_sim_config *c, const struct td_sim_result *r,
+                      int32_t slo_class, int32_t tenant, double from, double to,
+                      struct td_sim_summary *ret)
 {
     struct td_sim_summary s = {.part = "all",
                                .seed = c->seed,
@@ -50,8 +47,7 @@ void td_sim_summarise_part(const struct td_sim_config *c, const struct td_sim_re
     fleet_name(c, s.fleet, sizeof s.fleet);
     double *ttft = td_sim_grow(NULL, r->n, sizeof(double)), *tpot = td_sim_grow(NULL, r->n, sizeof(double)),
            *e2e = td_sim_grow(NULL, r->n, sizeof(double));
-    double first = (double)r->outcomes[0].at_ns / 1e9, last = (double)r->outcomes[r->n - 1].at_ns / 1e9;
-    double from = first + c->warmup_s, to = last - c->cooldown_s, prompt = 0, cached = 0;
+    double prompt = 0, cached = 0;
     for (uint32_t i = 0; i < r->n; i++) {
         const struct td_sim_outcome *o = &r->outcomes[i];
         double at = (double)o->at_ns / 1e9;
@@ -92,6 +88,31 @@ void td_sim_summarise_part(const struct td_sim_config *c, const struct td_sim_re
     free(tpot);
     free(e2e);
     *ret = s;
+}
+
+static double first_s(const struct td_sim_result *r)
+{
+    return (double)r->outcomes[0].at_ns / 1e9;
+}
+
+void td_sim_summarise_part(const struct td_sim_config *c, const struct td_sim_result *r,
+                           int32_t slo_class, int32_t tenant, struct td_sim_summary *ret)
+{
+    double last = (double)r->outcomes[r->n - 1].at_ns / 1e9;
+    summarise(c, r, slo_class, tenant, first_s(r) + c->warmup_s, last - c->cooldown_s, ret);
+}
+
+void td_sim_summarise_interval(const struct td_sim_config *c, const struct td_sim_result *r,
+                               double from_s, double to_s, struct td_sim_summary *ret)
+{
+    summarise(c, r, -1, -1, first_s(r) + from_s, nextafter(first_s(r) + to_s, 0), ret);
+    snprintf(ret->part, sizeof ret->part, "%g..%g s", from_s, to_s);
+}
+
+void td_sim_summarise(const struct td_sim_config *c, const struct td_sim_result *r,
+                      struct td_sim_summary *ret)
+{
+    td_sim_summarise_part(c, r, -1, -1, ret);
 }
 
 static void mean_percentiles(struct td_sim_percentiles *sum, const struct td_sim_percentiles *x, double share)

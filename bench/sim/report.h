@@ -13,7 +13,8 @@
 struct td_sim_percentiles { double mean, p50, p90, p99; };
 
 struct td_sim_summary {
-    char part[48];                      /* "all", or which part of the requests this is: "class gold", "tenant acme" */
+    char part[48]; /* "all", or which part of the requests this is: "class gold", "tenant acme",
+                      "10..20 s" */
     char policy[32], mode[16], fleet[96];
     double rate, cv;                    /* asked for */
     uint64_t seed;
@@ -30,6 +31,11 @@ void td_sim_summarise(const struct td_sim_config *config, const struct td_sim_re
  * run's. */
 void td_sim_summarise_part(const struct td_sim_config *config, const struct td_sim_result *result, int32_t slo_class, int32_t tenant,
                            struct td_sim_summary *ret_summary);
+/* The same of the requests that arrived from from_s on and before to_s, in seconds after the first
+ * arrival; warm-up and cool-down are not left out. */
+void td_sim_summarise_interval(const struct td_sim_config *config,
+                               const struct td_sim_result *result, double from_s, double to_s,
+                               struct td_sim_summary *ret_summary);
 /* Pools runs that differ in their seeds: counts add, rates are means, and the interval is the wider of Wilson's and that of the seeds' means. */
 void td_sim_pool(const struct td_sim_summary *runs, uint32_t n, struct td_sim_summary *ret_summary);
 

@@ -12,6 +12,7 @@
 #include "common/base/progress.h"
 
 #define MAX_LIST 64
+#define MAX_INTERVALS 1000 /* rows of one run */
 
 /* ---- small languages ----------------------------------------------------------------------------------------------------------------- */
 
@@ -130,84 +131,146 @@ td_status td_sim_faults_parse(const char *text, struct td_sim_fault **ret_faults
 /* ---- options ------------------------------------------------------------------------------------------------------------------------- */
 
 struct sim_options {
-    const char *mode, *policy, *fleet, *latency, *arrival, *rate, *isl, *osl, *trace, *slo_class, *class_mix, *tenants, *faults, *json, *csv,
-        *decision_log;
-    int64_t prefill, decode, requests, seeds, seed, block_size, max_batch, max_step_tokens, max_seqs, max_prompt, max_output, max_requests,
-        max_queued;
+    const char *mode, *policy, *fleet, *latency, *arrival, *rate, *isl, *osl, *trace, *slo_class,
+        *class_mix, *class_by_length, *tenants, *rows, *faults, *json, *csv, *decision_log;
+    int64_t prefill, decode, requests, seeds, seed, block_size, max_batch, max_step_tokens,
+        max_seqs, max_prompt, max_output, max_requests, max_queued, told_max_tokens;
     uint64_t kv_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, hybrid_local_tokens;
-    double cv, ramp_to, duration, warmup, cooldown, grace, ttft, tpot, attainment, nic_gbs, kv_bytes, rpc_us, tau_us, snapshot_ms, noise, lose,
-        duplicate, time_scale;
+    double cv, ramp_to, duration, warmup, cooldown, grace, ttft, tpot, attainment, nic_gbs,
+        kv_bytes, rpc_us, tau_us, snapshot_ms, noise, lose, duplicate, time_scale, cancel, interval,
+        period, on_share, swing;
     bool prefix_cache, overlap, admit_at_once, spread, check, per_seed, quiet, tell_priors, send_slo;
 };
 
 #define OFF(f) offsetof(struct sim_options, f)
 static const struct td_option sim_table[] = {
     {"mode", TD_OPT_STR, "pd", 0, 0, NULL, OFF(mode), "pd, colocated, hybrid, or a list of them"},
-    {"policy", TD_OPT_STR, "goodput", 0, 0, NULL, OFF(policy), "policies of the router, \"a,b\"; \"all\" = each of them"},
+    {"policy", TD_OPT_STR, "goodput", 0, 0, NULL, OFF(policy),
+     "policies of the router, \"a,b\"; \"all\" = each of them"},
     {"prefill", TD_OPT_I64, "2", 0, TD_CORE_MAX_WORKERS, NULL, OFF(prefill), "prefill workers"},
     {"decode", TD_OPT_I64, "4", 1, TD_CORE_MAX_WORKERS, NULL, OFF(decode), "decode workers"},
-    {"latency", TD_OPT_STR, "opt-13b", 0, 0, NULL, OFF(latency), "how long steps take: a table's name, a file, or splitwise:FILE:MODEL:HARDWARE:TP"},
-    {"fleet", TD_OPT_STR, "", 0, 0, NULL, OFF(fleet), "instead of prefill, decode, latency: \"prefill:2:LATENCY, decode:3:LATENCY:slow=2\""},
-    {"kv_tokens", TD_OPT_U64, "0", 0, 0, NULL, OFF(kv_tokens), "KV tokens of one worker; 0 = the latency table's"},
-    {"kv_bytes", TD_OPT_F64, "0", 0, 1e12, NULL, OFF(kv_bytes), "KV bytes of one token; 0 = the latency table's"},
-    {"nic_gbs", TD_OPT_F64, "12.5", 0, 1e6, NULL, OFF(nic_gbs), "GB/s of one worker's network card; 0 = without limit"},
+    {"latency", TD_OPT_STR, "opt-13b", 0, 0, NULL, OFF(latency),
+     "how long steps take: a table's name, a file, or splitwise:FILE:MODEL:HARDWARE:TP"},
+    {"fleet", TD_OPT_STR, "", 0, 0, NULL, OFF(fleet),
+     "instead of prefill, decode, latency: \"prefill:2:LATENCY, decode:3:LATENCY:slow=2\""},
+    {"kv_tokens", TD_OPT_U64, "0", 0, 0, NULL, OFF(kv_tokens),
+     "KV tokens of one worker; 0 = the latency table's"},
+    {"kv_bytes", TD_OPT_F64, "0", 0, 1e12, NULL, OFF(kv_bytes),
+     "KV bytes of one token; 0 = the latency table's"},
+    {"nic_gbs", TD_OPT_F64, "12.5", 0, 1e6, NULL, OFF(nic_gbs),
+     "GB/s of one worker's network card; 0 = without limit"},
     {"block_size", TD_OPT_I64, "16", 1, 4096, NULL, OFF(block_size), "tokens per KV block"},
     {"max_batch", TD_OPT_I64, "256", 1, 65536, NULL, OFF(max_batch), "sequences in one step"},
-    {"max_step_tokens", TD_OPT_I64, "2048", 1, 1048576, NULL, OFF(max_step_tokens), "rows in one step: the prefill chunk"},
-    {"max_seqs", TD_OPT_I64, "1024", 1, 65536, NULL, OFF(max_seqs), "requests held by one worker, waiting ones included"},
-    {"prefix_cache", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(prefix_cache), "workers keep prompt blocks (traces with block hashes)"},
-    {"overlap", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(overlap), "a chunk's blocks leave while the next is computed"},
-    {"admit_at_once", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(admit_at_once), "decode workers reserve during a step too (tandem's do between steps)"},
-    {"trace", TD_OPT_STR, "", 0, 0, NULL, OFF(trace), "requests of a file: Azure CSV, Mooncake JSONL, lengths CSV"},
-    {"spread", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(spread), "Mooncake: groups of one time stamp are spread until the next"},
-    {"time_scale", TD_OPT_F64, "1", 1e-6, 1e6, NULL, OFF(time_scale), "of the trace's arrivals; 0.5 = twice the load"},
-    {"max_prompt", TD_OPT_I64, "0", 0, 100000000, NULL, OFF(max_prompt), "leave out longer prompts of the trace; 0 = none"},
-    {"max_output", TD_OPT_I64, "0", 0, 100000000, NULL, OFF(max_output), "leave out longer outputs of the trace; 0 = none"},
-    {"arrival", TD_OPT_ENUM, "poisson", 0, 0, "poisson|gamma|constant|trace", OFF(arrival), "arrivals; trace = as in the file"},
-    {"rate", TD_OPT_STR, "4", 0, 0, NULL, OFF(rate), "requests/s: \"4\", \"2,4,8\" or \"FROM:TO:STEP\""},
-    {"cv", TD_OPT_F64, "1", 0.01, 100, NULL, OFF(cv), "gamma: coefficient of variation of the gaps"},
-    {"ramp_to", TD_OPT_F64, "0", 0, 1e9, NULL, OFF(ramp_to), "the rate goes linearly to this over the run; 0 = constant"},
-    {"duration", TD_OPT_F64, "120", 0, 1e9, NULL, OFF(duration), "seconds of arrivals; 0 = by requests"},
-    {"requests", TD_OPT_I64, "0", 0, 100000000, NULL, OFF(requests), "number of requests; 0 = by duration"},
-    {"isl", TD_OPT_STR, "512", 0, 0, NULL, OFF(isl), "prompt tokens: N, lognormal:MEAN,CV, uniform:LOW,HIGH"},
+    {"max_step_tokens", TD_OPT_I64, "2048", 1, 1048576, NULL, OFF(max_step_tokens),
+     "rows in one step: the prefill chunk"},
+    {"max_seqs", TD_OPT_I64, "1024", 1, 65536, NULL, OFF(max_seqs),
+     "requests held by one worker, waiting ones included"},
+    {"prefix_cache", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(prefix_cache),
+     "workers keep prompt blocks (traces with block hashes)"},
+    {"overlap", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(overlap),
+     "a chunk's blocks leave while the next is computed"},
+    {"admit_at_once", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(admit_at_once),
+     "decode workers reserve during a step too (tandem's do between steps)"},
+    {"trace", TD_OPT_STR, "", 0, 0, NULL, OFF(trace),
+     "requests of a file: Azure CSV, Mooncake JSONL, lengths CSV"},
+    {"spread", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(spread),
+     "Mooncake: groups of one time stamp are spread until the next"},
+    {"rows", TD_OPT_ENUM, "auto", 0, 0, "auto|order|drawn", OFF(rows),
+     "which rows of the trace: in its order, drawn at random; auto = in order when it has block "
+     "hashes"},
+    {"time_scale", TD_OPT_F64, "1", 1e-6, 1e6, NULL, OFF(time_scale),
+     "of the trace's arrivals; 0.5 = twice the load"},
+    {"max_prompt", TD_OPT_I64, "0", 0, 100000000, NULL, OFF(max_prompt),
+     "leave out longer prompts of the trace; 0 = none"},
+    {"max_output", TD_OPT_I64, "0", 0, 100000000, NULL, OFF(max_output),
+     "leave out longer outputs of the trace; 0 = none"},
+    {"arrival", TD_OPT_ENUM, "poisson", 0, 0, "poisson|gamma|constant|trace|onoff|sine",
+     OFF(arrival), "arrivals; trace = as in the file"},
+    {"rate", TD_OPT_STR, "4", 0, 0, NULL, OFF(rate),
+     "requests/s: \"4\", \"2,4,8\" or \"FROM:TO:STEP\""},
+    {"cv", TD_OPT_F64, "1", 0.01, 100, NULL, OFF(cv),
+     "gamma: coefficient of variation of the gaps"},
+    {"period", TD_OPT_F64, "60", 0.001, 1e9, NULL, OFF(period),
+     "onoff, sine: seconds after which the rate is as before"},
+    {"on_share", TD_OPT_F64, "0.5", 0.001, 1, NULL, OFF(on_share),
+     "onoff: all arrivals are in this share of a period"},
+    {"swing", TD_OPT_F64, "0.5", 0, 1, NULL, OFF(swing),
+     "sine: the rate goes up and down by this share of its mean"},
+    {"ramp_to", TD_OPT_F64, "0", 0, 1e9, NULL, OFF(ramp_to),
+     "the rate goes linearly to this over the run; 0 = constant"},
+    {"duration", TD_OPT_F64, "120", 0, 1e9, NULL, OFF(duration),
+     "seconds of arrivals; 0 = by requests"},
+    {"requests", TD_OPT_I64, "0", 0, 100000000, NULL, OFF(requests),
+     "number of requests; 0 = by duration"},
+    {"isl", TD_OPT_STR, "512", 0, 0, NULL, OFF(isl),
+     "prompt tokens: N, lognormal:MEAN,CV, uniform:LOW,HIGH"},
     {"osl", TD_OPT_STR, "128", 0, 0, NULL, OFF(osl), "output tokens, likewise"},
     {"ttft", TD_OPT_F64, "400", 0, 1e9, NULL, OFF(ttft), "TTFT objective in ms; 0 = none"},
     {"tpot", TD_OPT_F64, "50", 0, 1e9, NULL, OFF(tpot), "TPOT objective in ms; 0 = none"},
     {"send_slo", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(send_slo),
      "tell the router the objectives; false: it admits everything, and ttft and tpot only judge"},
     {"slo_class", TD_OPT_STR, "", 0, 0, NULL, OFF(slo_class),
-     "classes as the router takes them, instead of ttft and tpot: \"gold:ttft=450,tpot=40,weight=4 bulk:ttft=5000,best_effort\""},
-    {"class_mix", TD_OPT_STR, "", 0, 0, NULL, OFF(class_mix), "shares of the arrivals: \"gold=1 bulk=3\"; empty = each class the same"},
+     "classes as the router takes them, instead of ttft and tpot: \"gold:ttft=450,tpot=40,weight=4 "
+     "bulk:ttft=5000,best_effort\""},
+    {"class_mix", TD_OPT_STR, "", 0, 0, NULL, OFF(class_mix),
+     "shares of the arrivals: \"gold=1 bulk=3\"; empty = each class the same"},
+    {"class_by_length", TD_OPT_STR, "", 0, 0, NULL, OFF(class_by_length),
+     "classes by prompt tokens instead of shares: \"chat:4000 long\" = chat up to 4,000, long "
+     "above"},
+    {"told_max_tokens", TD_OPT_I64, "0", 0, 100000000, NULL, OFF(told_max_tokens),
+     "the router is told at least this max_tokens, as by clients that do not know; 0 = each "
+     "output's true length"},
+    {"cancel", TD_OPT_F64, "0", 0, 1, NULL, OFF(cancel),
+     "share of clients that leave within 5 s of their arrival"},
     {"tenants", TD_OPT_STR, "", 0, 0, NULL, OFF(tenants),
      "tenants and their shares of the arrivals: \"acme=3 flood:bulk=10\" (flood's are all bulk)"},
-    {"attainment", TD_OPT_F64, "0.9", 0.5, 0.999, NULL, OFF(attainment), "share of requests that should meet both"},
-    {"warmup", TD_OPT_F64, "20", 0, 1e9, NULL, OFF(warmup), "seconds of arrivals that do not count, at the start"},
+    {"attainment", TD_OPT_F64, "0.9", 0.5, 0.999, NULL, OFF(attainment),
+     "share of requests that should meet both"},
+    {"warmup", TD_OPT_F64, "20", 0, 1e9, NULL, OFF(warmup),
+     "seconds of arrivals that do not count, at the start"},
     {"cooldown", TD_OPT_F64, "0", 0, 1e9, NULL, OFF(cooldown), "the same at the end"},
-    {"grace", TD_OPT_F64, "120", 0, 1e9, NULL, OFF(grace), "seconds after the last arrival in which requests may still end"},
-    {"seeds", TD_OPT_I64, "1", 1, 1000, NULL, OFF(seeds), "runs of each point, with seeds from --seed on"},
-    {"seed", TD_OPT_I64, "1", 0, 1000000000, NULL, OFF(seed), "of arrivals, lengths, noise and faults"},
-    {"per_seed", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(per_seed), "a row for each seed beside the pooled one"},
+    {"interval", TD_OPT_F64, "0", 0, 1e9, NULL, OFF(interval),
+     "a row for the arrivals of each so many seconds, from the first arrival on; 0 = none"},
+    {"grace", TD_OPT_F64, "120", 0, 1e9, NULL, OFF(grace),
+     "seconds after the last arrival in which requests may still end"},
+    {"seeds", TD_OPT_I64, "1", 1, 1000, NULL, OFF(seeds),
+     "runs of each point, with seeds from --seed on"},
+    {"seed", TD_OPT_I64, "1", 0, 1000000000, NULL, OFF(seed),
+     "of arrivals, lengths, noise and faults"},
+    {"per_seed", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(per_seed),
+     "a row for each seed beside the pooled one"},
     {"rpc_us", TD_OPT_F64, "200", 0, 1e9, NULL, OFF(rpc_us), "one way of a control message"},
-    {"link_tau_us", TD_OPT_F64, "20", 0, 1e9, NULL, OFF(tau_us), "latency of a transfer, on top of its bytes"},
-    {"snapshot_ms", TD_OPT_F64, "20", 1, 1e6, NULL, OFF(snapshot_ms), "how often workers tell their state"},
-    {"step_noise", TD_OPT_F64, "0", 0, 3, NULL, OFF(noise), "sigma of a lognormal factor on each step"},
+    {"link_tau_us", TD_OPT_F64, "20", 0, 1e9, NULL, OFF(tau_us),
+     "latency of a transfer, on top of its bytes"},
+    {"snapshot_ms", TD_OPT_F64, "20", 1, 1e6, NULL, OFF(snapshot_ms),
+     "how often workers tell their state"},
+    {"step_noise", TD_OPT_F64, "0", 0, 3, NULL, OFF(noise),
+     "sigma of a lognormal factor on each step"},
     {"faults", TD_OPT_STR, "", 0, 0, NULL, OFF(faults),
-     "\"KIND:WORKER@FROM[-UNTIL][*FACTOR], ...\"; kinds crash, silent, slow, drain, late, link; seconds"},
+     "\"KIND:WORKER@FROM[-UNTIL][*FACTOR], ...\"; kinds crash, silent, slow, drain, late, link; "
+     "seconds"},
     {"lose", TD_OPT_F64, "0", 0, 1, NULL, OFF(lose), "share of control messages lost"},
     {"duplicate", TD_OPT_F64, "0", 0, 1, NULL, OFF(duplicate), "share of control messages doubled"},
-    {"check", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(check), "run on to quiescence and look for leaks; a violation fails the command"},
-    {"max_requests", TD_OPT_I64, "4096", 1, TD_CORE_MAX_REQUESTS, NULL, OFF(max_requests), "router: live requests"},
-    {"max_queued", TD_OPT_I64, "4096", 0, TD_CORE_MAX_REQUESTS, NULL, OFF(max_queued), "router: requests waiting for a worker"},
+    {"check", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(check),
+     "run on to quiescence and look for leaks; a violation fails the command"},
+    {"max_requests", TD_OPT_I64, "4096", 1, TD_CORE_MAX_REQUESTS, NULL, OFF(max_requests),
+     "router: live requests"},
+    {"max_queued", TD_OPT_I64, "4096", 0, TD_CORE_MAX_REQUESTS, NULL, OFF(max_queued),
+     "router: requests waiting for a worker"},
     {"hybrid_local_tokens", TD_OPT_U64, "64", 0, 1 << 30, NULL, OFF(hybrid_local_tokens),
      "router, hybrid: shorter prompts are prefilled on the decode worker"},
-    {"worker_timeout_ms", TD_OPT_U64, "2000", 1, 3600000, NULL, OFF(worker_timeout_ms), "router: a worker silent for so long loses its requests"},
-    {"queue_timeout_ms", TD_OPT_U64, "30000", 1, 3600000, NULL, OFF(queue_timeout_ms), "router: longest wait for a worker"},
-    {"stall_ms", TD_OPT_U64, "120000", 1, 3600000, NULL, OFF(stall_ms), "router: a request in which nothing moves for so long fails over"},
+    {"worker_timeout_ms", TD_OPT_U64, "2000", 1, 3600000, NULL, OFF(worker_timeout_ms),
+     "router: a worker silent for so long loses its requests"},
+    {"queue_timeout_ms", TD_OPT_U64, "30000", 1, 3600000, NULL, OFF(queue_timeout_ms),
+     "router: longest wait for a worker"},
+    {"stall_ms", TD_OPT_U64, "120000", 1, 3600000, NULL, OFF(stall_ms),
+     "router: a request in which nothing moves for so long fails over"},
     {"tell_priors", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(tell_priors),
      "the router starts with the fleet's true latency coefficients; false = it learns them"},
     {"json", TD_OPT_STR, "", 0, 0, NULL, OFF(json), "write results to this file as JSON"},
     {"csv", TD_OPT_STR, "", 0, 0, NULL, OFF(csv), "write results to this file as CSV"},
-    {"decision_log", TD_OPT_STR, "", 0, 0, NULL, OFF(decision_log), "write the core's events and decisions (of the last run) to this file"},
+    {"decision_log", TD_OPT_STR, "", 0, 0, NULL, OFF(decision_log),
+     "write the core's events and decisions (of the last run) to this file"},
     {"quiet", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(quiet), "no progress"},
     {0},
 };
@@ -257,6 +320,8 @@ static td_status config_of(const struct sim_options *o, struct td_sim_config *c,
     c->grace_s = o->grace;
     c->lose = o->lose;
     c->duplicate = o->duplicate;
+    c->cancel = o->cancel;
+    c->told_max_tokens = (int32_t)o->told_max_tokens;
     c->check = o->check;
     return td_sim_faults_parse(o->faults, &c->faults, &c->n_faults, err);
 }
@@ -283,15 +348,30 @@ struct sweep {
     struct td_sim_mix mix;
     struct td_sim_trace file, *from;
     char policies[MAX_LIST][32], modes[3][32];
-    uint32_t n_policies, n_modes, n_rates, n_rows;
+    uint32_t n_policies, n_modes, n_rates, n_rows, n_intervals;
     double rates[MAX_LIST];
     struct meter meter;
     FILE *json, *csv;
     bool violated;
 };
 
-/* Part 0 is all of a run; then each class, when there are several, and each tenant. */
-static uint32_t n_parts(const struct sweep *w) { return 1 + (w->mix.n_classes > 1 ? w->mix.n_classes : 0) + w->mix.n_tenants; }
+/* Virtual seconds of arrivals in one run, 0 when only their number is given: then it depends on the
+ * rate. */
+static double arrivals_span_s(const struct sweep *w)
+{
+    const struct sim_options *o = w->o;
+    bool by_time = o->duration > 0 && !o->requests;
+    if (w->load.arrival != TD_ARRIVAL_TRACE) return by_time ? o->duration : 0;
+    double all = (double)w->file.requests[w->file.n - 1].at_ns / 1e9 * o->time_scale;
+    return by_time ? fmin(all, o->duration) : all;
+}
+
+/* Part 0 is all of a run; then each class, when there are several, each tenant, and each interval
+ * of the arrivals. */
+static uint32_t n_parts(const struct sweep *w)
+{
+    return 1 + (w->mix.n_classes > 1 ? w->mix.n_classes : 0) + w->mix.n_tenants + w->n_intervals;
+}
 
 static void summarise_part(const struct sweep *w, const struct td_sim_result *r, uint32_t part, struct td_sim_summary *ret)
 {
@@ -301,6 +381,9 @@ static void summarise_part(const struct sweep *w, const struct td_sim_result *r,
     } else if (part <= n_classes) {
         td_sim_summarise_part(&w->config, r, (int32_t)part - 1, -1, ret);
         snprintf(ret->part, sizeof ret->part, "class %s", w->mix.classes[part - 1].name);
+    } else if (tenant > w->mix.n_tenants) {
+        double from_s = (tenant - w->mix.n_tenants - 1) * w->o->interval;
+        td_sim_summarise_interval(&w->config, r, from_s, from_s + w->o->interval, ret);
     } else {
         td_sim_summarise_part(&w->config, r, -1, (int32_t)tenant, ret);
         snprintf(ret->part, sizeof ret->part, "tenant %s", w->mix.tenants[tenant - 1]);
@@ -394,12 +477,22 @@ static td_status sweep_open(struct sweep *w, struct td_err *err)
                                    .time_scale = o->time_scale,
                                    .max_prompt = (int32_t)o->max_prompt,
                                    .max_output = (int32_t)o->max_output,
-                                   .arrival = o->arrival[0] == 'p' ? TD_ARRIVAL_POISSON
+                                   .period_s = o->period,
+                                   .on_share = o->on_share,
+                                   .swing = o->swing,
+                                   .rows = o->rows[0] == 'a'   ? TD_ROWS_AUTO
+                                           : o->rows[0] == 'o' ? TD_ROWS_ORDER
+                                                               : TD_ROWS_DRAWN,
+                                   .arrival = o->arrival[0] == 'p'   ? TD_ARRIVAL_POISSON
                                               : o->arrival[0] == 'g' ? TD_ARRIVAL_GAMMA
                                               : o->arrival[0] == 'c' ? TD_ARRIVAL_CONSTANT
-                                              : TD_ARRIVAL_TRACE};
+                                              : o->arrival[0] == 'o' ? TD_ARRIVAL_ONOFF
+                                              : o->arrival[0] == 's' ? TD_ARRIVAL_SINE
+                                                                     : TD_ARRIVAL_TRACE};
     if (o->requests) w->load.duration_s = 0;
-    if (!s) s = td_sim_mix_parse(o->slo_class, o->class_mix, o->tenants, o->ttft, o->tpot, &w->mix, &w->load, err);
+    if (!s)
+        s = td_sim_mix_parse(o->slo_class, o->class_mix, o->class_by_length, o->tenants, o->ttft,
+                             o->tpot, &w->mix, &w->load, err);
     memcpy(w->config.router.classes, w->mix.classes, sizeof w->mix.classes);
     w->config.router.n_classes = w->mix.n_classes;
     if (!s && !o->send_slo && (w->mix.n_classes > 1 || o->slo_class[0]))
@@ -413,6 +506,18 @@ static td_status sweep_open(struct sweep *w, struct td_err *err)
         s = td_sim_trace_read(o->trace, o->spread, &w->file, err);
         w->from = &w->file;
         if (w->load.arrival == TD_ARRIVAL_TRACE) w->n_rates = 1; /* the file's */
+    }
+    if (!s && o->interval > 0) {
+        double n = ceil(arrivals_span_s(w) / o->interval);
+        if (n < 1)
+            s = td_fail(err, TD_ERR_INVALID,
+                        "interval is %g s, and only a duration says how many there are",
+                        o->interval);
+        else if (n > MAX_INTERVALS)
+            s = td_fail(err, TD_ERR_INVALID, "interval is %g s: %.0f of them, limit %d",
+                        o->interval, n, MAX_INTERVALS);
+        else
+            w->n_intervals = (uint32_t)n;
     }
     if (!s) s = open_out(o->json, &w->json, err);
     if (!s) s = open_out(o->csv, &w->csv, err);
@@ -443,12 +548,9 @@ static td_status sweep_run(struct sweep *w, struct td_err *err)
                 o->ttft, o->tpot, o->attainment);
     w->meter.on = !o->quiet;
     if (w->meter.on) {
-        double span = o->duration > 0 && !o->requests ? o->duration : o->requests ? (double)o->requests / w->rates[0] : 0;
-        if (w->load.arrival == TD_ARRIVAL_TRACE) {
-            double all = (double)w->file.requests[w->file.n - 1].at_ns / 1e9 * o->time_scale;
-            span = o->duration > 0 && !o->requests ? fmin(all, o->duration) : all;
-        }
-        w->meter.span_s = (uint64_t)ceil(span) + 1;
+        double span_s = arrivals_span_s(w);
+        if (span_s <= 0) span_s = (double)o->requests / w->rates[0];
+        w->meter.span_s = (uint64_t)ceil(span_s) + 1;
         td_progress_start(&w->meter.p, "simulating", "virtual s", n_runs * w->meter.span_s);
     }
     td_sim_table_head(stdout);

@@ -212,6 +212,13 @@ static uint32_t draw_share(struct td_sim_rng *r, const double *share, size_t str
     return last;
 }
 
+static uint32_t class_by_length(const struct td_sim_load *l, int32_t n_prompt)
+{
+    uint32_t i = 0;
+    while (i + 1 < l->n_length_classes && n_prompt > l->length_classes[i].max_prompt) i++;
+    return l->length_classes[i].slo_class;
+}
+
 static void draw_owner(struct td_sim_rng *r, const struct td_sim_load *l, struct td_sim_request *q)
 {
     int32_t fixed = -1;
@@ -220,23 +227,74 @@ static void draw_owner(struct td_sim_rng *r, const struct td_sim_load *l, struct
         fixed = l->tenants[q->tenant - 1].slo_class;
     }
     if (fixed >= 0) q->slo_class = (uint32_t)fixed;
+    else if (l->n_length_classes)
+        q->slo_class = class_by_length(l, q->n_prompt);
     else if (l->n_classes > 1) q->slo_class = draw_share(r, l->class_share, sizeof l->class_share[0], l->n_classes);
 }
 
-td_status td_sim_trace_make(const struct td_sim_load *l, const struct td_sim_trace *file, struct td_sim_trace *ret, struct td_err *err)
+/* When the process of rate 1 that runs at load l's changing pace reaches `u`: the inverse of the
+ * integral of its rate. */
+static double paced_time_s(const struct td_sim_load *l, double u)
 {
-    if (l->arrival == TD_ARRIVAL_TRACE && !file) return td_fail(err, TD_ERR_INVALID, "arrival is trace, and there is no trace file");
+    double mean_s = u / l->rate;
+    if (l->arrival == TD_ARRIVAL_ONOFF) {
+        double on_s = l->period_s * l->on_share,
+               busy_s = mean_s * l->on_share; /* of all on-times together */
+        return floor(busy_s / on_s) * l->period_s + fmod(busy_s, on_s);
+    }
+    double turn = 2 * M_PI / l->period_s, low = mean_s - l->period_s, high = mean_s + l->period_s;
+    for (int i = 0; i < 60; i++) { /* the integral, t + swing / turn * (1 - cos(turn * t)), rises */
+        double t = (low + high) / 2;
+        if (t + l->swing / turn * (1 - cos(turn * t)) < mean_s)
+            low = t;
+        else
+            high = t;
+    }
+    return fmax(0, (low + high) / 2);
+}
+
+static bool is_paced(enum td_sim_arrival a)
+{
+    return a == TD_ARRIVAL_ONOFF || a == TD_ARRIVAL_SINE;
+}
+
+static td_status check_load(const struct td_sim_load *l, const struct td_sim_trace *file,
+                            struct td_err *err)
+{
+    if (l->arrival == TD_ARRIVAL_TRACE && !file)
+        return td_fail(err, TD_ERR_INVALID, "arrival is trace, and there is no trace file");
     if (l->arrival != TD_ARRIVAL_TRACE && !(l->rate > 0)) return td_fail(err, TD_ERR_INVALID, "rate is %g, must be > 0", l->rate);
     if (l->arrival == TD_ARRIVAL_GAMMA && !(l->cv > 0)) return td_fail(err, TD_ERR_INVALID, "cv is %g, must be > 0", l->cv);
+    if (is_paced(l->arrival) && !(l->period_s > 0))
+        return td_fail(err, TD_ERR_INVALID, "period is %g s, must be > 0", l->period_s);
+    if (l->arrival == TD_ARRIVAL_ONOFF && !(l->on_share > 0 && l->on_share <= 1))
+        return td_fail(err, TD_ERR_INVALID, "on_share is %g, must be above 0 and up to 1",
+                       l->on_share);
+    if (l->arrival == TD_ARRIVAL_SINE && !(l->swing >= 0 && l->swing <= 1))
+        return td_fail(err, TD_ERR_INVALID, "swing is %g, must be 0..1", l->swing);
+    if (is_paced(l->arrival) && l->ramp_to > 0)
+        return td_fail(err, TD_ERR_INVALID,
+                       "ramp_to is %g: arrivals that are onoff or sine have no ramp", l->ramp_to);
     if (l->arrival != TD_ARRIVAL_TRACE && l->n_requests == 0 && !(l->duration_s > 0))
         return td_fail(err, TD_ERR_INVALID, "give a duration or a number of requests");
+    return TD_OK;
+}
+
+td_status td_sim_trace_make(const struct td_sim_load *l, const struct td_sim_trace *file,
+                            struct td_sim_trace *ret, struct td_err *err)
+{
+    td_status s = check_load(l, file, err);
+    if (s) return s;
     /* Arrivals are the portable generator from the seed itself (s = seed), so that published check values can be repeated; lengths are a stream
      * beside it, and so are owners: the same seed has the same arrivals and lengths whatever the mix. */
     struct td_sim_rng arrivals = {l->seed}, lengths = td_sim_rng_stream(l->seed, 1),
                       owners = td_sim_rng_stream(l->seed, 4);
     struct td_sim_trace t = {.hash_tokens = file ? file->hash_tokens : 0};
     uint32_t capacity = 0, at_row = 0;
-    double now_s = 0, scale = l->time_scale > 0 ? l->time_scale : 1;
+    bool in_order = l->rows == TD_ROWS_ORDER || (l->rows == TD_ROWS_AUTO && file && file->n_hashes);
+    if (file && in_order && l->arrival != TD_ARRIVAL_TRACE)
+        at_row = (uint32_t)((l->seed + 15) % 16 * file->n / 16); /* seed 1: the first */
+    double now_s = 0, paced = 0, scale = l->time_scale > 0 ? l->time_scale : 1;
     if (file && file->n_hashes) {
         t.hashes = td_sim_grow(NULL, file->n_hashes, sizeof *t.hashes);
         memcpy(t.hashes, file->hashes, file->n_hashes * sizeof *t.hashes);
@@ -250,7 +308,12 @@ td_status td_sim_trace_make(const struct td_sim_load *l, const struct td_sim_tra
             for (;; tries++) { /* rows that are too long are left out */
                 if (l->arrival == TD_ARRIVAL_TRACE && at_row == file->n) break;
                 if (tries == file->n * 64ull) break;
-                r = file->requests[l->arrival == TD_ARRIVAL_TRACE ? at_row++ : td_sim_rng_below(&lengths, file->n)];
+                if (l->arrival == TD_ARRIVAL_TRACE)
+                    r = file->requests[at_row++];
+                else if (in_order)
+                    r = file->requests[at_row++ % file->n];
+                else
+                    r = file->requests[td_sim_rng_below(&lengths, file->n)];
                 if ((!l->max_prompt || r.n_prompt <= l->max_prompt) && (!l->max_output || r.n_output <= l->max_output)) break;
                 r.n_prompt = 0;
             }
@@ -261,6 +324,8 @@ td_status td_sim_trace_make(const struct td_sim_load *l, const struct td_sim_tra
         }
         if (l->arrival == TD_ARRIVAL_TRACE) {
             now_s = (double)r.at_ns / 1e9 * scale;
+        } else if (is_paced(l->arrival)) {
+            now_s = paced_time_s(l, paced += t.n ? td_sim_rng_exponential(&arrivals) : 0);
         } else if (t.n > 0) { /* the first at 0 */
             double rate = l->rate;
             if (l->ramp_to > 0) {

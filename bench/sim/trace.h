@@ -28,7 +28,22 @@ struct td_sim_trace {
     uint64_t *hashes;
 };
 
-enum td_sim_arrival { TD_ARRIVAL_POISSON, TD_ARRIVAL_GAMMA, TD_ARRIVAL_CONSTANT, TD_ARRIVAL_TRACE };
+/* ONOFF and SINE are Poisson processes whose rate changes with a period: all arrivals in the first
+ * on_share of it; or rate * (1 + swing * sin). `rate` is the mean of both. */
+enum td_sim_arrival {
+    TD_ARRIVAL_POISSON,
+    TD_ARRIVAL_GAMMA,
+    TD_ARRIVAL_CONSTANT,
+    TD_ARRIVAL_TRACE,
+    TD_ARRIVAL_ONOFF,
+    TD_ARRIVAL_SINE,
+};
+
+/* Which rows of a file a run takes when the arrivals are not the file's. In the file's order a
+ * conversation's turns follow one another, so that their prefixes are still in caches: AUTO takes
+ * that for a file with block hashes. Seed 1 begins at the first row, each further seed a sixteenth
+ * of the file later, and all go on from the start at the end. */
+enum td_sim_rows { TD_ROWS_AUTO, TD_ROWS_ORDER, TD_ROWS_DRAWN };
 
 /* Lengths: "512" = always; "lognormal:MEAN,CV"; "uniform:LOW,HIGH". */
 struct td_sim_length { enum { TD_LENGTH_FIXED, TD_LENGTH_LOGNORMAL, TD_LENGTH_UNIFORM } kind; double a, b; };
@@ -38,6 +53,8 @@ struct td_sim_load {
     enum td_sim_arrival arrival;
     double rate;                    /* requests/s */
     double cv;                      /* gamma */
+    double period_s, on_share, swing; /* onoff, sine */
+    enum td_sim_rows rows;
     double ramp_to;                 /* > 0: the rate goes linearly from `rate` to this over the run */
     double duration_s;              /* arrivals stop here; 0 = n_requests decides */
     uint32_t n_requests;            /* 0 = duration decides */
@@ -49,11 +66,19 @@ struct td_sim_load {
     double class_share[TD_SIM_MAX_CLASSES];
     struct { double share; int32_t slo_class; /* -1 = by class_share */ } tenants[TD_SIM_MAX_TENANTS];
     uint32_t n_classes, n_tenants;
+    /* Classes by length, in rising order of max_prompt; n_length_classes > 0: instead of
+     * class_share. */
+    struct {
+        int32_t max_prompt;
+        uint32_t slo_class;
+    } length_classes[TD_SIM_MAX_CLASSES];
+    uint32_t n_length_classes;
 };
 
 /* Reads lengths (and arrivals, hashes) of a file; the format is told by its contents. */
 td_status td_sim_trace_read(const char *path, bool spread, struct td_sim_trace *ret_trace, struct td_err *err);
-/* The requests of one run. `file` may be NULL (lengths are drawn); with a file, lengths are drawn from its rows (arrival TRACE: in its order). */
+/* The requests of one run. `file` may be NULL: then lengths are drawn from isl and osl. With a file
+ * they are those of its rows: for arrival TRACE in its order, else as load->rows says. */
 td_status td_sim_trace_make(const struct td_sim_load *load, const struct td_sim_trace *file, struct td_sim_trace *ret_trace, struct td_err *err);
 void td_sim_trace_free(struct td_sim_trace *trace);
 

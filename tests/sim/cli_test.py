@@ -58,6 +58,53 @@ def test_parts(folder):
     assert n[0] == n[1] + n[2] == n[3] + n[4] and n[2] > n[1] > 0 and n[4] > n[3] > 0, n
 
 
+def rows_of(folder, *args):
+    path = os.path.join(folder, "rows.csv")
+    run("sim", *args, "--csv", path, "--quiet", "--warmup", "0")
+    with open(path, encoding="utf-8", newline="") as f:
+        return list(csv.DictReader(f))
+
+
+def test_arrivals(folder):
+    """On/off has all arrivals in its on-times, sine most in its upper half; both have the mean rate asked for. Intervals add up."""
+    common = ("--duration", "400", "--rate", "5", "--isl", "64", "--osl", "8", "--prefill", "4", "--interval", "10", "--period", "40")
+    for arrival, busy in (("onoff", (0,)), ("sine", (0, 1))):
+        rows = rows_of(folder, "--arrival", arrival, "--on-share", "0.25", "--swing", "1", *common)
+        total, parts = int(rows[0]["n"]), [int(r["n"]) for r in rows[1:]]
+        assert [r["part"] for r in rows[:3]] == ["all", "0..10 s", "10..20 s"] and len(parts) == 40
+        assert sum(parts) == total and abs(total - 2000) < 6 * 2000 ** 0.5, (arrival, total)
+        in_busy = sum(n for i, n in enumerate(parts) if i % 4 in busy)
+        # sine with a swing of 1 has 1/2 + 1/pi of its arrivals in the upper half
+        assert in_busy == total if arrival == "onoff" else abs(in_busy / total - 0.818) < 0.05, (arrival, parts)
+
+
+def test_clients(folder):
+    """Classes by length; clients that leave; a max_tokens that says nothing."""
+    common = ("--duration", "60", "--rate", "6", "--isl", "uniform:100,1500", "--osl", "60")
+    classes = ("--slo-class", "chat:ttft=400,tpot=50 long:ttft=4000", "--class-by-length", "chat:400 long")
+    whole, chat, long = [int(r["n"]) for r in rows_of(folder, *common, *classes)]
+    assert whole == chat + long and abs(chat / whole - 301 / 1401) < 0.1, (chat, long)
+    all_long = rows_of(folder, *common, "--slo-class", "chat long", "--class-by-length", "chat:99 long")
+    assert [int(r["n"]) for r in all_long] == [whole, 0, whole]
+    assert int(rows_of(folder, *common, "--cancel", "0.5")[0]["failed"]) > whole / 10 and int(rows_of(folder, *common)[0]["failed"]) == 0
+    # what is said to be long is held to be long: fewer are let in
+    tight = (*common, "--rate", "20", "--decode", "1", "--kv-tokens", "20000", "--ttft", "800")
+    assert rows_of(folder, *tight) != rows_of(folder, *tight, "--told-max-tokens", "4000")
+
+
+def test_rows_in_order(folder):
+    """A file with block hashes is taken in its order, so that what follows a prompt finds its prefix; drawn rows do not."""
+    path = os.path.join(folder, "turns.jsonl")
+    with open(path, "w", encoding="utf-8") as f:
+        for i in range(4000):
+            f.write(json.dumps({"timestamp": i * 1000, "input_length": 1024, "output_length": 4, "hash_ids": [i // 2, 10000 + i]}) + "\n")
+    common = ("--trace", path, "--latency", "llama-8b-h200", "--prefill", "1", "--decode", "1", "--rate", "2", "--requests", "300", "--kv-tokens", "60000",
+              "--ttft", "0", "--tpot", "0")
+    shares = [float(rows_of(folder, *common, *more)[0]["hit_share"]) for more in ((), ("--rows", "order"), ("--rows", "drawn"))]
+    assert shares[0] == shares[1] == 0.25, shares  # every second prompt finds the first of its two blocks
+    assert shares[2] < 0.1, shares
+
+
 def test_replay(folder):
     log = os.path.join(folder, "d.log")
     run("sim", "--mode", "hybrid", "--rate", "5", "--duration", "10", "--warmup", "0", "--decision-log", log, "--quiet", "--faults", "crash:3@2-5", "--check")
@@ -116,6 +163,13 @@ def test_refusals(folder):
         (["sim", "--ttft", "nan"], 2, "ttft"),
         (["sim", "--lose", "2"], 2, "lose"),
         (["sim", "--class-mix", "gold=1"], 2, "gold"),
+        (["sim", "--slo-class", "a b", "--class-by-length", "a:10 b:20"], 2, "the last class must be without a bound"),
+        (["sim", "--slo-class", "a b", "--class-by-length", "a:10 b:5 a"], 2, 'the bound of b is "5"'),
+        (["sim", "--slo-class", "a b", "--class-by-length", "c:10 b"], 2, "class_by_length"),
+        (["sim", "--slo-class", "a b", "--class-by-length", "a:10 b", "--class-mix", "a=1"], 2, "not both"),
+        (["sim", "--interval", "1", "--duration", "0", "--requests", "10"], 2, "interval is 1 s"),
+        (["sim", "--interval", "0.01"], 2, "limit 1000"),
+        (["sim", "--arrival", "sine", "--ramp-to", "9"], 2, "ramp_to is 9"),
         (["sim", "--tenants", "a=b"], 2, "share of a"),
         (["sim", "--no-send-slo", "--slo-class", "a"], 2, "send_slo"),
         (["plan", "--model", "gpt-9"], 2, "gpt-9"),
@@ -128,7 +182,7 @@ def test_refusals(folder):
 
 
 def main():
-    for test in (test_sweep, test_parts, test_replay, test_plan, test_refusals):
+    for test in (test_sweep, test_parts, test_arrivals, test_clients, test_rows_in_order, test_replay, test_plan, test_refusals):
         with tempfile.TemporaryDirectory() as folder:
             test(folder)
         print(f"{test.__name__}: ok")

@@ -602,14 +602,15 @@ static void test_mix(void **state)
     struct td_err err;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         err = (struct td_err){0};
-        if (td_sim_mix_parse(bad[i][0], bad[i][1], bad[i][2], 0, 0, &m, &l, &err) == TD_OK) fail_msg("bad mix %zu was taken", i);
+        if (td_sim_mix_parse(bad[i][0], bad[i][1], "", bad[i][2], 0, 0, &m, &l, &err) == TD_OK)
+            fail_msg("bad mix %zu was taken", i);
         if (!strstr(err.msg, bad[i][3])) fail_msg("bad mix %zu: %s", i, err.msg);
     }
     struct td_sim_trace plain, t;
     l.n_classes = l.n_tenants = 0;
     assert_int_equal(td_sim_trace_make(&l, NULL, &plain, &err), TD_OK);
-    if (td_sim_mix_parse("gold:ttft=400,tpot=40,weight=4 bulk:ttft=4000 none", "gold=1, bulk=3", "acme=3 flood:bulk=6 small:gold=1", 0, 0, &m, &l,
-                         &err))
+    if (td_sim_mix_parse("gold:ttft=400,tpot=40,weight=4 bulk:ttft=4000 none", "gold=1, bulk=3", "",
+                         "acme=3 flood:bulk=6 small:gold=1", 0, 0, &m, &l, &err))
         fail_msg("%s", err.msg);
     assert_int_equal(td_sim_trace_make(&l, NULL, &t, &err), TD_OK);
     assert_int_equal(t.n, plain.n);
