@@ -53,6 +53,7 @@ static const char *const FILE_NAMES[N_FILES] = {"cert_file", "key_file", "ca_fil
 struct td_xfer_tls {
     pthread_mutex_t mu;
     char *paths[N_FILES], *peer_name;
+    const struct td_peer_names *peer_names; /* NULL: any; unchanging */
     bool ktls;
     uint64_t rekey_records;
     SSL_CTX *ctx;                     /* mu: the pointer; what it points to never changes */
@@ -63,6 +64,7 @@ enum tls_state { TLS_HANDSHAKE = 0, TLS_OPEN, TLS_BROKEN };
 
 struct td_xfer_tls_conn {
     SSL *ssl;
+    const struct td_peer_names *peer_names;
     int fd;
     enum tls_state state;
     bool ended, said_bye;             /* close_notify came; went */
@@ -273,9 +275,41 @@ static td_status load_key(const struct td_xfer_tls *tls, SSL_CTX *ctx, struct td
     return status;
 }
 
-/* Remembers what is wrong while the certificate is at hand; OpenSSL's own error says only that verification failed. */
+/* One subjectAltName against the patterns; those that are no DNS name, URI or address match nothing. */
+static bool name_matches(const struct td_peer_names *names, const GENERAL_NAME *name)
+{
+    char address[INET6_ADDRSTRLEN];
+    const ASN1_STRING *text = name->type == GEN_DNS ? name->d.dNSName : name->type == GEN_URI ? name->d.uniformResourceIdentifier : NULL;
+    if (text)
+        return td_peer_names_match(names, name->type == GEN_DNS ? TD_PEER_NAME_DNS : TD_PEER_NAME_URI, (const char *)ASN1_STRING_get0_data(text),
+                                   (size_t)ASN1_STRING_length(text));
+    if (name->type != GEN_IPADD) return false;
+    const ASN1_OCTET_STRING *octets = name->d.iPAddress;
+    int family = ASN1_STRING_length(octets) == 4 ? AF_INET : ASN1_STRING_length(octets) == 16 ? AF_INET6 : 0;
+    return family && inet_ntop(family, ASN1_STRING_get0_data(octets), address, sizeof address) &&
+           td_peer_names_match(names, TD_PEER_NAME_IP, address, strlen(address));
+}
+
+static bool certificate_matches(const struct td_peer_names *names, X509 *x)
+{
+    GENERAL_NAMES *held = X509_get_ext_d2i(x, NID_subject_alt_name, NULL, NULL);
+    bool matches = false;
+    for (int i = 0; held && i < sk_GENERAL_NAME_num(held) && !matches; i++) matches = name_matches(names, sk_GENERAL_NAME_value(held, i));
+    GENERAL_NAMES_free(held);
+    return matches;
+}
+
+/* Asked for every certificate of the chain. Of one that is good, the peer's own (depth 0) must hold one of the names. What is wrong is remembered while
+ * the certificate is at hand; OpenSSL's own error says only that verification failed. */
 static int on_verify(int ok, X509_STORE_CTX *store)
 {
+    SSL *checked = X509_STORE_CTX_get_ex_data(store, SSL_get_ex_data_X509_STORE_CTX_idx());
+    const struct td_xfer_tls_conn *of = checked ? SSL_get_app_data(checked) : NULL;
+    if (ok && X509_STORE_CTX_get_error_depth(store) == 0 && of && of->peer_names &&
+        !certificate_matches(of->peer_names, X509_STORE_CTX_get_current_cert(store))) {
+        X509_STORE_CTX_set_error(store, X509_V_ERR_HOSTNAME_MISMATCH);
+        ok = 0;
+    }
     if (ok) return ok;
     SSL *ssl = X509_STORE_CTX_get_ex_data(store, SSL_get_ex_data_X509_STORE_CTX_idx());
     struct td_xfer_tls_conn *c = ssl ? SSL_get_app_data(ssl) : NULL;
@@ -371,6 +405,11 @@ td_status td_xfer_tls_open(const struct td_xfer_tls_config *config, struct td_xf
         status = td_fail(err, TD_ERR_INVALID, "tls: cert_file and key_file go together, %s is not set", FILE_NAMES[tls->paths[0] ? 1 : 0]);
         goto err_close;
     }
+    tls->peer_names = config->peer_names;
+    if (tls->peer_names && !tls->paths[2]) {
+        status = td_fail(err, TD_ERR_INVALID, "tls: peer_names are set and ca_file is not: no name can be trusted");
+        goto err_close;
+    }
     if (tls->peer_name && !tls->paths[2]) {
         status = td_fail(err, TD_ERR_INVALID, "tls: peer_name is \"%s\" and ca_file is not set: no name can be trusted", tls->peer_name);
         goto err_close;
@@ -450,6 +489,7 @@ td_status td_tls_conn_open(struct td_xfer_tls *tls, int fd, bool initiator, stru
         return td_fail(err, TD_ERR_NOMEM, "tls: no memory for a connection");
     }
     c->ssl = ssl;
+    c->peer_names = tls->peer_names;
     c->fd = fd;
     c->rekey_records = tls->rekey_records;
     BIO_set_data(filter, c);

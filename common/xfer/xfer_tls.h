@@ -5,7 +5,8 @@
  *
  * Who is whom: grants carry numeric addresses, which certificates seldom hold, so by default any certificate of the CA will do and the CA is
  * the boundary of trust. Where the CA also signs others than workers (clients of the router), set peer_name: a name that every worker's
- * certificate holds and theirs do not. A worker dials and is dialled: a certificate with an extendedKeyUsage needs serverAuth and clientAuth.
+ * certificate holds and theirs do not; or peer_names: a list of patterns. A worker dials and is dialled: a certificate with an extendedKeyUsage needs
+ * clientAuth to dial and serverAuth to be dialled; one without it may do both.
  *
  * Like a socket, with these differences:
  *  (1) sendv counts a byte when it is sealed, not when the kernel has it: up to TD_TLS_OUT_BYTES wait in the channel (td_tls_unsent) and go out
@@ -33,6 +34,7 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
+#include "common/base/peer_names.h"
 #include "common/base/status.h"
 
 #define TD_TLS_OUT_BYTES 69632 /* sealed and not yet taken by the kernel: four records and their overhead */
@@ -46,6 +48,8 @@ struct td_xfer_tls_config {
                                           are hidden from onlookers only */
     const char *peer_name;             /* NULL or "": any; else what the peer's certificate must hold among its subjectAltNames, in both directions: a
                                           DNS name, an address, or "*.SUFFIX": a DNS name of one label before it. Subjects (CN) do not count */
+    const struct td_peer_names *peer_names; /* NULL: any; else at least one subjectAltName of the peer's certificate must match, too. Borrowed until
+                                          td_xfer_tls_close and the end of every handshake */
     bool ktls;                         /* let the kernel seal and open records where it and OpenSSL can (td_tls_ktls says). Off by default: the
                                           kernel's keys cannot be changed, so such a connection ends (EPIPE) after rekey_records records, and
                                           because Linux 6.1 raises SIGPIPE in the caller's close(fd): a process that asks for it ignores SIGPIPE */

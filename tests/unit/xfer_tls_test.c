@@ -76,6 +76,9 @@ static int make_all(void **state)
         {.name = "expired", .from_s = -7200, .to_s = -3600},
         {.name = "future", .from_s = 3600, .to_s = 7200},
         {.name = "server_only", .usage = "serverAuth"},
+        {.name = "client_only", .usage = "clientAuth"},
+        {.name = "both_uses", .usage = "serverAuth,clientAuth"},
+        {.name = "spiffe", .alt = "URI:spiffe://prod/sa/worker,IP:10.9.8.7,DNS:nobody.example"},
     };
     for (size_t i = 0; i < sizeof mine / sizeof mine[0]; i++) {
         struct tls_files_id id = tls_files_make(&ca, &mine[i]);
@@ -106,6 +109,7 @@ static int remove_all(void **state)
     (void)state;
     static const char *const names[] = {"ca",          "other",   "a",     "b",      "client", "expired", "future",
                                         "server_only", "foreign", "alone", "locked", "half",   "live",
+                                        "client_only", "both_uses", "spiffe",
                                         "w1",          "deep",    "suffix", "star", "w2.kv.tandem"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char name[64];
@@ -582,6 +586,15 @@ static void one_side_may_say_goodbye(void **state)
 
 /* --- tests: who is let in ----------------------------------------------------------------------------------------------------------- */
 
+/* "names:" and patterns: peer_names; else peer_name. */
+static struct td_xfer_tls_config asks_for(const char *name, struct td_peer_names **ret_names)
+{
+    struct td_err err = {0};
+    if (!name || strncmp(name, "names:", 6)) return (struct td_xfer_tls_config){.peer_name = name};
+    if (td_peer_names_parse("tls_worker_names", name + 6, ret_names, &err)) fail_msg("%s", err.msg);
+    return (struct td_xfer_tls_config){.peer_names = *ret_names};
+}
+
 static void strangers_are_refused_by_reason(void **state)
 {
     (void)state;
@@ -601,6 +614,17 @@ static void strangers_are_refused_by_reason(void **state)
         {"not yet valid", "future", "ca", "b", "ca", NULL, NULL, 1, "certificate is not yet valid", "alert bad certificate"},
         {"a server's certificate dials", "server_only", "ca", "b", "ca", NULL, NULL, 1, "purpose", "alert unsupported certificate"},
         {"a server's certificate accepts", "a", "ca", "server_only", "ca", NULL, NULL, -1, NULL, NULL},
+        {"a client's certificate dials", "client_only", "ca", "b", "ca", NULL, NULL, -1, NULL, NULL},
+        {"a client's certificate accepts", "a", "ca", "client_only", "ca", NULL, NULL, 0, "purpose", "alert unsupported certificate"},
+        {"one for both uses dials", "both_uses", "ca", "both_uses", "ca", NULL, NULL, -1, NULL, NULL},
+        {"a pattern fits", "w1", "ca", "b", "ca", "names:worker.tandem", "names:x.y, *.kv.tandem", -1, NULL, NULL},
+        {"a URI fits", "spiffe", "ca", "b", "ca", NULL, "names:URI:spiffe://prod/sa/*", -1, NULL, NULL},
+        {"another URI", "spiffe", "ca", "b", "ca", NULL, "names:URI:spiffe://prod/sa/router", 1, "hostname mismatch", "alert bad certificate"},
+        {"an address fits", "spiffe", "ca", "b", "ca", NULL, "names:10.9.8.7", -1, NULL, NULL},
+        {"no pattern fits who dials", "client", "ca", "b", "ca", NULL, "names:*.kv.tandem,worker.tandem", 1, "hostname mismatch", "alert bad certificate"},
+        {"no pattern fits who accepts", "a", "ca", "client", "ca", "names:*.kv.tandem,worker.tandem", NULL, 0, "hostname mismatch", "alert bad certificate"},
+        {"a wildcard certificate is nobody", "star", "ca", "b", "ca", NULL, "names:*.kv.tandem", 1, "hostname mismatch", "alert bad certificate"},
+        {"a subject is none of the patterns", "w2.kv.tandem", "ca", "b", "ca", NULL, "names:*.kv.tandem", 1, "hostname mismatch", "alert bad certificate"},
         {"names fit", "a", "ca", "b", "ca", "worker.tandem", "worker.tandem", -1, NULL, NULL},
         {"address fits", "b", "ca", "a", "ca", "127.0.0.1", NULL, -1, NULL, NULL},
         {"address does not", "a", "ca", "b", "ca", "127.0.0.1", NULL, 0, "IP address mismatch", "alert bad certificate"},
@@ -622,8 +646,9 @@ static void strangers_are_refused_by_reason(void **state)
         {"nobody asks", NULL, NULL, "foreign", NULL, NULL, NULL, -1, NULL, NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct td_xfer_tls *dials = tls_for(cases[i].dials, cases[i].dials_ca, (struct td_xfer_tls_config){.peer_name = cases[i].dials_name});
-        struct td_xfer_tls *accepts = tls_for(cases[i].accepts, cases[i].accepts_ca, (struct td_xfer_tls_config){.peer_name = cases[i].accepts_name});
+        struct td_peer_names *names[2] = {NULL, NULL};
+        struct td_xfer_tls *dials = tls_for(cases[i].dials, cases[i].dials_ca, asks_for(cases[i].dials_name, &names[0]));
+        struct td_xfer_tls *accepts = tls_for(cases[i].accepts, cases[i].accepts_ca, asks_for(cases[i].accepts_name, &names[1]));
         struct pair p;
         char byte;
         int judge = cases[i].judge;
@@ -654,6 +679,8 @@ static void strangers_are_refused_by_reason(void **state)
         pair_close(&p);
         td_xfer_tls_close(dials);
         td_xfer_tls_close(accepts);
+        td_peer_names_destroy(names[0]);
+        td_peer_names_destroy(names[1]);
     }
 }
 
