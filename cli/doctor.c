@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cli/doctor.h"
+#include "common/base/cluster_secret.h"
 #include "common/base/mem.h"
 #include "common/worker/engine.h"
 
@@ -25,6 +26,8 @@ static const struct td_option options[] = {
     {"sessions", TD_OPT_U64, "1", 1, 10000, NULL, OFF(sessions), "--listen: end after so many, one after the other"},
     {"listen_timeout_ms", TD_OPT_U64, "600000", 100, 86400000, NULL, OFF(listen_timeout_ms), "--listen: longest wait for a --peer"},
     {"peer", TD_OPT_STR, "", 0, 0, NULL, OFF(peer), "HOST:PORT[,HOST:PORT...] of doctors with --listen: measure the KV paths to each"},
+    {"cluster_secret_file", TD_OPT_STR, "", 0, 0, NULL, OFF(cluster_secret_file),
+     "--peer, --listen: the workers' cluster secret, proved on KV connections"},
     TD_KV_PORT_OPTIONS(struct doctor_config, kv_port),
     {"bytes", TD_OPT_SIZE, "256MiB", 1 << 20, 1 << 30, NULL, OFF(bytes), "--peer: the largest transfer, and the pool at both ends"},
     {"timeout_ms", TD_OPT_U64, "5000", 100, 600000, NULL, OFF(timeout_ms), "longest wait for an answer: router, worker, peer"},
@@ -89,6 +92,7 @@ int cli_doctor(int argc, char **argv)
         td_fail(&err, TD_ERR_INVALID, "listen: one doctor listens, the other has --peer");
         return td_die("tandem doctor", &err);
     }
+    if (c.cluster_secret_file[0] && td_cluster_secret_load(c.cluster_secret_file, &c.secret, &err)) return td_die("tandem doctor", &err);
     signal(SIGPIPE, SIG_IGN);
     r.out = !strcmp(c.json, "-") ? stderr : stdout;
     if (td_kv_port_verbs(&vb, &verbs_err)) vb = NULL;
@@ -105,5 +109,6 @@ int cli_doctor(int argc, char **argv)
     fprintf(r.out, "\n%u ok, %u warn, %u FAIL\n", r.n_levels[DOCTOR_OK], r.n_levels[DOCTOR_WARN], r.n_levels[DOCTOR_FAIL]);
     if (c.json[0] && write_json(&r, c.json)) status = 1;
     doctor_report_free(&r);
+    td_cluster_secret_destroy(c.secret);
     return status;
 }

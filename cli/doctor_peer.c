@@ -113,7 +113,7 @@ static td_status end_open(struct end *e, const struct doctor_config *o, const st
                                .max_slots = DOCTOR_SLOTS, .max_ops = DOCTOR_SLOTS, .peer_timeout_ms = (uint32_t)o->timeout_ms,
                                .hooks = {.wake = ring, .ctx = &e->bell}};
     struct td_kv_port port;
-    const struct td_kv_port_files files = {o->at.tls_cert, o->at.tls_key, o->at.tls_ca};
+    const struct td_kv_port_files files = {.tls_cert = o->at.tls_cert, .tls_key = o->at.tls_key, .tls_ca = o->at.tls_ca, .secret = o->secret};
     bool may_rdma = path == TD_XFER_PATH_RDMA || path == TD_XFER_PATH_AUTO;
     td_status s = td_kv_port_fill(&o->kv_port, td_xfer_path_name(path), &files, may_rdma ? vb : NULL, &port, &c, err);
     if (s) return s;

@@ -46,7 +46,8 @@ static td_status choose_tls(const struct td_kv_port_config *o, enum td_xfer_path
                        has_files ? "kv_tls is off" : "it needs tls_cert, tls_key and tls_ca");
     /* their sockets never leave the host, and the kernel says whose they are */
     port->use_tls = wanted && path != TD_XFER_PATH_SHM && path != TD_XFER_PATH_CUDA_IPC;
-    port->tls = (struct td_xfer_tls_config){.cert_file = f->tls_cert, .key_file = f->tls_key, .ca_file = f->tls_ca, .peer_name = o->kv_tls_peer_name};
+    port->tls = (struct td_xfer_tls_config){.cert_file = f->tls_cert, .key_file = f->tls_key, .ca_file = f->tls_ca, .peer_name = o->kv_tls_peer_name,
+                                             .peer_names = f->worker_names};
     return TD_OK;
 }
 
@@ -77,5 +78,6 @@ td_status td_kv_port_fill(const struct td_kv_port_config *o, const char *transfe
     ret_config->tcp_zerocopy = strcmp(o->transfer_zerocopy, "off") ? TD_XFER_ZEROCOPY_AUTO : TD_XFER_ZEROCOPY_OFF;
     ret_config->rdma = verbs ? &ret_port->rdma : NULL;
     ret_config->tls = port.use_tls ? &ret_port->tls : NULL;
+    ret_config->secret = files->secret;
     return TD_OK;
 }

@@ -47,8 +47,10 @@ struct td_kv_port_config {
     {"kv_tls_peer_name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.kv_tls_peer_name),                                                        \
      "name (or *.suffix, or address) that a KV peer's certificate must hold; empty = any certificate of tls_ca"}
 
-struct td_kv_port_files { /* "" = none */
+struct td_kv_port_files { /* "" = none; NULL = none */
     const char *tls_cert, *tls_key, *tls_ca;
+    const struct td_peer_names *worker_names; /* with TLS: what a peer's certificate must hold. Borrowed until td_xfer_close, as secret */
+    struct td_cluster_secret *secret;
 };
 
 /* What a td_xfer_config borrows until td_xfer_open returns. */
@@ -65,7 +67,7 @@ enum td_xfer_path td_kv_port_path(const char *transfer);
  * TD_ERR_UNSUPPORTED (no library, no device), TD_ERR_INVALID (the variable). ret_verbs lives as long as the process. */
 td_status td_kv_port_verbs(const struct td_verbs **ret_verbs, struct td_err *err);
 
-/* Fills path, port, lanes, zero copy, rdma and tls of *ret_config; the rest stays as it is. verbs NULL: no RDMA. Reads no file.
+/* Fills path, port, lanes, zero copy, rdma, tls and secret of *ret_config; the rest stays as it is. verbs NULL: no RDMA. Reads no file.
  * TD_ERR_INVALID: options that contradict one another, by name. */
 td_status td_kv_port_fill(const struct td_kv_port_config *o, const char *transfer, const struct td_kv_port_files *files, const struct td_verbs *verbs,
                           struct td_kv_port *ret_port, struct td_xfer_config *ret_config, struct td_err *err);

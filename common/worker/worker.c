@@ -802,7 +802,7 @@ static td_status open_xfer(struct td_worker *w, struct td_err *err)
     char host[256], advertise[256];
     struct td_kv_port port;
     const struct td_verbs *verbs = NULL;
-    const struct td_kv_port_files files = {o->tls_cert, o->tls_key, o->tls_ca};
+    const struct td_kv_port_files files = {o->tls_cert, o->tls_key, o->tls_ca, w->id.workers, w->id.secret};
     struct td_xfer_config c = {.instance = w->name, .incarnation = w->incarnation, .layout_hash = td_engine_layout_hash(w->engine),
                                .memory = td_engine_device_memory(w->engine), .listen_host = o->transfer_host, .max_slots = (uint32_t)o->max_seqs, .max_ops = (uint32_t)o->max_seqs,
                                .peer_timeout_ms = (uint32_t)o->peer_timeout_ms, .hooks = {.wake = xfer_wake, .ctx = w}};
@@ -885,6 +885,23 @@ static td_status open_engine_interruptible(struct td_worker *w, const sigset_t *
     return s;
 }
 
+/* A KV port beyond loopback is for peers that show a certificate or prove the secret. */
+static td_status check_kv_port(struct td_worker *w, struct td_err *err)
+{
+    const struct td_worker_config *c = &w->cfg;
+    const struct td_kv_port_files files = {c->tls_cert, c->tls_key, c->tls_ca, w->id.workers, w->id.secret};
+    struct td_kv_port port;
+    struct td_xfer_config scratch = {0};
+    char host[256], address[300];
+    td_status s = td_kv_port_fill(&c->kv_port, c->transfer, &files, NULL, &port, &scratch, err);
+    if (s) return s;
+    if (scratch.path == TD_XFER_PATH_SHM || scratch.path == TD_XFER_PATH_CUDA_IPC) return TD_OK; /* a socket of this host, of this user */
+    if ((s = td_address_host(c->transfer_host, host, sizeof host, err)) || (s = td_address_join(host, 0, address, sizeof address, err)))
+        return td_err_prefix(err, "transfer_host");
+    if (td_address_is_loopback(address)) return TD_OK;
+    return td_identity_check_port(&w->id, "transfer_host", c->transfer_host, "KV transfers", "tls-worker-names", port.use_tls, err);
+}
+
 /* Before the weights: what is refused is refused at once. */
 static td_status open_identity(struct td_worker *w, struct td_err *err)
 {
@@ -895,6 +912,7 @@ static td_status open_identity(struct td_worker *w, struct td_err *err)
     if (!s && w->id.routers && !c->tls_client_auth)
         s = td_fail(err, TD_ERR_INVALID, "tls_router_names is given and tls_client_auth is false: callers without a certificate have no names");
     if (!s) s = td_identity_check_port(&w->id, "listen", c->listen, "Worker", "tls-router-names", w->id.routers != NULL, err);
+    if (!s) s = check_kv_port(w, err);
     return s;
 }
 

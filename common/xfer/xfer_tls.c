@@ -299,8 +299,8 @@ static bool certificate_matches(const struct td_peer_names *names, X509 *x)
     return matches;
 }
 
-/* Asked for every certificate of the chain. Of one that is good, the peer's own (depth 0) must hold one of the names. What is wrong is remembered while
- * the certificate is at hand; OpenSSL's own error says only that verification failed. */
+/* Asked for every certificate of the chain. Of one that is good, the peer's own (depth 0) must hold one of the names.
+ * What is wrong is remembered while the certificate is at hand; OpenSSL's own error says only that verification failed. */
 static int on_verify(int ok, X509_STORE_CTX *store)
 {
     SSL *checked = X509_STORE_CTX_get_ex_data(store, SSL_get_ex_data_X509_STORE_CTX_idx());

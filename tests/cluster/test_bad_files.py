@@ -369,7 +369,7 @@ BAD_OPTIONS = [
     ("tandem-decode", [*SECRET, "--listen", "nowhere"], None, ["listen", "nowhere"]),
     ("tandem-decode", [*SECRET, "--listen", "203.0.113.7:0"], 1, ["listen", "203.0.113.7"]),
     ("tandem-decode", [*SECRET, "--listen", "0.0.0.0:0"], 2, ["advertise", "0.0.0.0"]),
-    ("tandem-decode", ["--transfer-host", "203.0.113.7"], 1, ["203.0.113.7"]),
+    ("tandem-decode", [*SECRET, "--transfer-host", "203.0.113.7"], 1, ["203.0.113.7"]),
     ("tandem-decode", ["--metrics-listen", "7"], 2, ["metrics_listen", "7"]),
     ("tandem-decode", ["--metrics-listen", "127.0.0.1:99999999"], None, ["metrics_listen", "99999999", "65535"]),
     ("tandem-decode", ["--listen", "127.0.0.1:99999999"], None, ["listen", "99999999"]),

@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+import proofs
 from harness import BIN, SANITIZER, SLOW, Cluster, free_port
 from test_surface import certs, credentials, run  # noqa: F401 (certs is a fixture)
 
@@ -363,6 +364,31 @@ def test_pair_whose_tls_does_not_fit(certs, fabric, path, pair):  # noqa: F811
         rc, checks, text = doctor(*PAIR, "--peer", other.at, "--transfer", path, *here(certs), env=fabric)
         assert rc == 1 and checks[path][0] == "FAIL" and says in checks[path][1] and "--tls-ca" in text, text
         assert ": 0 transfers verified" in other.end()[1]["session"][1]
+
+
+SECRET_PAIRS = {  # the listener's, the leader's, what the leader says
+    "only the leader": (None, "a", "its KV port proves no cluster secret and this side asks for one"),
+    "only the listener": ("a", None, "its KV port asks for the cluster secret and this side has none"),
+    "another secret": ("a", "b", "the cluster secret was not proved"),
+    "the same": ("a", "a", None),
+}
+
+
+@pytest.mark.parametrize("path", ["tcp", "rdma"])
+@pytest.mark.parametrize("pair", SECRET_PAIRS)
+def test_pair_with_a_cluster_secret(fabric, path, pair, tmp_path):
+    there, here, says = SECRET_PAIRS[pair]
+
+    def secret(which):
+        return ["--cluster-secret-file", proofs.write_secret(tmp_path / which, f"doctor-{which}-0123456789abcdefghijklmnop")] if which else []
+    with Listener("--timeout-ms", 5000 * SLOW, *secret(there), env=fabric) as other:
+        rc, checks, text = doctor(*PAIR, "--peer", other.at, "--transfer", path, *secret(here), env=fabric)
+        ended = other.end()
+        if says:
+            assert rc == 1 and checks[path][0] == "FAIL" and says in checks[path][1], text
+            assert ": 0 transfers verified" in ended[1]["session"][1]
+        else:
+            assert rc == 0 and checks[path][1].startswith(f"used {path}; ") and ended[0] == 0, text
 
 
 def test_data_port_can_be_pinned():

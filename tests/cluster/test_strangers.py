@@ -107,7 +107,9 @@ def ports(c):
     ("tandem-router", ["--listen", "0.0.0.0:0"], ["listen is 0.0.0.0:0", "Registry", "--cluster-secret-file", "--tls-worker-names", "--worker-listen"]),
     ("tandem-router", ["--listen", "127.0.0.1:0", "--worker-listen", "[::]:0"], ["worker_listen is [::]:0", "Registry", "--cluster-secret-file"]),
     ("tandem-decode", ["--listen", "0.0.0.0:0", "--advertise", "localhost"], ["listen is 0.0.0.0:0", "Worker", "--cluster-secret-file", "--tls-router-names"]),
-    ("tandem-prefill", ["--listen", "myhost:0"], ["listen is myhost:0", "Worker", "--cluster-secret-file", "--tls-router-names"])])
+    ("tandem-prefill", ["--listen", "myhost:0"], ["listen is myhost:0", "Worker", "--cluster-secret-file", "--tls-router-names"]),
+    ("tandem-decode", ["--transfer-host", "0.0.0.0"], ["transfer_host is 0.0.0.0", "KV transfers", "--cluster-secret-file", "--tls-worker-names"]),
+    ("tandem-prefill", ["--transfer-host", "::", "--transfer", "tcp"], ["transfer_host is ::", "KV transfers", "--cluster-secret-file"])])
 def test_ports_beyond_loopback_are_refused(program, args, words):
     done = subprocess.run([os.path.join(BIN, program), "--model", POCKET, *args], capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert done.returncode == 2, done.stderr

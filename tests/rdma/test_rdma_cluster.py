@@ -21,6 +21,7 @@ import pytest
 os.environ["TANDEM_TEST_SHORT"] = "1"  # read by harness.py: the emulated machine is as slow as a sanitizer
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "cluster"))
 import harness  # noqa: E402
+import proofs  # noqa: E402
 from harness import BIN, POCKET, Cluster, free_port  # noqa: E402
 
 harness.SLOW = SLOW = 20  # slower still: on a busy host a step can take seconds
@@ -67,13 +68,16 @@ class RdmaCluster(Cluster):
 
     def __init__(self, host=None, shallow=None, **rest):
         self.metrics, self.host = {}, host
+        self.secret_dir = tempfile.TemporaryDirectory(prefix="tandem-rdma-")  # a KV port on a NIC's address wants one
+        self.secret = ["--cluster-secret-file", proofs.write_secret(os.path.join(self.secret_dir.name, "secret"), "rdma-0123456789abcdefghijklmnopqrst")]
+        rest["router_args"] = [*rest.get("router_args", ()), *self.secret]
         self.block, self.asked = (8, SHORT_REQUESTS) if shallow else (16, REQUESTS)
         super().__init__(worker_timeout_ms=SILENCE_MS, model=shallow or POCKET, **rest)
 
     def start_worker(self, role, wait=True, env=None, args=()):
         device, address = END[role]
         port = self.metrics[f"{role}-{self.next_index[role]}"] = free_port()
-        return super().start_worker(role, wait, env, ["--transfer", "rdma", "--rdma-devices", device, "--transfer-host", self.host or address, "--kv-digest", "always",
+        return super().start_worker(role, wait, env, [*self.secret, "--transfer", "rdma", "--rdma-devices", device, "--transfer-host", self.host or address, "--kv-digest", "always",
                                                       "--block-size", self.block, "--max-step-tokens", 2 * self.block,
                                                       "--metrics-listen", f"127.0.0.1:{port}", *args])
 

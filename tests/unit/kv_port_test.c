@@ -30,7 +30,10 @@ static void every_option_arrives(void **state)
     struct td_verbs vb = {0};
     struct td_kv_port port;
     struct td_xfer_config c = {.instance = "stays", .max_slots = 7};
-    const struct td_kv_port_files files = {"cert", "key", "ca"};
+    struct td_peer_names *names;
+    struct td_cluster_secret *secret = (struct td_cluster_secret *)&c; /* is passed on, not looked at */
+    assert_int_equal(td_peer_names_parse("names", "*.kv.tandem", &names, NULL), TD_OK);
+    const struct td_kv_port_files files = {"cert", "key", "ca", names, secret};
     struct td_kv_port_config o =
         OPTIONS("--transfer-port=1234", "--transfer-lanes=3", "--transfer-zerocopy=off", "--rdma-devices=b,a", "--rdma-port=2", "--rdma-gid-index=5",
                 "--rdma-qps-per-rail=4", "--rdma-timeout=18", "--rdma-traffic-class=98", "--rdma-service-level=3", "--rdma-pull", "--rdma-windows",
@@ -58,6 +61,8 @@ static void every_option_arrives(void **state)
     assert_string_equal(c.tls->key_file, "key");
     assert_string_equal(c.tls->ca_file, "ca");
     assert_string_equal(c.tls->peer_name, "*.kv.tandem");
+    assert_ptr_equal(c.tls->peer_names, names);
+    assert_ptr_equal(c.secret, secret);
     o = OPTIONS("--rdma-traffic-class=-1");
     assert_int_equal(td_kv_port_fill(&o, "auto", &files, NULL, &port, &c, NULL), TD_OK);
     assert_null(c.rdma);
@@ -65,6 +70,7 @@ static void every_option_arrives(void **state)
     assert_int_equal(port.rdma.qps_per_rail, 0); /* by the speed of the port */
     assert_int_equal(port.rdma.traffic_class, -1);
     assert_int_equal(c.tcp_zerocopy, TD_XFER_ZEROCOPY_AUTO);
+    td_peer_names_destroy(names);
     assert_false(port.rdma.pull || port.rdma.windows || port.rdma.gpu_flush != TD_XFER_GPU_FLUSH_AUTO);
 }
 
@@ -87,7 +93,7 @@ static void who_speaks_tls(void **state)
         struct td_kv_port port;
         struct td_xfer_config c = {0};
         struct td_err err = {0};
-        const struct td_kv_port_files files = {cases[i].cert, "key", cases[i].ca};
+        const struct td_kv_port_files files = {.tls_cert = cases[i].cert, .tls_key = "key", .tls_ca = cases[i].ca};
         struct td_kv_port_config o =
             OPTIONS("--kv-tls", (char *)(uintptr_t)cases[i].kv_tls, "--kv-tls-peer-name", (char *)(uintptr_t)cases[i].peer_name);
         td_status s = td_kv_port_fill(&o, cases[i].transfer, &files, NULL, &port, &c, &err);
