@@ -13,7 +13,7 @@ struct bench_config {
     const char *model, *random_weights, *dtype, *ops, *cpus, *kv_memory, *device;
     int64_t threads, batch, prompt_len, output_len, repeat, chunk, block_size, device_index;
     int64_t tp;
-    const char *cases, *csv, *commit;
+    const char *cases, *csv, *commit, *attn, *overlap;
     double floor_gb_s, floor_tflops;
     bool json, deterministic;
 };
@@ -27,6 +27,9 @@ static const struct td_option options[] = {
     {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", OFF(device), "where model and KV live; cuda: a GPU, by libtandem_cuda.so"},
     {"device_index", TD_OPT_I64, "0", 0, 1023, NULL, OFF(device_index), "which of the GPUs that CUDA shows"},
     {"deterministic", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(deterministic), "GPU: the same tokens whatever the batch; false may be faster"},
+    {"attn", TD_OPT_STR, "", 0, 0, NULL, OFF(attn),
+     "cases, GPU: mma, wgmma or mma,wgmma: attention's kernels (TANDEM_CUDA_ATTN); a list is run one by one"},
+    {"overlap", TD_OPT_STR, "", 0, 0, NULL, OFF(overlap), "cases, GPU: 0, 1 or 0,1: kernels begin while the one before ends (TANDEM_CUDA_OVERLAP)"},
     {"threads", TD_OPT_I64, "0", 0, 1024, NULL, OFF(threads), "0 = all CPUs"},
     {"tp", TD_OPT_I64, "1", 1, 16, NULL, OFF(tp), "processes that share the model; threads and cpus are of all together"},
     {"cpus", TD_OPT_STR, "", 0, 0, NULL, OFF(cpus), "pin the threads to these CPUs"},
@@ -129,6 +132,56 @@ static td_status run_cases(const struct bench_config *c, struct td_engine *e, co
     return engine_bench_run_cases(e, cases, n_cases, &r, err);
 }
 
+/* An axis: an environment variable that the device library reads, and the values that it takes here. */
+struct axis {
+    const char *option, *variable, *list, *words[2];
+    const char *values[2]; /* those of the list */
+    int n;
+};
+
+/* An axis with an empty list leaves the environment as it is: n 1, value NULL. */
+static td_status parse_axis(struct axis *a, struct td_err *err)
+{
+    a->n = 0;
+    a->values[0] = NULL;
+    for (const char *p = a->list; *p;) {
+        size_t n = strcspn(p, ",");
+        const char *word = NULL;
+        for (int i = 0; i < 2; i++)
+            if (strlen(a->words[i]) == n && strncmp(p, a->words[i], n) == 0) word = a->words[i];
+        if (!word || a->n == 2)
+            return td_fail(err, TD_ERR_INVALID, "%s is \"%.32s\", must be %s, %s or both with a comma", a->option, a->list, a->words[0], a->words[1]);
+        a->values[a->n++] = word;
+        p += n + (p[n] == ',');
+    }
+    if (a->n == 0) a->n = 1;
+    return TD_OK;
+}
+
+/* The cases once for each pair of values, the engine opened anew each time: what the library reads, it reads when the device opens. */
+static td_status run_axes(const struct bench_config *c, const struct td_engine_config *ec, const struct engine_bench_case *cases, int32_t n_cases,
+                          int argc, char **argv, struct td_err *err)
+{
+    struct axis axes[2] = {{.option = "attn", .variable = "TANDEM_CUDA_ATTN", .list = c->attn, .words = {"mma", "wgmma"}},
+                           {.option = "overlap", .variable = "TANDEM_CUDA_OVERLAP", .list = c->overlap, .words = {"0", "1"}}};
+    td_status s = TD_OK;
+    for (int i = 0; i < 2 && !s; i++) s = parse_axis(&axes[i], err);
+    if (!s && (c->attn[0] || c->overlap[0]) && strcmp(c->device, "cuda") != 0)
+        s = td_fail(err, TD_ERR_INVALID, "attn and overlap are of GPUs: device is \"%s\", must be cuda", c->device);
+    int n = s ? 0 : axes[0].n * axes[1].n;
+    if (!s && n > 1 && c->tp > 1) s = td_fail(err, TD_ERR_INVALID, "attn and overlap: one value of each where tp is more than 1");
+    for (int i = 0; i < n && !s; i++) {
+        const char *values[2] = {axes[0].values[i / axes[1].n], axes[1].values[i % axes[1].n]};
+        for (int k = 0; k < 2; k++)
+            if (values[k] && setenv(axes[k].variable, values[k], 1)) s = td_fail(err, TD_ERR_NOMEM, "environment: no memory");
+        struct td_engine *e = NULL;
+        if (!s) s = td_engine_open(ec, &e, err);
+        if (!s) s = run_cases(c, e, cases, n_cases, argc, argv, err);
+        td_engine_close(e);
+    }
+    return s;
+}
+
 int cli_engine_bench(int argc, char **argv)
 {
     struct bench_config c = {0};
@@ -152,15 +205,14 @@ int cli_engine_bench(int argc, char **argv)
                                       .device_index = (int32_t)c.device_index + cli_rank.rank, .deterministic = c.deterministic};
         ec.comm = ranks.comm;
         if (cli_rank.rank > 0) return td_engine_follow(&ec, &err) != TD_OK; /* rank 0 says why */
-        s = td_engine_open(&ec, &e, &err);
+        if (n_cases) {
+            s = run_axes(&c, &ec, cases, n_cases, argc, argv, &err);
+            td_ranks_stop(&ranks);
+            return s ? td_die("tandem engine-bench", &err) : 0;
+        }
+        s = c.attn[0] || c.overlap[0] ? td_fail(&err, TD_ERR_INVALID, "attn and overlap go with cases") : td_engine_open(&ec, &e, &err);
     }
     double prefill[1000], decode[1000], ignored;
-    if (!s && n_cases) {
-        s = run_cases(&c, e, cases, n_cases, argc, argv, &err);
-        td_engine_close(e);
-        td_ranks_stop(&ranks);
-        return s ? td_die("tandem engine-bench", &err) : 0;
-    }
     if (!s) s = one_run(e, &c, 1, &ignored, &ignored, &err); /* warm-up: pages, clocks */
     for (int64_t i = 0; !s && i < c.repeat; i++) s = one_run(e, &c, (uint32_t)i + 2, &prefill[i], &decode[i], &err);
     if (!s) {

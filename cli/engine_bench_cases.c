@@ -147,15 +147,24 @@ static void percent(char *text, size_t text_bytes, double floor_s, double measur
     else snprintf(text, text_bytes, "%s", "");
 }
 
+/* What the device library was told by this variable (kernels/README.md). A card that lacks what is asked for takes the default. */
+static const char *asked(const char *variable, const char *by_default)
+{
+    const char *value = getenv(variable);
+    return value && *value ? value : by_default;
+}
+
 static void csv_line(FILE *f, const struct engine_bench_report *r, const struct td_device_info *dev, const char *dtype,
                      const struct engine_bench_case *c, const char *what, double seconds, double spread, double tok_s, double gb, double gflop,
                      const char *percent_text)
 {
     char spread_text[32] = "";
     if (spread >= 0) snprintf(spread_text, sizeof spread_text, "%.1f", spread);
-    fprintf(f, "\"%s\",%s,%d,%s,%s,%s,%d,%d,%s,%.6f,%s,%.2f,%.3f,%.1f,%s,\"%s\"\n", dev ? dev->name : "cpu", dev && dev->driver[0] ? dev->driver : "",
+    fprintf(f, "\"%s\",%s,%d,%s,%s,%s,%d,%d,%s,%.6f,%s,%.2f,%.3f,%.1f,%s,\"%s\",%s,%s,%s\n", dev ? dev->name : "cpu",
+            dev && dev->driver[0] ? dev->driver : "",
             dev ? dev->is_emulated : 0, r->commit, r->model, dtype, c->batch, c->prompt_len, what, seconds * 1e3, spread_text, tok_s, gb, gflop,
-            percent_text, r->command);
+            percent_text, r->command, dev ? asked("TANDEM_CUDA_ATTN", "mma") : "", dev ? asked("TANDEM_CUDA_OVERLAP", "0") : "",
+            dev ? (dev->is_deterministic ? "true" : "false") : "");
 }
 
 td_status engine_bench_run_cases(struct td_engine *e, const struct engine_bench_case *cases, int32_t n_cases, const struct engine_bench_report *r,
@@ -169,11 +178,16 @@ td_status engine_bench_run_cases(struct td_engine *e, const struct engine_bench_
         if (!(csv = fopen(r->csv, "a"))) return td_fail(err, TD_ERR_IO, "csv \"%s\": %s", r->csv, strerror(errno));
         if (ftell(csv) == 0)
             fprintf(csv,
-                    "card,driver,emulated,commit,model,dtype,batch,prompt_len,what,ms,spread_percent,tok_s,gbytes,gflop,percent_of_floor,command\n");
+                    "card,driver,emulated,commit,model,dtype,batch,prompt_len,what,ms,spread_percent,tok_s,gbytes,gflop,percent_of_floor,"
+                    "command,attn,overlap,deterministic\n");
     }
-    printf("%s, %s, %.0f M parameters%s\n%9s  %12s %14s %8s   %12s %8s %14s %8s\n", dev ? dev->name : "cpu", dtype,
-           (double)td_model_config_n_params(m) / 1e6, dev && dev->is_emulated ? "; EMULATED: times mean nothing" : "", "case", "prefill ms", "tok/s",
-           "% floor", "step ms", "+-%", "tok/s", "% floor");
+    printf("%s, %s, %.0f M parameters%s", dev ? dev->name : "cpu", dtype, (double)td_model_config_n_params(m) / 1e6,
+           dev && dev->is_emulated ? "; EMULATED: times mean nothing" : "");
+    if (dev)
+        printf("; attn %s, overlap %s, deterministic %s", asked("TANDEM_CUDA_ATTN", "mma"), asked("TANDEM_CUDA_OVERLAP", "0"),
+               dev->is_deterministic ? "true" : "false");
+    printf("\n%9s  %12s %14s %8s   %12s %8s %14s %8s\n", "case", "prefill ms", "tok/s", "% floor",
+           "step ms", "+-%", "tok/s", "% floor");
     td_status s = TD_OK;
     for (int32_t i = 0; !s && i < n_cases; i++) {
         const struct engine_bench_case *c = &cases[i];

@@ -240,8 +240,9 @@ __device__ static inline bool is_last_piece(const struct attn_item *item, uint32
     return n_before == (uint32_t)item->n_pieces - 1;
 }
 
-/* Merges the states of packed rows [first, first + 16) of a cut item, 32 units at a time: first a warp per row finds how much each state, and each span, is scaled
- * by (the maxima so far are scans, max being exact), then a thread per few elements does the sums, whose loads do not wait for one another. 4 warps.
+/* Merges the states of packed rows [first, first + ATTN_ROWS_MERGED) of a cut item, 32 units at a time: first a warp per row finds how much each state,
+ * and each span, is scaled by (the maxima so far are scans, max being exact), then a thread per few elements does the sums, whose loads do not wait for
+ * one another. A row for each of the 4 warps: sixteen at a time were four times the code, 190 KB of it for D = 128.
  * board: MERGE_BOARD_BYTES of shared memory that nobody uses any more. */
 enum { MERGE_THREADS = 4 * LANES, MERGE_BOARD_BYTES = ATTN_ROWS_MERGED * (5 * LANES + 2) * 4 };
 
@@ -257,9 +258,14 @@ __device__ static void merge_states(const struct attn_params *a, const struct at
     int32_t n_packed = item->n_tokens * a->group - first, thread = (int32_t)threadIdx.x, lane = thread % LANES;
     int64_t step = (int64_t)item->n_tokens * a->n_heads;
     float o[MINE], span_o[MINE], sum = 0, span_sum = 0;
+    const float *from[MINE]; /* unit 0 of the thread's elements: i = e * MERGE_THREADS + thread is column i % D of row i / D */
     if (n_packed > ROWS) n_packed = ROWS;
     ATTN_UNROLL
-    for (int e = 0; e < MINE; e++) o[e] = span_o[e] = 0;
+    for (int e = 0; e < MINE; e++) {
+        int32_t i = e * MERGE_THREADS + thread, packed = first + (i / D < n_packed ? i / D : 0);
+        from[e] = scratch.out + ((int64_t)(item->slot0 + packed / a->group) * a->n_heads + kv_head * a->group + packed % a->group) * D + i % D;
+        o[e] = span_o[e] = 0;
+    }
     if (thread < ROWS) most[thread] = -INFINITY;
     __syncthreads();
     for (int32_t base = begin / in_span * in_span; base < n_units; base += LANES) {
@@ -293,12 +299,12 @@ __device__ static void merge_states(const struct attn_params *a, const struct at
         ATTN_UNROLL_BY_4
         for (int32_t s = skip; s < n; s++) {
             bool is_end = (s + 1) % in_span == 0 || s + 1 == n; /* of the span: a multiple of it is done at a time */
+            int64_t at = (base + s) * step * D;
             ATTN_UNROLL
             for (int e = 0; e < MINE; e++) {
-                int32_t i = e * MERGE_THREADS + thread, row = i / D, packed = first + row;
+                int32_t row = (e * MERGE_THREADS + thread) / D;
                 if (row >= n_packed) continue;
-                int64_t state = (int64_t)(item->slot0 + packed / a->group) * a->n_heads + kv_head * a->group + packed % a->group + (base + s) * step;
-                span_o[e] = attn_merge(span_o[e], scratch.out[state * D + i % D], keeps[row * LANES + s], takes[row * LANES + s]);
+                span_o[e] = attn_merge(span_o[e], from[e][at], keeps[row * LANES + s], takes[row * LANES + s]);
                 if (is_end) o[e] = attn_merge(o[e], span_o[e], span_keeps[row * LANES + s], span_takes[row * LANES + s]), span_o[e] = 0;
             }
             if (thread < n_packed) {
@@ -317,7 +323,15 @@ __device__ static void merge_states(const struct attn_params *a, const struct at
     }
 }
 
-/* After attn_many, of the items that it had in pieces. blockIdx.x: (item * 8 + sixteen rows of it) * n_kv_heads + kv head. A kernel of its own: the block that
+/* All packed rows of a cut item, by one block. */
+template <int D>
+__device__ static inline void merge_item(const struct attn_params *a, const struct attn_item *item, int32_t kv_head, struct attn_scratch scratch, float *board)
+{
+    ATTN_NO_UNROLL
+    for (int32_t first = 0; first < item->n_tokens * a->group; first += ATTN_ROWS_MERGED) merge_states<D>(a, item, kv_head, first, scratch, board);
+}
+
+/* After attn_many, of the items that it had in pieces. blockIdx.x: (item * MERGE_GROUPS + its rows) * n_kv_heads + kv head. A kernel of its own: the block that
  * happens to be the last of an item, as in attn_few, would read megabytes of states alone. */
 enum { MERGE_GROUPS = ATTN_ROWS_MANY / ATTN_ROWS_MERGED };
 

@@ -26,9 +26,11 @@
 #ifdef __CUDACC__
 #define ATTN_UNROLL _Pragma("unroll")
 #define ATTN_UNROLL_BY_4 _Pragma("unroll 4")
+#define ATTN_NO_UNROLL _Pragma("unroll 1")
 #else
 #define ATTN_UNROLL
 #define ATTN_UNROLL_BY_4
+#define ATTN_NO_UNROLL
 #endif
 
 enum { ATTN_TILE = 64, ATTN_SPLIT = 512, ATTN_SPAN = 8 /* splits */ };
@@ -62,7 +64,7 @@ struct attn_item {
 enum {
     ATTN_ROWS_FEW = 16,            /* packed rows of an item of attn_few: one m16 tile that four warps share */
     ATTN_ROWS_MANY = 128,          /* of attn_many: a tile per warp */
-    ATTN_ROWS_MERGED = 16,         /* that a block of attn_merge takes */
+    ATTN_ROWS_MERGED = 4,          /* that are merged at a time, and by a block of attn_merge_many */
     ATTN_SLOTS = 4096,             /* states in scratch, of all heads each */
     ATTN_PIECES = 1024,            /* of a plan's items for attn_few, beyond one per item */
     ATTN_PIECES_MANY = 512         /* of those for attn_many; and items for attn_merge */

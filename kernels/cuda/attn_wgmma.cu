@@ -144,7 +144,7 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
     if (!is_cut)
         end_span<D, PAIRS>(a, item, kv_head, row0, &span, span_o, &total, 0, 1, is_first, true);
     else if (!IS_WIDE && is_last_piece(item, (uint32_t *)(void *)(plan + head->counters_at) + item->counter * a->n_kv_heads + kv_head))
-        merge_states<D>(a, item, kv_head, 0, scratch, (float *)(void *)tiles);
+        merge_item<D>(a, item, kv_head, scratch, (float *)(void *)tiles);
 }
 
 template <int D> __global__ void __launch_bounds__(WARPS_WIDE *LANES, 1) attn_wide(struct attn_params a, uint8_t *plan, struct attn_scratch scratch)

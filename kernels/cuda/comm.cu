@@ -74,8 +74,8 @@ static const char *library_name(void)
 static td_status load(struct td_err *err)
 {
     if (nccl.library) return TD_OK;
-    void *library = dlopen(library_name(), RTLD_NOW | RTLD_LOCAL);
-    if (!library) return td_fail(err, TD_ERR_UNSUPPORTED, "tp: NCCL is needed between devices and does not load (%s)", dlerror());
+    void *library = td_cuda_open_library(library_name(), "TANDEM_NCCL_LIBRARY", "run with --tp 1", err);
+    if (!library) return td_err_prefix(err, "tp: NCCL is needed between devices");
     const char *missing = NULL;
 #define NCCL_FIND(name, result, arguments) \
     if (!(nccl.name = (result(*) arguments)dlsym(library, #name))) missing = #name;

@@ -23,6 +23,10 @@ td_status td_cuda_lost(struct td_err *err); /* TD_ERR_DEVICE with what td_cuda_o
 
 void td_cuda_drop_graphs(void); /* waits for what was issued, then destroys every kept graph; the owning thread, outside a step */
 
+/* library.cu: dlopen of NVIDIA's library `name`, looked for in the toolkit's folders too; `variable` of the environment names another file.
+ * NULL: *err says where it was sought, and that one may `without`. */
+void *td_cuda_open_library(const char *name, const char *variable, const char *without, struct td_err *err);
+
 /* rows.cu */
 void td_cuda_rmsnorm(const struct td_rmsnorm_args *a, int part, int n_parts);
 void td_cuda_rmsnorm_prepare(const struct td_rmsnorm_args *a, const struct td_gemm_args *next, int part, int n_parts);

@@ -243,11 +243,8 @@ static bool lt_ok(cublasStatus_t s, const char *label)
 
 static td_status lt_load(struct td_err *err)
 {
-    static const char *const paths[] = {LT_LIBRARY, "/usr/local/cuda/lib64/" LT_LIBRARY};
-    for (size_t i = 0; i < sizeof paths / sizeof *paths && !lt.library; i++) lt.library = dlopen(paths[i], RTLD_NOW | RTLD_LOCAL);
-    if (!lt.library)
-        return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "cuBLASLt is needed for products and does not load (%s): install it, or run deterministic, which does without", dlerror());
+    lt.library = td_cuda_open_library(LT_LIBRARY, "TANDEM_CUBLASLT_LIBRARY", "run deterministic, which does without", err);
+    if (!lt.library) return td_err_prefix(err, "cuBLASLt is needed for products");
     const char *missing = NULL;
 #define LT_FIND(name)                                                                                                                                \
     if (!(lt.name = (decltype(lt.name))dlsym(lt.library, #name))) missing = #name;

@@ -342,6 +342,9 @@ def test_engine_bench():
     assert SHORT or 90e6 < j["parameters"] < 130e6
     rc, _, err = run(["tandem", "engine-bench"])
     assert rc == 2 and "--model" in err
+    for wrong, says in ((["--attn", "mma,abc"], 'attn is "mma,abc", must be mma, wgmma'), (["--overlap", "1"], 'device is "cpu", must be cuda')):
+        rc, _, err = run(["tandem", "engine-bench", "--model", POCKET, "--cases", "1x8", *wrong])
+        assert rc == 2 and says in err, err
     rc, _, err = run(["tandem", "engine-bench", "--model", POCKET, *tiny, "--prompt-len", 5000])
     assert rc != 0 and "5000" in err, err
 
