@@ -54,9 +54,27 @@ def probe_problems(container, config):
             port = named.get(probe["httpGet"]["port"], probe["httpGet"]["port"])
             if not config["metrics_listen"] or port != port_of(config["metrics_listen"]):
                 yield f"{kind} asks HTTP port {port}, metrics_listen is \"{config['metrics_listen']}\""
-    for name, option in (("grpc", "listen"), ("metrics", "metrics_listen")):
-        if name in named and (not config[option] or named[name] != port_of(config[option])):
-            yield f"port {name} is {named[name]}, {option} is \"{config[option]}\""
+    for name, option in (("grpc", "listen"), ("metrics", "metrics_listen"), ("registry", "worker_listen")):
+        if name in named and (not config.get(option) or named[name] != port_of(config[option])):
+            yield f"port {name} is {named[name]}, {option} is \"{config.get(option)}\""
+
+
+def identity_problems(spec, container, config):
+    """A port that serves members of the cluster has an identity, or the daemon refuses to start; the secret's file is there, and others cannot read it."""
+    names = "tls_worker_names" if container["command"][0] == "tandem-router" else "tls_router_names"
+    path = config["cluster_secret_file"]
+    if not path and not config[names]:
+        yield f"no cluster_secret_file and no {names}: it would refuse to listen at {config.get('worker_listen') or config['listen']}"
+    if not path:
+        return
+    mounts = [m["name"] for m in container.get("volumeMounts", []) if path.startswith(m["mountPath"] + "/")]
+    volumes = [v["secret"] for v in spec.get("volumes", []) if v["name"] in mounts and "secret" in v]
+    if not volumes:
+        yield f"cluster_secret_file {path} lies in no Secret's volume"
+    elif volumes[0]["secretName"] != "tandem-cluster":
+        yield f"cluster_secret_file is of Secret {volumes[0]['secretName']}, others have tandem-cluster"
+    elif volumes[0].get("defaultMode", 0o644) & 0o027 or "fsGroup" not in spec.get("securityContext", {}):
+        yield f"{path}: others could read it, or the daemon could not: defaultMode 0440 with fsGroup"
 
 
 def container_problems(spec, container, services):
@@ -78,6 +96,7 @@ def container_problems(spec, container, services):
         yield complaint
         return
     yield from probe_problems(container, config)
+    yield from identity_problems(spec, container, config)
     sleep = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
     need_ms = int(config["drain_timeout_ms"]) + HAND_OVER_MS + 1000 * int(sleep[1])
     if spec["terminationGracePeriodSeconds"] * 1000 <= need_ms:
@@ -85,6 +104,8 @@ def container_problems(spec, container, services):
     if command != "tandem-router":
         if (host := config["router"].rsplit(":", 1)[0]) not in services or port_of(config["router"]) not in services[host]:
             yield f"router is {config['router']}, the Services are {services}"
+        elif host != "tandem-registry":
+            yield f"router is {config['router']}: workers join at tandem-registry"
         if config["listen"].startswith("0.0.0.0") and not config["advertise"]:
             yield "listens on the wildcard address and advertises nothing"
         if config["advertise"] and config["transfer_host"] == "127.0.0.1":
@@ -174,6 +195,10 @@ def main():
         "an unknown variable": planted(documents, lambda s: s["containers"][0]["env"].append({"name": "TANDEM_ADVERTISED", "value": "x"})),
         "a wrong port": planted(documents, lambda s: s["containers"][0]["readinessProbe"]["grpc"].update(port=1)),
         "a short grace period": planted(documents, lambda s: s.update(terminationGracePeriodSeconds=60)),
+        "no identity": planted(documents, lambda s: s["containers"][0]["args"].remove(next(a for a in s["containers"][0]["args"] if "secret" in a))),
+        "a secret that others can read": planted(documents, lambda s: s["volumes"][1]["secret"].update(defaultMode=0o444)),
+        "a secret that is not mounted": planted(documents, lambda s: s["containers"][0]["volumeMounts"].pop(1)),
+        "a worker that dials the clients' port": planted(documents, lambda s: s["containers"][0]["args"].append("--router=tandem-router:7600")),
         "a missing metric": list(dashboard_problems(dashboard.replace("td_prompt_tokens_total", "td_promt_tokens_total"))),
         "a selector of others": planted(documents, lambda s: None, lambda d: d["spec"]["selector"]["matchLabels"].pop("component")),
         "a missing folder": list(containerfile_problems(containerfiles["deploy/Containerfile"].replace("COPY kernels kernels/\n", ""))),
