@@ -38,6 +38,7 @@ extern struct td_ranks_place cli_rank;
 
 struct cli_server { /* the options every client command has */
     const char *server, *tls_ca, *tls_cert, *tls_key, *tls_server_name;
+    const char *cluster_secret_file; /* cli_status_call's: NULL or "" = none */
 };
 #define CLI_SERVER_OPTIONS(S, M)                                                                                                             \
     {"server", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, offsetof(S, M.server), "router's address"},                                         \
@@ -64,6 +65,14 @@ struct cli_result {
 void cli_call(struct cli_client *c, const char *path, const ProtobufCMessageDescriptor *response, const ProtobufCMessage *request,
               uint64_t deadline_ms, bool wait_for_ready, void (*on_message)(const ProtobufCMessage *msg, void *ctx), void *ctx,
               struct cli_result *ret_result);
+/* Inference.Status. With a cluster secret the caller proves it, so that on_message hears all; it is called once, with the last answer. False: *err
+ * says what is wrong with the secret's file. */
+bool cli_status_call(struct cli_client *c, const struct cli_server *s, uint64_t deadline_ms, bool wait_for_ready,
+                     void (*on_message)(const ProtobufCMessage *msg, void *ctx), void *ctx, struct cli_result *ret_result, struct td_err *err);
+#define CLI_SECRET_OPTION(S, M)                                                                                                              \
+    {"cluster_secret_file", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.cluster_secret_file),                                                  \
+     "the cluster's secret, which makes the caller an operator: the router tells names and addresses of workers"}
+
 /* Prints "tandem CMD: CODE_NAME: details" and what to do about it; returns 1. */
 int cli_complain(const char *command, const char *server, const struct cli_result *r);
 

@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "common/base/cluster_secret.h"
+#include "common/worker/identity.h"
 
 struct td_rpc_tls cli_tls(const struct cli_server *s)
 {
@@ -60,18 +62,60 @@ static void on_done(struct td_rpc_call *call, const struct td_rpc_result *res, v
     pthread_mutex_unlock(&w->lock);
 }
 
-void cli_call(struct cli_client *c, const char *path, const ProtobufCMessageDescriptor *response, const ProtobufCMessage *request,
-              uint64_t deadline_ms, bool wait_for_ready, void (*message_fn)(const ProtobufCMessage *msg, void *ctx), void *ctx,
-              struct cli_result *ret_result)
+static void call_with(struct cli_client *c, const char *path, const ProtobufCMessageDescriptor *response, const ProtobufCMessage *request,
+                      uint64_t deadline_ms, bool wait_for_ready, const struct td_rpc_metadata *metadata, size_t n_metadata,
+                      void (*message_fn)(const ProtobufCMessage *msg, void *ctx), void *ctx, struct cli_result *ret_result)
 {
     static const struct td_rpc_handler handler = {on_message, on_done};
     struct td_rpc_client_method method = {.path = path, .response = response};
     struct waiting_call w = {.lock = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER, .on_message = message_fn, .ctx = ctx,
                              .result = ret_result};
-    td_rpc_call_start(c->channel, &method, request, deadline_ms, wait_for_ready, NULL, 0, &handler, &w);
+    td_rpc_call_start(c->channel, &method, request, deadline_ms, wait_for_ready, metadata, n_metadata, &handler, &w);
     pthread_mutex_lock(&w.lock);
     while (!w.done) pthread_cond_wait(&w.cond, &w.lock);
     pthread_mutex_unlock(&w.lock);
+}
+
+void cli_call(struct cli_client *c, const char *path, const ProtobufCMessageDescriptor *response, const ProtobufCMessage *request,
+              uint64_t deadline_ms, bool wait_for_ready, void (*message_fn)(const ProtobufCMessage *msg, void *ctx), void *ctx,
+              struct cli_result *ret_result)
+{
+    call_with(c, path, response, request, deadline_ms, wait_for_ready, NULL, 0, message_fn, ctx, ret_result);
+}
+
+struct status_asked {
+    struct td_cluster_secret *secret;
+    char proof[TD_STATUS_PROOF_MAX]; /* "" = nothing to prove */
+    void (*on_message)(const ProtobufCMessage *msg, void *ctx);
+    void *ctx;
+};
+
+static void on_first_status(const ProtobufCMessage *msg, void *ctx)
+{
+    struct status_asked *a = ctx;
+    const Tandem__V1__StatusResponse *m = (const Tandem__V1__StatusResponse *)msg;
+    if (m->withheld && a->secret && !td_status_prove(a->secret, &m->challenge, a->proof)) return; /* it is asked again */
+    a->proof[0] = 0;
+    a->on_message(msg, a->ctx);
+}
+
+bool cli_status_call(struct cli_client *c, const struct cli_server *s, uint64_t deadline_ms, bool wait_for_ready,
+                     void (*message_fn)(const ProtobufCMessage *msg, void *ctx), void *ctx, struct cli_result *ret_result, struct td_err *err)
+{
+    static const char path[] = "/tandem.v1.Inference/Status";
+    struct status_asked asked = {.on_message = message_fn, .ctx = ctx};
+    Tandem__V1__StatusRequest m = TANDEM__V1__STATUS_REQUEST__INIT;
+    if (s->cluster_secret_file && s->cluster_secret_file[0] && td_cluster_secret_load(s->cluster_secret_file, &asked.secret, err)) {
+        td_err_prefix(err, "cluster_secret_file");
+        return false;
+    }
+    call_with(c, path, &tandem__v1__status_response__descriptor, &m.base, deadline_ms, wait_for_ready, NULL, 0, on_first_status, &asked, ret_result);
+    if (ret_result->code == GRPC_STATUS_OK && asked.proof[0]) {
+        struct td_rpc_metadata proof = {TD_STATUS_PROOF_KEY, asked.proof};
+        call_with(c, path, &tandem__v1__status_response__descriptor, &m.base, deadline_ms, false, &proof, 1, message_fn, ctx, ret_result);
+    }
+    td_cluster_secret_destroy(asked.secret);
+    return true;
 }
 
 int cli_complain(const char *command, const char *server, const struct cli_result *r)

@@ -22,6 +22,7 @@ static const struct td_option options[] = {
     {"tls_key", TD_OPT_STR, "", 0, 0, NULL, OFF(at.tls_key), "own key, for mutual TLS"},
     {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, OFF(at.tls_server_name),
      "name that the router's and workers' certificates must hold; empty = hosts dialled"},
+    CLI_SECRET_OPTION(struct doctor_config, at),
     {"listen", TD_OPT_STR, "", 0, 0, NULL, OFF(listen), "HOST:PORT: be the other side of a --peer, then end; no other check"},
     {"sessions", TD_OPT_U64, "1", 1, 10000, NULL, OFF(sessions), "--listen: end after so many, one after the other"},
     {"listen_timeout_ms", TD_OPT_U64, "600000", 100, 86400000, NULL, OFF(listen_timeout_ms), "--listen: longest wait for a --peer"},

@@ -43,6 +43,7 @@ struct cluster {
     struct target router, *workers;
     size_t n_workers;
     char mode[32], model[256];
+    bool withheld; /* the router took this caller for a client */
 };
 
 static const char *code_name(grpc_status_code code)
@@ -160,6 +161,7 @@ static void take_status(const ProtobufCMessage *msg, void *ctx)
 {
     struct cluster *k = ctx;
     const Tandem__V1__StatusResponse *s = (const Tandem__V1__StatusResponse *)msg;
+    k->withheld = s->withheld;
     snprintf(k->mode, sizeof k->mode, "%s", s->mode);
     snprintf(k->model, sizeof k->model, "%s", s->model);
     k->workers = calloc(s->n_workers ? s->n_workers : 1, sizeof *k->workers);
@@ -200,9 +202,17 @@ static bool check_router(struct cluster *k)
     measure(k, t, "router");
     struct cli_client client = {.loop = k->loop, .channel = t->channel};
     struct cli_result res = {0};
-    Tandem__V1__StatusRequest m = TANDEM__V1__STATUS_REQUEST__INIT;
-    cli_call(&client, "/tandem.v1.Inference/Status", &tandem__v1__status_response__descriptor, &m.base, k->o->timeout_ms, false, take_status, k,
-             &res);
+    if (!cli_status_call(&client, &k->o->at, k->o->timeout_ms, false, take_status, k, &res, &err)) {
+        struct doctor_check *c = doctor_add(k->r, GROUP, DOCTOR_FAIL, "router status", "%s", err.msg);
+        doctor_fix(c, "the file of the cluster's secret, as the daemons have it");
+        return false;
+    }
+    if (res.code == GRPC_STATUS_OK && k->withheld) {
+        struct doctor_check *c = doctor_add(k->r, GROUP, DOCTOR_FAIL, "router status", "%s does not tell this caller where its workers are",
+                                            t->address);
+        doctor_fix(c, "--cluster-secret-file with the cluster's secret, or a certificate with a name of the router's --tls-operator-names");
+        return false;
+    }
     if (res.code == GRPC_STATUS_OK) return true;
     struct doctor_check *c = doctor_add(k->r, GROUP, DOCTOR_FAIL, "router status", "%s: %s", code_name(res.code), res.details);
     doctor_fix(c, "is %s a tandem router, and of this version?", t->address);

@@ -12,6 +12,7 @@ struct status_config {
 
 static const struct td_option options[] = {
     CLI_SERVER_OPTIONS(struct status_config, at),
+    CLI_SECRET_OPTION(struct status_config, at),
     {"json", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(struct status_config, json), "one JSON object"},
     {0},
 };
@@ -31,11 +32,13 @@ static void print_json(const Tandem__V1__StatusResponse *s)
 {
     json_t *workers = json_array();
     for (size_t i = 0; i < s->n_workers; i++) json_array_append_new(workers, worker_json(s->workers[i]));
-    json_t *root = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:I, s:f, s:I, s:f, s:o}", "model", s->model, "mode", s->mode,
-                             "policy", s->policy, "uptime_ms", (json_int_t)s->uptime_ms, "queued", (json_int_t)s->queued, "live", (json_int_t)s->live,
+    json_t *root = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:I, s:f, s:I, s:f, s:b, s:o}", "model", s->model, "mode",
+                             s->mode, "policy", s->policy, "uptime_ms", (json_int_t)s->uptime_ms, "queued", (json_int_t)s->queued, "live",
+                             (json_int_t)s->live,
                              "finished", (json_int_t)s->finished, "failed", (json_int_t)s->failed, "failovers", (json_int_t)s->failovers, "bound",
                              s->bound, "want_prefill", (json_int_t)s->want_prefill, "want_decode", (json_int_t)s->want_decode, "arrival_rate",
-                             s->arrival_rate, "refused", (json_int_t)s->refused, "attainment", s->attainment, "workers", workers);
+                             s->arrival_rate, "refused", (json_int_t)s->refused, "attainment", s->attainment, "withheld", s->withheld, "workers",
+                             workers);
     json_dumpf(root, stdout, JSON_INDENT(2));
     putchar('\n');
     json_decref(root);
@@ -58,6 +61,9 @@ static void print_table(const Tandem__V1__StatusResponse *s)
                w->kv_blocks_cached, w->kv_blocks, w->running, w->waiting, w->prefill_tokens_per_s, w->decode_tokens_per_s);
     }
     if (s->n_workers == 0) printf("no workers have joined\n");
+    if (s->withheld)
+        printf("names, addresses and loads are told to operators: --cluster-secret-file (TANDEM_CLUSTER_SECRET_FILE) with the cluster's secret%s\n",
+               s->challenge.len ? "" : ", or a certificate with a name of the router's --tls-operator-names");
 }
 
 static void on_status(const ProtobufCMessage *msg, void *ctx)
@@ -77,8 +83,8 @@ int cli_status(int argc, char **argv)
         cli_client_open(&client, &c.at, &err))
         return td_die("tandem status", &err);
     struct cli_result res = {0};
-    Tandem__V1__StatusRequest m = TANDEM__V1__STATUS_REQUEST__INIT;
-    cli_call(&client, "/tandem.v1.Inference/Status", &tandem__v1__status_response__descriptor, &m.base, 5000, false, on_status, &c, &res);
+    bool asked = cli_status_call(&client, &c.at, 5000, false, on_status, &c, &res, &err);
     cli_client_close(&client);
+    if (!asked) return td_die("tandem status", &err);
     return res.code == GRPC_STATUS_OK ? 0 : cli_complain("status", c.at.server, &res);
 }

@@ -17,6 +17,8 @@
 
 #include "cli/cli.h"
 #include "common/base/clock.h"
+#include "common/base/cluster_secret.h"
+#include "common/base/hash.h"
 #include "common/base/signals.h"
 #include "common/base/thread_pool.h"
 #include "router/core/core.h"
@@ -26,7 +28,7 @@
 
 struct up_config {
     const char *model, *random_weights, *listen, *mode, *policy, *dtype, *kv_memory, *transfer, *log_level, *log_dir, *decision_log, *ops, *cpus,
-        *device;
+        *device, *cluster_secret_file;
     int64_t prefill, decode, device_index, threads, block_size, max_step_tokens, max_batch, max_seqs, max_model_len;
     int64_t prefill_tp, decode_tp;
     uint64_t start_timeout_ms, drain_timeout_ms, hybrid_local_tokens;
@@ -64,6 +66,8 @@ static const struct td_option options[] = {
     {"decision_log", TD_OPT_STR, "", 0, 0, NULL, OFF(decision_log), "file for the router's events and actions"},
     {"log_dir", TD_OPT_STR, "", 0, 0, NULL, OFF(log_dir), "write NAME.log files there instead of stderr"},
     {"log_level", TD_OPT_ENUM, "warn", 0, 0, "debug|info|warn|error", OFF(log_level), "least level logged"},
+    {"cluster_secret_file", TD_OPT_STR, "", 0, 0, NULL, OFF(cluster_secret_file),
+     "secret that the daemons prove to one another; empty = a new one for as long as this cluster runs"},
     {"start_timeout_ms", TD_OPT_U64, "120000", 1000, 3600000, NULL, OFF(start_timeout_ms), "longest wait for all workers to join"},
     {"drain_timeout_ms", TD_OPT_U64, "10000", 0, 3600000, NULL, OFF(drain_timeout_ms), "at the end: finish for so long"},
     {0},
@@ -80,6 +84,7 @@ struct cluster {
     char bin_dir[PATH_MAX];
     struct child children[MAX_CHILDREN];
     int n;
+    char secret_dir[PATH_MAX], secret_file[PATH_MAX + 16]; /* dir "": the file is the user's */
 };
 
 /* Arguments as "--flag" "value" pairs; numbers are formatted into store. */
@@ -143,6 +148,7 @@ static td_status spawn_router(struct cluster *c, struct td_err *err)
     arg_str(&a, "--policy", g->policy);
     arg_str(&a, "--log-level", g->log_level);
     arg_str(&a, "--decision-log", g->decision_log);
+    arg_str(&a, "--cluster-secret-file", c->secret_file);
     arg_int(&a, "--hybrid-local-tokens", (long long)g->hybrid_local_tokens);
     arg_int(&a, "--drain-timeout-ms", (long long)g->drain_timeout_ms);
     return spawn(c, "tandem-router", "router", &a, err);
@@ -179,6 +185,7 @@ static td_status spawn_worker(struct cluster *c, const char *role, int i, struct
     if (g->random_weights[0]) arg_str(&a, "--random-weights", g->random_weights);
     else arg_str(&a, "--model", g->model);
     arg_str(&a, "--router", g->listen);
+    arg_str(&a, "--cluster-secret-file", c->secret_file);
     arg_str(&a, "--dtype", g->dtype);
     arg_str(&a, "--ops", g->ops);
     if (strcmp(g->device, "cpu") != 0) {
@@ -227,6 +234,62 @@ static td_status check_listen(const char *listen, struct td_err *err)
     return s;
 }
 
+/* A secret that only this user's processes can read, in a folder of its own: whoever else is on this host is no worker and no router. */
+static td_status make_secret(struct cluster *c, struct td_err *err)
+{
+    const char *tmp = getenv("TMPDIR");
+    char text[2 * TD_CLUSTER_NONCE_BYTES + 2];
+    uint8_t random[TD_CLUSTER_NONCE_BYTES];
+    if (c->cfg->cluster_secret_file[0]) {
+        snprintf(c->secret_file, sizeof c->secret_file, "%s", c->cfg->cluster_secret_file);
+        return TD_OK;
+    }
+    int n = snprintf(c->secret_dir, sizeof c->secret_dir, "%s/tandem-up-XXXXXX", tmp && tmp[0] ? tmp : "/tmp");
+    if ((size_t)n >= sizeof c->secret_dir || !mkdtemp(c->secret_dir)) {
+        td_status s = td_fail(err, TD_ERR_IO, "no folder for the cluster's secret: %s: %s (TMPDIR)", c->secret_dir, strerror(errno));
+        c->secret_dir[0] = 0;
+        return s;
+    }
+    snprintf(c->secret_file, sizeof c->secret_file, "%s/secret", c->secret_dir);
+    td_random_fill(random, sizeof random);
+    for (size_t i = 0; i < sizeof random; i++) snprintf(text + 2 * i, 4, "%02x\n", random[i]);
+    int fd = open(c->secret_file, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    bool written = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+    if (fd >= 0 && close(fd)) written = false;
+    return written ? TD_OK : td_fail(err, TD_ERR_IO, "%s: %s", c->secret_file, strerror(errno));
+}
+
+/* A process that does nothing but wait for our end, and removes the secret then: we may be killed. Its signals are blocked as ours are; it is
+ * nobody's child, and in no group that a terminal's Ctrl-C reaches. */
+static td_status start_cleaner(struct cluster *c, struct td_err *err)
+{
+    int ends[2];
+    char byte;
+    if (!c->secret_dir[0]) return TD_OK;
+    if (pipe2(ends, O_CLOEXEC)) return td_fail(err, TD_ERR_IO, "pipe: %s", strerror(errno));
+    pid_t pid = fork();
+    if (pid < 0) return td_fail(err, TD_ERR_IO, "fork: %s", strerror(errno));
+    if (pid == 0) {
+        setsid();
+        close(ends[1]);
+        if (fork() != 0) _exit(0);
+        while (read(ends[0], &byte, 1) < 0 && errno == EINTR) {}
+        unlink(c->secret_file);
+        rmdir(c->secret_dir);
+        _exit(0);
+    }
+    waitpid(pid, NULL, 0);
+    close(ends[0]); /* the other end is closed by our exit, however that comes */
+    return TD_OK;
+}
+
+static void remove_secret(struct cluster *c)
+{
+    if (!c->secret_dir[0]) return;
+    unlink(c->secret_file);
+    rmdir(c->secret_dir);
+}
+
 /* Reaps what ended; returns the first child that ended, or NULL. */
 static struct child *reap(struct cluster *c)
 {
@@ -266,7 +329,7 @@ static void on_status(const ProtobufCMessage *msg, void *ctx)
 static bool wait_joined(struct cluster *c)
 {
     const struct up_config *g = c->cfg;
-    struct cli_server at = {g->listen, "", "", "", ""};
+    struct cli_server at = {g->listen, "", "", "", "", c->secret_file};
     struct cli_client client;
     struct td_err err = {0};
     size_t want = (size_t)(g->prefill + g->decode);
@@ -279,8 +342,10 @@ static bool wait_joined(struct cluster *c)
     bool ok = false;
     for (;;) {
         struct cli_result res = {0};
-        Tandem__V1__StatusRequest m = TANDEM__V1__STATUS_REQUEST__INIT;
-        cli_call(&client, "/tandem.v1.Inference/Status", &tandem__v1__status_response__descriptor, &m.base, 500, true, on_status, &joined, &res);
+        if (!cli_status_call(&client, &at, 500, true, on_status, &joined, &res, &err)) {
+            td_die("tandem up", &err);
+            break;
+        }
         if (res.code == GRPC_STATUS_OK && joined.have >= want) {
             ok = true;
             break;
@@ -359,15 +424,18 @@ int cli_up(int argc, char **argv)
     td_stop_signals(&set);
     sigprocmask(SIG_BLOCK, &set, NULL);
 
-    td_status s = spawn_router(&c, &err);
+    td_status s = make_secret(&c, &err);
+    if (!s) s = start_cleaner(&c, &err);
+    if (!s) s = spawn_router(&c, &err);
     for (int i = 0; !s && i < g.prefill; i++) s = spawn_worker(&c, "prefill", i, &err);
     for (int i = 0; !s && i < g.decode; i++) s = spawn_worker(&c, "decode", i, &err);
     bool ok = !s && wait_joined(&c);
     if (s) td_die("tandem up", &err);
     if (ok) {
         printf(
-            "tandem is up at %s: %lld prefill, %lld decode, mode %s. Ctrl-C stops it.\n  tandem generate --server %s --stats \"Once upon a time\"\n",
-            g.listen, (long long)g.prefill, (long long)g.decode, g.mode, g.listen);
+            "tandem is up at %s: %lld prefill, %lld decode, mode %s. Ctrl-C stops it.\n  tandem generate --server %s --stats \"Once upon a time\"\n"
+            "  tandem status --server %s --cluster-secret-file %s\n",
+            g.listen, (long long)g.prefill, (long long)g.decode, g.mode, g.listen, g.listen, c.secret_file);
         fflush(stdout);
         while (!td_stop_signal_wait(200)) {
             struct child *dead = reap(&c);
@@ -381,5 +449,6 @@ int cli_up(int argc, char **argv)
     }
     bool clean = stop_children(&c, 1, c.n); /* workers first: what runs may finish through the router */
     clean = stop_children(&c, 0, c.n ? 1 : 0) && clean;
+    remove_secret(&c);
     return ok && clean ? 0 : 1;
 }

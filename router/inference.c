@@ -533,6 +533,39 @@ static void on_models(struct td_rpc_call *call, const ProtobufCMessage *msg, voi
     td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, NULL, 0);
 }
 
+#define CHALLENGE_MS 10000 /* a caller answers it with its next call */
+
+/* Who is told all: members and operators, by certificate or by a proof of the cluster secret; where nobody has an identity, whoever is on this
+ * host. */
+static bool may_see_all(const struct router *r, struct td_rpc_call *call)
+{
+    const struct td_peer_names *const names[] = {r->operators, r->id.workers, r->id.routers};
+    bool any_names = false;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (names[i] && td_identity_peer_is(call, names[i])) return true;
+        any_names |= names[i] != NULL;
+    }
+    uint8_t challenge[TD_CLUSTER_NONCE_BYTES];
+    const char *proof = td_rpc_call_metadata(call, TD_STATUS_PROOF_KEY);
+    if (!r->id.secret) return !any_names && td_rpc_call_peer_is_local(call);
+    return proof && td_status_proof_check(r->id.secret, proof, challenge) && td_challenge_check(r->status_key, td_now_ns(), challenge);
+}
+
+/* A client needs to know whether it is served, not by whom. */
+static void withhold(struct router *r, Tandem__V1__StatusResponse *out, uint8_t challenge[TD_CLUSTER_NONCE_BYTES])
+{
+    for (size_t i = 0; i < out->n_workers; i++) {
+        char *role = out->workers[i]->role, *state = out->workers[i]->state;
+        tandem__v1__worker_status__init(out->workers[i]);
+        out->workers[i]->role = role;
+        out->workers[i]->state = state;
+    }
+    out->withheld = true;
+    if (!r->id.secret) return;
+    td_challenge_make(r->status_key, td_deadline_after_ms(td_now_ns(), CHALLENGE_MS), challenge);
+    out->challenge = (ProtobufCBinaryData){TD_CLUSTER_NONCE_BYTES, challenge};
+}
+
 static void on_status(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
 {
     (void)msg;
@@ -541,7 +574,9 @@ static void on_status(struct td_rpc_call *call, const ProtobufCMessage *msg, voi
     Tandem__V1__WorkerStatus *store = calloc(TD_CORE_MAX_WORKERS, sizeof *store);
     Tandem__V1__WorkerStatus **ptrs = calloc(TD_CORE_MAX_WORKERS, sizeof *ptrs);
     if (store && ptrs) {
+        uint8_t challenge[TD_CLUSTER_NONCE_BYTES];
         fleet_status(r, &out, store, ptrs);
+        if (!may_see_all(r, call)) withhold(r, &out, challenge);
         td_rpc_call_send(call, &out.base);
         td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, NULL, 0);
     } else {

@@ -66,6 +66,8 @@ const struct td_option router_options[] = {
     {"tls_client_auth", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(tls_client_auth),
      "with tls_ca: refuse callers that show no certificate of it; worker_listen always does"},
     TD_IDENTITY_OPTIONS(struct router_config, identity),
+    {"tls_operator_names", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_operator_names),
+     "names of certificates that Status tells all of each worker, besides workers' and routers'; others hear its role and state"},
     {0},
 };
 
@@ -337,6 +339,11 @@ static td_status open_identity(struct router *r, struct td_err *err)
     bool own_port = g->worker_listen[0] != 0;
     td_status s = td_identity_open(&g->identity, r->use_tls && g->tls_ca[0], &r->id, err);
     if (s) return s;
+    td_random_fill(r->status_key, sizeof r->status_key);
+    if (g->tls_operator_names[0] && (!r->use_tls || !g->tls_ca[0]))
+        return td_fail(err, TD_ERR_INVALID,
+                       "tls_operator_names is given, and tls_cert, tls_key and tls_ca are not all: only a certificate of a CA proves a name");
+    if (g->tls_operator_names[0] && (s = td_peer_names_parse("tls_operator_names", g->tls_operator_names, &r->operators, err))) return s;
     if (r->id.workers && !own_port && !g->tls_client_auth)
         return td_fail(err, TD_ERR_INVALID,
                        "tls_worker_names is given, tls_client_auth is false, and workers join at listen: callers without a certificate have no "
@@ -467,6 +474,7 @@ void router_close(struct router *r)
     if (r->server) td_rpc_server_stop(r->server, 0); /* cancels what is left; workers' streams end, their conns and channels with them */
     if (r->loop) td_rpc_loop_destroy(r->loop);
     td_identity_close(&r->id);
+    td_peer_names_destroy(r->operators);
     if (r->log) fclose(r->log);
     td_core_destroy(r->core);
     free(r->actions);

@@ -31,7 +31,7 @@
 
 struct router_config {
     const char *model, *served_model_name, *listen, *mode, *policy, *slo_class, *latency_table, *decision_log, *log_level, *tls_cert, *tls_key,
-        *tls_ca, *tls_server_name, *metrics_listen, *worker_listen;
+        *tls_ca, *tls_server_name, *metrics_listen, *worker_listen, *tls_operator_names;
     struct td_identity_config identity;
     int64_t max_requests, max_queued, max_model_len;
     uint64_t hybrid_local_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, max_failovers, drain_timeout_ms, max_message_bytes;
@@ -138,6 +138,8 @@ struct router {
     struct td_rpc_tls tls;
     bool use_tls;
     struct td_identity id;
+    struct td_peer_names *operators;       /* NULL = not told */
+    uint8_t status_key[32];                /* of the challenges that Status gives out */
     struct join *joins, **joins_tail;      /* streams that are not a worker's yet, the oldest first */
     uint32_t n_joins;
     struct td_log_pace reject_pace, unreachable_pace;

@@ -4,6 +4,7 @@
  * context without one: x509_pem_cert is the property that says that there was a certificate at all (a certificate without any name has no
  * "peer identity" in core's words, yet it was verified). */
 #include <grpc/grpc_security_constants.h>
+#include <stdio.h>
 #include <string.h>
 #ifdef TD_HAVE_OPENSSL
 #include <arpa/inet.h>
@@ -11,6 +12,7 @@
 #include <openssl/x509v3.h>
 #endif
 
+#include "common/base/address.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/peer_names.h"
@@ -29,6 +31,15 @@ static const struct {
 const char *td_rpc_call_path(const struct td_rpc_call *call)
 {
     return call->is_server ? call->method->path : call->client_method->path;
+}
+
+bool td_rpc_call_peer_is_local(const struct td_rpc_call *call)
+{
+    const char *peer = td_rpc_call_peer(call), *end;
+    char address[64];
+    if (strncmp(peer, "ipv6:%5B", 8) != 0 || !(end = strstr(peer, "%5D"))) return td_address_is_loopback(peer);
+    snprintf(address, sizeof address, "[%.*s]:0", (int)(end - peer - 8), peer + 8);      /* core writes brackets as in a URI */
+    return td_address_is_loopback(address);
 }
 
 const char *td_rpc_name_kind_text(enum td_rpc_name_kind kind)

@@ -126,6 +126,8 @@ void *td_rpc_call_user(const struct td_rpc_call *call);
 /* Time left until the RPC's deadline in ms; UINT64_MAX = none. [any] */
 uint64_t td_rpc_call_remaining_ms(const struct td_rpc_call *call);
 const char *td_rpc_call_peer(const struct td_rpc_call *call);      /* "ipv4:127.0.0.1:4711"; valid while the call is */
+/* True when the peer dialled from this machine: a loopback address or a unix socket. A proxy on this machine makes all its clients look so. */
+bool td_rpc_call_peer_is_local(const struct td_rpc_call *call);
 /* Who the peer of the call's connection has proved to be. true = it showed a certificate that was verified against the CA (a server: with
  * tls.ca_file; a client: always under TLS). Loop thread, while the call lives. */
 bool td_rpc_call_peer_verified(const struct td_rpc_call *call);

@@ -220,20 +220,27 @@ static int take_hex(const char *text, int n_digits, uint64_t *ret)
     return 0;
 }
 
+static int take_bytes(const char *text, size_t n, uint8_t *ret)
+{
+    uint64_t byte;
+    for (size_t i = 0; i < n; i++) {
+        if (take_hex(text + 2 * i, 2, &byte)) return -1;
+        ret[i] = (uint8_t)byte;
+    }
+    return 0;
+}
+
 td_status td_call_proof_parse(const char *text, struct td_call_proof *ret)
 {
     enum { MAC_AT = 17 + 17 + 9 + 17 };
     struct td_call_proof p;
-    uint64_t attempt, byte;
+    uint64_t attempt;
     if (strlen(text) != MAC_AT + 2 * TD_CLUSTER_MAC_BYTES) return TD_ERR_INVALID;
     if (take_hex(text, 16, &p.session) || text[16] != ' ' || take_hex(text + 17, 16, &p.request) || text[33] != ' ' ||
         take_hex(text + 34, 8, &attempt) || text[42] != ' ' || take_hex(text + 43, 16, &p.counter) || text[59] != ' ')
         return TD_ERR_INVALID;
     p.attempt = (uint32_t)attempt;
-    for (int i = 0; i < TD_CLUSTER_MAC_BYTES; i++) {
-        if (take_hex(text + MAC_AT + 2 * i, 2, &byte)) return TD_ERR_INVALID;
-        p.mac[i] = (uint8_t)byte;
-    }
+    if (take_bytes(text + MAC_AT, TD_CLUSTER_MAC_BYTES, p.mac)) return TD_ERR_INVALID;
     *ret = p;
     return TD_OK;
 }
@@ -248,6 +255,54 @@ bool td_call_proof_check(struct td_cluster_secret *secret, const struct td_join_
     else if (!td_replay_accept(window, p->counter)) *ret_why = "the proof was used before";
     else return true;
     return false;
+}
+
+/* ---- operators ------------------------------------------------------------------------------------------------------- */
+
+static const char status_label[] = "tandem status v1";
+
+td_status td_status_prove(struct td_cluster_secret *secret, const ProtobufCBinaryData *challenge, char ret_text[TD_STATUS_PROOF_MAX])
+{
+    uint8_t mac[TD_CLUSTER_MAC_BYTES];
+    const struct td_secret_field f[] = {{challenge->data, challenge->len}};
+    if (challenge->len != TD_CLUSTER_NONCE_BYTES) return TD_ERR_INVALID;
+    td_status s = td_cluster_secret_prove(secret, status_label, f, 1, mac);
+    if (s) return s;
+    int used = 0;
+    for (size_t i = 0; i < TD_CLUSTER_NONCE_BYTES; i++)
+        used += snprintf(ret_text + used, (size_t)(TD_STATUS_PROOF_MAX - used), "%02x", challenge->data[i]);
+    used += snprintf(ret_text + used, (size_t)(TD_STATUS_PROOF_MAX - used), " ");
+    for (size_t i = 0; i < sizeof mac; i++) used += snprintf(ret_text + used, (size_t)(TD_STATUS_PROOF_MAX - used), "%02x", mac[i]);
+    return TD_OK;
+}
+
+bool td_status_proof_check(struct td_cluster_secret *secret, const char *text, uint8_t ret_challenge[TD_CLUSTER_NONCE_BYTES])
+{
+    enum { MAC_AT = 2 * TD_CLUSTER_NONCE_BYTES + 1 };
+    uint8_t mac[TD_CLUSTER_MAC_BYTES];
+    if (strlen(text) != MAC_AT + 2 * TD_CLUSTER_MAC_BYTES || text[MAC_AT - 1] != ' ' || take_bytes(text, TD_CLUSTER_NONCE_BYTES, ret_challenge) ||
+        take_bytes(text + MAC_AT, sizeof mac, mac))
+        return false;
+    const struct td_secret_field f[] = {{ret_challenge, TD_CLUSTER_NONCE_BYTES}};
+    return td_cluster_secret_verify(secret, status_label, f, 1, mac);
+}
+
+void td_challenge_make(const uint8_t key[32], uint64_t expiry_ns, uint8_t ret_challenge[TD_CLUSTER_NONCE_BYTES])
+{
+    uint8_t mac[TD_CLUSTER_MAC_BYTES] = {0};
+    put_u64(ret_challenge, expiry_ns);
+    td_status s = td_hmac_sha256(key, 32, ret_challenge, 8, mac);
+    if (s) put_u64(ret_challenge, 0); /* no memory: a challenge that has expired */
+    memcpy(ret_challenge + 8, mac, TD_CLUSTER_NONCE_BYTES - 8);
+}
+
+bool td_challenge_check(const uint8_t key[32], uint64_t now_ns, const uint8_t challenge[TD_CLUSTER_NONCE_BYTES])
+{
+    uint64_t expiry_ns = 0;
+    uint8_t want[TD_CLUSTER_NONCE_BYTES];
+    for (int i = 7; i >= 0; i--) expiry_ns = expiry_ns << 8 | challenge[i];
+    td_challenge_make(key, expiry_ns, want);
+    return td_equal_constant_time(want, challenge, sizeof want) && now_ns < expiry_ns;
 }
 
 bool td_log_pace_due(struct td_log_pace *pace, uint32_t *ret_dropped)

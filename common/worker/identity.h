@@ -114,6 +114,21 @@ td_status td_call_proof_parse(const char *text, struct td_call_proof *ret_proof)
 bool td_call_proof_check(struct td_cluster_secret *secret, const struct td_join_nonces *nonces, struct td_replay_window *window, const char *path,
                          const struct td_call_proof *proof, const char **ret_why);
 
+/* --- operators ---------------------------------------------------------------------------------------------------------- */
+
+/* Metadata of a second call to Inference.Status, which then tells all: the first one's challenge, and
+ * HMAC(secret; "tandem status v1", challenge). */
+#define TD_STATUS_PROOF_KEY "tandem-status-proof"
+#define TD_STATUS_PROOF_MAX 136
+td_status td_status_prove(struct td_cluster_secret *secret, const ProtobufCBinaryData *challenge, char ret_text[TD_STATUS_PROOF_MAX]);
+/* True when the text is a proof of the challenge that it holds; whether that is a challenge of ours is the caller's to say. */
+bool td_status_proof_check(struct td_cluster_secret *secret, const char *text, uint8_t ret_challenge[TD_CLUSTER_NONCE_BYTES]);
+
+/* Challenges without a memory of them: 8 bytes of expiry, and a MAC of it by a key of this process. Good until then, as often as one likes: what
+ * can be had by a recorded proof was in the answer that was recorded, too. */
+void td_challenge_make(const uint8_t key[32], uint64_t expiry_ns, uint8_t ret_challenge[TD_CLUSTER_NONCE_BYTES]);
+bool td_challenge_check(const uint8_t key[32], uint64_t now_ns, const uint8_t challenge[TD_CLUSTER_NONCE_BYTES]);
+
 /* --- logs that strangers cause ---------------------------------------------------------------------------------------- */
 
 /* One line a second; the rest are counted. True = log now, *ret_dropped lines were not logged since the last. */

@@ -19,6 +19,7 @@ import threading
 import time
 
 import grpc
+import proofs
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BIN = os.environ.get("TANDEM_BIN", os.path.join(ROOT, "build", "release", "bin"))
@@ -266,7 +267,15 @@ class Cluster:
             nap(begin)
 
     def status(self):
-        return self.unary("/tandem.v1.Inference/Status", pb.StatusRequest(), pb.StatusResponse, timeout=10 * SLOW)
+        """As an operator sees it: with the router's cluster secret when it has one."""
+        path = "/tandem.v1.Inference/Status"
+        s = self.unary(path, pb.StatusRequest(), pb.StatusResponse, timeout=10 * SLOW)
+        if s.withheld and "--cluster-secret-file" in self.router_args:
+            with open(self.router_args[self.router_args.index("--cluster-secret-file") + 1], encoding="ascii") as f:
+                proof = proofs.status(f.readline().strip(), s.challenge)
+            s = self.unary(path, pb.StatusRequest(), pb.StatusResponse, timeout=10 * SLOW, metadata=proof)
+            assert not s.withheld
+        return s
 
     def wait_idle(self, timeout=None):
         """All pools empty: nothing live or queued at the router, no KV block held, no transfer unretired, on any worker that answers."""
@@ -284,9 +293,9 @@ class Cluster:
 
     # --- calls --------------------------------------------------------------------------------------------------------------------------
 
-    def unary(self, path, request, response_type, timeout=30):
+    def unary(self, path, request, response_type, timeout=30, metadata=None):
         call = self.channel.unary_unary(path, request_serializer=type(request).SerializeToString, response_deserializer=response_type.FromString)
-        return call(request, timeout=timeout)
+        return call(request, timeout=timeout, metadata=metadata)
 
     @staticmethod
     def request(prompt=None, ids=None, chat=None, max_tokens=16, temperature=None, seed=None, top_k=None, top_p=None, min_p=None,

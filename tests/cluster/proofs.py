@@ -36,6 +36,11 @@ def call(secret, nonces, path, request, attempt, counter):
     return (("tandem-proof", f"{nonces[1][:8].hex()} {request:016x} {attempt:08x} {counter:016x} {proof.hex()}"),)
 
 
+def status(secret, challenge):
+    """Metadata of the second call to Status, which tells all."""
+    return (("tandem-status-proof", f"{challenge.hex()} {mac(secret, 'tandem status v1', challenge).hex()}"),)
+
+
 def write_secret(path, secret, mode=0o600):
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(fd, "w") as f:

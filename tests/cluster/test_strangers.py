@@ -402,6 +402,48 @@ def test_the_secret_is_never_on_the_wire(secret_file):
             tap.close()
 
 
+# ---- what the status tells whom ------------------------------------------------------------------------------------------------------------------
+
+
+def status_of(channel, metadata=None):
+    call = channel.unary_unary("/tandem.v1.Inference/Status", request_serializer=pb.StatusRequest.SerializeToString, response_deserializer=pb.StatusResponse.FromString)
+    return call(pb.StatusRequest(), timeout=WAIT_S, metadata=metadata)
+
+
+def told(s):
+    """What is told of workers, field by field."""
+    return [{f.name: v for f, v in w.ListFields()} for w in s.workers]
+
+
+def test_status_tells_clients_no_more_than_they_need(secret_file, tmp_path):
+    with Cluster(**with_secret(secret_file)) as c:
+        s = status_of(c.channel)
+        assert s.withheld and len(s.challenge) == 32 and s.model
+        assert sorted(told(s), key=str) == [{"role": "decode", "state": "ready"}, {"role": "prefill", "state": "ready"}]
+        changed = bytes([s.challenge[0] ^ 1]) + s.challenge[1:]  # its expiry, forged
+        for bad in (proofs.status(WRONG, s.challenge), proofs.status("", s.challenge), proofs.status(SECRET, os.urandom(32)), proofs.status(SECRET, changed),
+                    proofs.status(SECRET, bytes(32)), (("tandem-status-proof", "x"),)):
+            assert status_of(c.channel, bad).withheld, bad
+        s = status_of(c.channel, proofs.status(SECRET, s.challenge))
+        assert not s.withheld and not s.challenge and {w.name for w in s.workers} == {"prefill-0", "decode-0"} and all(w.address and w.pid for w in s.workers)
+        # the operator's command, with and without
+        at = [os.path.join(BIN, "tandem"), "status", "--server", f"127.0.0.1:{c.port}"]
+        env = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}
+        out = subprocess.run(at, capture_output=True, text=True, timeout=WAIT_S, check=True, env=env).stdout
+        assert "--cluster-secret-file" in out and "prefill-0" not in out and "127.0.0.1" not in out
+        for args, more in (([*at, "--cluster-secret-file", secret_file], {}), (at, {"TANDEM_CLUSTER_SECRET_FILE": secret_file})):
+            out = subprocess.run(args, capture_output=True, text=True, timeout=WAIT_S, check=True, env={**env, **more}).stdout
+            assert "prefill-0" in out and "127.0.0.1" in out and SECRET not in out
+        other = proofs.write_secret(tmp_path / "other", WRONG)
+        out = subprocess.run([*at, "--cluster-secret-file", other], capture_output=True, text=True, timeout=WAIT_S, check=True, env=env).stdout
+        assert "prefill-0" not in out
+        doctor = [os.path.join(BIN, "tandem"), "doctor", "--local=false", "--router", f"127.0.0.1:{c.port}"]
+        done = subprocess.run(doctor, capture_output=True, text=True, timeout=WAIT_S, check=False, env=env)
+        assert done.returncode == 1 and "--cluster-secret-file" in done.stdout
+        done = subprocess.run([*doctor, "--cluster-secret-file", secret_file], capture_output=True, text=True, timeout=WAIT_S, check=False, env=env)
+        assert "prefill-0" in done.stdout and "decode-0" in done.stdout, done.stdout
+
+
 # ---- a port of their own for workers --------------------------------------------------------------------------------------------------------------
 
 
@@ -473,6 +515,16 @@ def test_certificates_by_role(certs, plain_tokens):
             code, why, _ = worker_call(port, ABORT, wpb.AbortRequest(request=1), creds=creds(certs, "router"))
             assert code == OK, why
         c.wait_idle()
+
+
+def test_status_by_certificate(certs):
+    with Cluster(prefill=0, mode="colocated", router_args=[*tls_args(certs, "router"), "--tls-operator-names", "*.operators.test"],
+                 worker_args=tls_args(certs, "worker"), tls=creds(certs, "client")) as c:
+        assert told(c.status()) == [{"role": "decode", "state": "ready"}]
+        for who in ("operator", "worker", "router"):
+            with grpc.secure_channel(f"127.0.0.1:{c.port}", creds(certs, who)) as channel:
+                s = status_of(channel)
+                assert not s.withheld and s.workers[0].name == "decode-0", who
 
 
 def test_a_client_is_no_worker_to_the_router(certs):

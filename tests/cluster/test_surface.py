@@ -127,7 +127,8 @@ class Up:
         self.threads = [threading.Thread(target=self._read, args=(n,), daemon=True) for n in ("out", "err")]
         for t in self.threads:
             t.start()
-        self.wait_for(lambda: b"tandem is up at" in self.out, 60)
+        self.wait_for(lambda: b"--cluster-secret-file" in self.out and self.out.endswith(b"\n"), 60)
+        self.secret = self.out.split()[-1].decode()
         self.pids = [w["pid"] for w in self.status()["workers"]] + self.children()
 
     def _read(self, which):
@@ -146,7 +147,8 @@ class Up:
             return [int(x) for x in f.read().split()]
 
     def cli(self, command, *args, stdin=b""):
-        return run(["tandem", command, "--server", self.at, *args], stdin)
+        secret = ["--cluster-secret-file", self.secret] if command == "status" else []
+        return run(["tandem", command, "--server", self.at, *secret, *args], stdin)
 
     def status(self):
         rc, out, err = self.cli("status", "--json")
@@ -161,7 +163,7 @@ class Up:
         text = self.err.decode("utf-8", "replace")
         assert not SANITIZER.search(text), text[-5000:]
         deadline = time.monotonic() + 5 * SLOW
-        while left := [pid for pid in self.pids if os.path.exists(f"/proc/{pid}")]:
+        while left := [p for p in [*(f"/proc/{pid}" for pid in self.pids), os.path.dirname(self.secret)] if os.path.exists(p)]:
             assert time.monotonic() < deadline, f"left behind: {left}"
             time.sleep(0.01)
 
@@ -175,6 +177,19 @@ def up():
     u = Up("--prefill", 2, "--decode", 2)
     yield u
     u.stop()
+
+
+def test_up_makes_a_secret(up):
+    """For this user's eyes, its daemons and whoever is told where it is."""
+    folder, file = os.stat(os.path.dirname(up.secret)), os.stat(up.secret)
+    assert (folder.st_mode & 0o777, file.st_mode & 0o777, file.st_uid) == (0o700, 0o600, os.getuid())
+    with open(up.secret, encoding="ascii") as f:
+        assert re.fullmatch(r"[0-9a-f]{64}\n", f.read())
+    for pid in up.children():
+        with open(f"/proc/{pid}/cmdline", "rb") as f:
+            assert up.secret.encode() in f.read().split(b"\0")
+    s = json.loads(run(["tandem", "status", "--server", up.at, "--json"])[1])
+    assert s["withheld"] and {w["address"] for w in s["workers"]} == {""}
 
 
 def test_up_generate(up):
