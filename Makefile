@@ -6,17 +6,28 @@ endif
 PYTHON = /usr/bin/python3
 
 .DEFAULT_GOAL = help
-.PHONY: help install-deps build demo check check-long check-short check-rdma-long check-sim-long dev tsan fuzz tidy format bench soak clean
+.PHONY: help install-deps build demo package check-package check-distros check check-long check-short check-rdma-long check-sim-long dev tsan fuzz tidy format bench soak clean
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-install-deps: ## install missing packages (Debian 12, Ubuntu 24.04)
+install-deps: ## install missing packages (Debian 12 and 13, Ubuntu 24.04)
 	@scripts/install-deps
 
 build: ## build/release/bin: the command line and the daemons
 	@cmake --preset release
 	@cmake --build build/release -j $(JOBS)
+
+package: build ## build/release/package: a .deb of programs, man pages, completion, systemd units
+	@scripts/check-package --only-make
+
+check-package: build ## the .deb, installed into a bare root and tried there (needs root, and the distribution's packages)
+	@scripts/check-package
+
+DISTROS ?= debian12 debian13 ubuntu24.04
+STAGES ?= demo,release
+check-distros: ## make demo and the release stage in a bare root of each distribution that can be reached (an hour each; needs root)
+	@scripts/distro-roots --stages $(STAGES) $(DISTROS)
 
 demo: install-deps ## from nothing to a completion: router, prefill and decode on loopback
 	@$(MAKE) --no-print-directory build
@@ -25,8 +36,10 @@ demo: install-deps ## from nothing to a completion: router, prefill and decode o
 check: install-deps ## every test that needs neither GPU nor NIC, under all compilers and sanitizers
 	@scripts/check
 
-check-long: install-deps ## make check without short forms, and with the tests it leaves out (an hour and more)
+check-long: install-deps ## make check without short forms, and with what it leaves out: long tests, the package, other distributions (hours)
 	@scripts/check --long
+	@$(MAKE) --no-print-directory check-package
+	@$(MAKE) --no-print-directory check-distros
 
 check-short: install-deps ## unit and golden tests of the release build
 	@scripts/check --stages release --labels unit,golden
