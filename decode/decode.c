@@ -4,6 +4,7 @@
  *   local prefill:   WAITING --blocks--> RUNNING (prefill chunks, then decode steps) --> last token, times, OK
  *   preempted:       RUNNING --> WAITING, then as local prefill of prompt + output so far (same tokens again: I1)
  *   SLOT_FAILED, cancel, deadline: td_worker_end; the slot is revoked and its blocks follow at SLOT_FREE (retirement, I2).
+ *   SLOT_FAILED because the prefill worker has finished the request: the same, after SenderFinished.
  *
  * The first token arrives twice: from the prefill worker through the router, and here in the transfer's note; this stream repeats it, the
  * router drops what it has. So a prefill worker that dies right after its last byte costs nothing. */
@@ -178,12 +179,25 @@ static void slot_ready(struct td_worker *w, struct td_req *r, const struct td_xf
     if (r->seq->finish) finish(w, r);
 }
 
+/* The first token was also the last: it goes from the prefill worker to the router, which ends this call too, unless this word overtakes it. */
+static void sender_finished(struct td_worker *w, struct td_req *r)
+{
+    Tandem__V1__SenderFinished none = TANDEM__V1__SENDER_FINISHED__INIT;
+    Tandem__V1__DecodeEvent ev = TANDEM__V1__DECODE_EVENT__INIT;
+    ev.event_case = TANDEM__V1__DECODE_EVENT__EVENT_SENDER_FINISHED;
+    ev.sender_finished = &none;
+    send_event(r, &ev);
+    td_worker_end(w, r, TD_ERR_FINISHED, "the prefill worker has finished the request"); /* revokes through xfer_stop */
+}
+
 static void decode_xfer_event(struct td_worker *w, struct td_req *r, const struct td_xfer_event *ev)
 {
     switch (ev->kind) {
     case TD_XFER_SLOT_READY: slot_ready(w, r, ev); break;
     case TD_XFER_SLOT_FAILED:
-        if (r->state == TD_REQ_IMPORT) {
+        if (r->state == TD_REQ_IMPORT && ev->status == TD_ERR_FINISHED) {
+            sender_finished(w, r);
+        } else if (r->state == TD_REQ_IMPORT) {
             char msg[256], q[200];
             snprintf(msg, sizeof msg, "KV transfer failed: %s", ev->reason);
             td_info("kv_import_failed", "req=%llx reason=%s action=fail_attempt", (unsigned long long)r->seq->request,

@@ -3,7 +3,8 @@
  *   WAITING --blocks, transfer op started--> RUNNING (chunks; full blocks are submitted after each step, so the transfer overlaps the next chunk,
  *           and their first layers within it, so that it overlaps the chunk's own later ones)
  *           --first token: sent to the router, last block + note submitted--> SENDING --OP_DONE--> PrefillDone, OK
- *   a first token that is also the last: nothing is handed over; the op is cancelled, the router ends the decode leg.
+ *   a first token that is also the last: nothing is handed over; the receiver is told that the op is not needed, the router ends the decode leg.
+ *   no grant (one token is left, no decode leg): WAITING --blocks--> RUNNING --first token, OK--> over.
  *   OP_FAILED, cancel, deadline: td_worker_end; source blocks stay held until the op's terminal event (I2). */
 #include "prefill/prefill.h"
 
@@ -43,6 +44,11 @@ static td_status prefill_admit(struct td_worker *w, struct td_req *r)
     if (s) {
         td_worker_end(w, r, TD_ERR_INVALID, "the prompt needs more KV blocks than this worker has");
         return s;
+    }
+    if (!r->grant.data) {
+        td_fault_point("prefill_started");
+        td_worker_set_running(w, r);
+        return TD_OK;
     }
     struct td_err err = {0};
     int32_t n_granted = 0;
@@ -149,7 +155,7 @@ static void prefill_stepped(struct td_worker *w, struct td_req *r, const struct 
     (void)step_start_ns;
     struct td_seq *seq = r->seq;
     if (!item->sampled) {
-        submit(w, r, seq->n_computed / (int32_t)w->cfg.block_size, false, NULL, 0);
+        if (r->xfer_live) submit(w, r, seq->n_computed / (int32_t)w->cfg.block_size, false, NULL, 0);
         td_fault_point("chunk_submitted");
         return;
     }
@@ -172,9 +178,10 @@ static void prefill_stepped(struct td_worker *w, struct td_req *r, const struct 
     send_event(r, &ev);
     td_fault_point("first_token_sent");
     if (seq->finish) {
-        td_worker_finish_ok(w, r); /* cancels the op: nothing to decode */
+        td_worker_finish_ok(w, r); /* and prefill_xfer_stop tells the receiver: nothing to decode */
         return;
     }
+    TD_ASSERT(r->xfer_live); /* without a grant one token was left (on_prefill): it is finished */
     out.msg.age_us = (td_now_ns() - step_end_ns) / TD_NS_PER_US;
     out.msg.kv_parts = (uint32_t)td_engine_kv_parts(w->engine);
     uint8_t note[TD_XFER_NOTE_MAX];
@@ -215,9 +222,19 @@ static void prefill_xfer_event(struct td_worker *w, struct td_req *r, const stru
     if (ev->kind == TD_XFER_OP_DONE || ev->kind == TD_XFER_OP_FAILED) td_worker_xfer_over(w, r);
 }
 
-static void prefill_xfer_stop(struct td_worker *w, struct td_req *r, const char *why) { td_xfer_cancel(w->xfer, r->xfer_id, why); }
+static void prefill_xfer_stop(struct td_worker *w, struct td_req *r, const char *why)
+{
+    if (r->seq->finish) td_xfer_finished(w->xfer, r->xfer_id);
+    else td_xfer_cancel(w->xfer, r->xfer_id, why);
+}
 
 /* ---- RPC ------------------------------------------------------------------------------------------------------------------------------- */
+
+/* The first token that will be sampled is the last that may be. */
+static bool one_token_left(const Tandem__V1__Sequence *seq)
+{
+    return seq && seq->sampling && seq->n_tokens >= seq->n_prompt && seq->sampling->max_tokens == seq->n_tokens - seq->n_prompt + 1;
+}
 
 static void on_prefill(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
 {
@@ -225,8 +242,10 @@ static void on_prefill(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
     const Tandem__V1__PrefillRequest *in = (const Tandem__V1__PrefillRequest *)msg;
     uint32_t block_size = (uint32_t)w->cfg.block_size;
     char why[200];
-    if (in->grant.len == 0 || in->grant.len > TD_XFER_BLOB_MAX) {
-        snprintf(why, sizeof why, "grant has %zu bytes, must be 1..%d", in->grant.len, TD_XFER_BLOB_MAX);
+    if (in->grant.len > TD_XFER_BLOB_MAX || (in->grant.len == 0 && !one_token_left(in->seq))) {
+        snprintf(why, sizeof why, "grant has %zu bytes, must be 1..%d, or 0 when one token is left", in->grant.len, TD_XFER_BLOB_MAX);
+    } else if (in->grant.len == 0 && in->skip_tokens) {
+        snprintf(why, sizeof why, "skip_tokens is %u, must be 0 without a grant", in->skip_tokens);
     } else if (in->skip_tokens % block_size || (in->skip_tokens && in->seq && in->skip_tokens >= in->seq->n_tokens)) {
         snprintf(why, sizeof why, "skip_tokens is %u, must be a multiple of the block size %u below the %zu tokens", in->skip_tokens, block_size,
                  in->seq ? in->seq->n_tokens : 0);
@@ -257,5 +276,6 @@ static const struct td_rpc_method prefill_methods[] = {
     {0},
 };
 
-const struct td_worker_role prefill_role = {.name = "prefill", .methods = prefill_methods, .admit = prefill_admit, .stepped = prefill_stepped,
+const struct td_worker_role prefill_role = {.name = "prefill", .methods = prefill_methods, .one_token = true,
+                                            .admit = prefill_admit, .stepped = prefill_stepped,
                                             .xfer_event = prefill_xfer_event, .engine_opened = prefill_engine_opened, .xfer_stop = prefill_xfer_stop};

@@ -227,7 +227,7 @@ struct worker_conn *fleet_join(struct router *r, struct join *j, const Tandem__V
             w->kv_blocks, w->block_size, w->max_model_len);
     tell_degrees(r, w);
     router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_JOIN, .worker = w->index, .role = w->role,
-                                           .a = (uint64_t)w->kv_blocks * w->block_size, .b = h->max_seqs,
+                                           .a = (uint64_t)w->kv_blocks * w->block_size, .b = h->max_seqs, .f = h->one_token,
                                            .c = node_class_of(r, h->node_class, h->role),
                                            .d = h->max_step_tokens, .e = h->kv_bytes_per_token});
     if (!dialled) warm_up(w);

@@ -155,6 +155,7 @@ static void decode_message(struct td_rpc_call *call, const ProtobufCMessage *msg
     case TANDEM__V1__DECODE_EVENT__EVENT_TOKENS: decode_tokens(l, ev->tokens); break;
     case TANDEM__V1__DECODE_EVENT__EVENT_TIMES: take_decode_times(l->request, ev->times); break;
     case TANDEM__V1__DECODE_EVENT__EVENT_PREFILL_TIMES: take_prefill_times(l->request, ev->prefill_times); break;
+    case TANDEM__V1__DECODE_EVENT__EVENT_SENDER_FINISHED: l->sender_finished = true; break;
     default: break; /* a newer worker's event: tolerated */
     }
 }
@@ -168,6 +169,7 @@ static void decode_done(struct td_rpc_call *call, const struct td_rpc_result *re
     struct td_core_event e = leg_event(l, TD_EV_DECODE_END);
     bool tell = q != NULL, done = q && q->output_done;
     e.a = (uint64_t)res->code;
+    e.b = l->sender_finished;
     if (q) {
         copy_end(l, res);
         if (res->code == GRPC_STATUS_OK && !done) {
@@ -184,14 +186,19 @@ static void decode_done(struct td_rpc_call *call, const struct td_rpc_result *re
 static const struct td_rpc_client_method decode_method = {"/tandem.v1.Worker/Decode", &tandem__v1__decode_event__descriptor, false};
 static const struct td_rpc_handler decode_handler = {decode_message, decode_done};
 
-void leg_start_decode(struct router *r, struct request_state *q, const struct td_core_action *a)
+/* Of the leg that an attempt begins with. */
+static void begin_attempt(struct request_state *q, const struct td_core_action *a)
 {
     q->attempt = a->attempt;
+    if (q->first_sent) return;
+    q->ledger.predicted_ttft_us = a->ttft_us;
+    q->ledger.predicted_tpot_us = a->tpot_us;
+}
+
+void leg_start_decode(struct router *r, struct request_state *q, const struct td_core_action *a)
+{
+    begin_attempt(q, a);
     q->key = a->key;
-    if (!q->first_sent) {
-        q->ledger.predicted_ttft_us = a->ttft_us;
-        q->ledger.predicted_tpot_us = a->tpot_us;
-    }
     struct leg *l = leg_new(r, q, a, LEG_DECODE);
     q->decode = l;
     q->decode_sent_ns = td_now_ns();
@@ -279,8 +286,20 @@ static void prefill_done(struct td_rpc_call *call, const struct td_rpc_result *r
 static const struct td_rpc_client_method prefill_method = {"/tandem.v1.Worker/Prefill", &tandem__v1__prefill_event__descriptor, false};
 static const struct td_rpc_handler prefill_handler = {prefill_message, prefill_done};
 
+/* No decode leg: what that one would have noted. Nothing was reserved, in no time. */
+static void begin_alone(struct request_state *q, const struct td_core_action *a)
+{
+    begin_attempt(q, a);
+    q->decode_sent_ns = q->ticket_ns = td_now_ns();
+    q->decode_name[0] = 0;
+    free(q->grant);
+    q->grant = NULL;
+    q->grant_bytes = q->ticket_cached = 0;
+}
+
 void leg_start_prefill(struct router *r, struct request_state *q, const struct td_core_action *a)
 {
+    if (a->local) begin_alone(q, a);
     struct leg *l = leg_new(r, q, a, LEG_PREFILL);
     q->key = a->key;
     q->prefill = l;

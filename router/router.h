@@ -67,6 +67,7 @@ struct leg {
     uint64_t id;
     bool local, finished_seen;             /* finished: decode's last token, prefill's first token and then its done */
     bool first_seen;
+    bool sender_finished;                  /* decode: it said so */
     uint64_t sent_bytes, sent_us;          /* prefill: what its done said */
 };
 

@@ -39,7 +39,7 @@ enum event_kind {
     EV_CLIENT_LEAVES
 };
 
-enum msg_kind { M_START_DECODE, M_START_PREFILL, M_CANCEL, M_SLOT_READY, M_OP_DONE,                    /* to a worker */
+enum msg_kind { M_START_DECODE, M_START_PREFILL, M_CANCEL, M_SLOT_READY, M_OP_DONE, M_SENDER_FINISHED, /* to a worker */
                 M_TICKET, M_FIRST_TOKEN, M_TOKEN, M_PREFILL_END, M_DECODE_END, M_GONE, M_JOIN, M_DRAIN }; /* to the router */
 
 struct msg {
@@ -53,7 +53,7 @@ enum leg_state { LEG_FREE = 0, LEG_WAITING, LEG_IMPORT, LEG_RUNNING, LEG_SENDING
 
 struct leg {
     enum leg_state state;
-    bool decode, local, decoding;       /* decoding: its next row is a decode step */
+    bool decode, local, decoding;       /* local: of a prefill leg, no hand-over; decoding: its next row is a decode step */
     bool dead;                          /* over while its step runs */
     uint32_t gen;
     uint64_t id, key;
@@ -63,6 +63,7 @@ struct leg {
     int32_t n_prompt, n_total, n_tokens, n_computed, n_cached, n_blocks, n_shared, n_preemptions;
     int32_t n_sent, n_skip;             /* prefill: tokens whose KV was handed to the link; that the decode worker has already */
     uint32_t dest, dest_leg, dest_gen;
+    uint64_t told_ns;                   /* when the last message of its stream reaches the router */
     bool flow_on, flow_final;
     double flow_left, flow_rate, flow_bytes;
     uint64_t flow_settled_ns, flow_start_ns, flow_event_ns; /* flow_event_ns: of its event in the heap that counts, UINT64_MAX = none */
@@ -116,7 +117,7 @@ struct cluster {
     struct td_port *port;
     struct td_sim_heap heap;
     uint64_t now;
-    struct td_sim_rng noise, faults;
+    struct td_sim_rng noise, faults, jitter;
     struct worker *workers;
     uint32_t n_workers;
     struct slot *slots;
@@ -177,8 +178,8 @@ static uint32_t leg_new(struct cluster *c)
         l = c->n_legs++;
         c->legs[l].gen = 0;
     }
-    c->legs[l] =
-        (struct leg){.gen = c->legs[l].gen + 1, .prev = NONE, .next = NONE, .slot_next = NONE, .dest_leg = NONE, .flow_event_ns = UINT64_MAX};
+    c->legs[l] = (struct leg){.gen = c->legs[l].gen + 1, .prev = NONE, .next = NONE, .slot_next = NONE, .dest = NONE, .dest_leg = NONE,
+                              .flow_event_ns = UINT64_MAX};
     return l;
 }
 
@@ -201,6 +202,15 @@ static bool unlucky(struct cluster *c, double share) { return share > 0 && td_si
 static void to_router_at(struct cluster *c, uint32_t m, uint64_t delay_ns) { td_sim_heap_push(&c->heap, c->now + delay_ns, EV_TO_ROUTER, 0, m); }
 static void to_router(struct cluster *c, uint32_t m) { to_router_at(c, m, c->cfg->rpc_ns); }
 
+/* A stream keeps its order; nothing keeps it between two streams. */
+static uint64_t stream_delay_ns(struct cluster *c, struct leg *g)
+{
+    if (!c->cfg->rpc_jitter_ns) return c->cfg->rpc_ns;
+    uint64_t at = c->now + c->cfg->rpc_ns + (uint64_t)((double)c->cfg->rpc_jitter_ns * td_sim_rng_exponential(&c->jitter));
+    if (at > g->told_ns) g->told_ns = at;
+    return g->told_ns - c->now;
+}
+
 static void leg_over(struct cluster *c, uint32_t l);
 
 static uint32_t msg_of_leg(struct cluster *c, enum msg_kind kind, const struct leg *g)
@@ -215,13 +225,13 @@ static uint32_t msg_of_leg(struct cluster *c, enum msg_kind kind, const struct l
     return m;
 }
 
-static void send_end(struct cluster *c, const struct leg *g, uint32_t code)
+static void send_end(struct cluster *c, struct leg *g, uint32_t code)
 {
     uint32_t m = msg_of_leg(c, g->decode ? M_DECODE_END : M_PREFILL_END, g);
     c->msgs[m].a = code;
     c->msgs[m].b = (uint64_t)g->flow_bytes;
     c->msgs[m].c = g->flow_start_ns ? (c->now - g->flow_start_ns) / 1000 : 0;
-    to_router(c, m);
+    to_router_at(c, m, stream_delay_ns(c, g));
 }
 
 /* Ends a leg at its worker and tells the router. */
@@ -229,6 +239,15 @@ static void leg_end(struct cluster *c, uint32_t l, uint32_t code)
 {
     send_end(c, &c->legs[l], code);
     leg_over(c, l);
+}
+
+static void maybe_again(struct cluster *c, uint32_t m, uint64_t delay_ns)
+{
+    if (!unlucky(c, c->cfg->duplicate)) return;
+    uint32_t again = msg_new(c);
+    c->msgs[again] = c->msgs[m];
+    c->msgs[again].next = NONE;
+    to_router_at(c, again, delay_ns + ns_of(td_sim_rng_uniform(&c->faults) * 0.02));
 }
 
 /* A message of a leg's stream; false: it was lost, the stream broke, and the leg is over. */
@@ -239,13 +258,9 @@ static bool send_of_leg(struct cluster *c, uint32_t l, uint32_t m)
         leg_end(c, l, CODE_UNAVAILABLE);
         return false;
     }
-    if (unlucky(c, c->cfg->duplicate)) {
-        uint32_t again = msg_new(c);
-        c->msgs[again] = c->msgs[m];
-        c->msgs[again].next = NONE;
-        to_router_at(c, again, c->cfg->rpc_ns + ns_of(td_sim_rng_uniform(&c->faults) * 0.02));
-    }
-    to_router(c, m);
+    uint64_t delay_ns = stream_delay_ns(c, &c->legs[l]);
+    maybe_again(c, m, delay_ns);
+    to_router_at(c, m, delay_ns);
     return true;
 }
 
@@ -539,7 +554,7 @@ static void accept(struct cluster *c, struct worker *w, const struct msg *m)
         return;
     }
     uint32_t dest = NONE;
-    if (!decode) {
+    if (!decode && !m->flag) {
         dest = find_leg(c, m->slot, m->id, m->attempt, true);
         if (dest == NONE || c->legs[dest].state != LEG_IMPORT) { /* the grant's owner is gone */
             send_end(c, &refusal, CODE_UNAVAILABLE);
@@ -602,7 +617,7 @@ static td_status admit(struct cluster *c, struct worker *w, uint32_t l)
         return TD_OK;
     }
     set_running(c, w, l);
-    if (!w->decode && g->n_computed > g->n_sent) flow_submit(c, l, g->n_computed, false);
+    if (!w->decode && !g->local && g->n_computed > g->n_sent) flow_submit(c, l, g->n_computed, false);
     return TD_OK;
 }
 
@@ -706,7 +721,35 @@ static void chain(struct cluster *c, uint32_t *head, uint32_t *tail, uint32_t m)
     *tail = m;
 }
 
-/* One sampled token of a leg. Streams of one step are told together: one event, many messages. */
+/* The prefill leg has ended with its first token: the decode leg that waits for its KV is told over the link. */
+static void tell_finished(struct cluster *c, const struct leg *g)
+{
+    if (g->dest_leg == NONE) return;
+    uint32_t m = msg_new(c);
+    c->msgs[m] = (struct msg){.kind = M_SENDER_FINISHED, .worker = g->dest, .leg = g->dest_leg, .a = g->dest_gen, .next = NONE};
+    to_worker_at(c, m, c->cfg->link_tau_ns);
+}
+
+/* As decode.c: its stream ends, because of that. */
+static void sender_finished(struct cluster *c, uint32_t l, uint32_t gen)
+{
+    struct leg *g = &c->legs[l];
+    if (g->gen != gen || g->state != LEG_IMPORT) return; /* cancelled meanwhile */
+    uint32_t m = msg_of_leg(c, M_DECODE_END, g);
+    c->msgs[m].a = CODE_UNAVAILABLE;
+    c->msgs[m].flag = true;
+    to_router_at(c, m, stream_delay_ns(c, g));
+    leg_over(c, l);
+}
+
+/* Streams of one step are told together, one event for many messages, unless each takes its own time. */
+static void tell_of_step(struct cluster *c, struct leg *g, uint32_t *head, uint32_t *tail, uint32_t m)
+{
+    if (c->cfg->rpc_jitter_ns) to_router_at(c, m, stream_delay_ns(c, g));
+    else chain(c, head, tail, m);
+}
+
+/* One sampled token of a leg. */
 static void sampled(struct cluster *c, struct worker *w, uint32_t l, uint32_t *head, uint32_t *tail)
 {
     struct leg *g = &c->legs[l];
@@ -722,17 +765,13 @@ static void sampled(struct cluster *c, struct worker *w, uint32_t l, uint32_t *h
         leg_end(c, l, CODE_UNAVAILABLE);
         return;
     }
-    chain(c, head, tail, m);
-    if (unlucky(c, c->cfg->duplicate)) {
-        uint32_t again = msg_new(c);
-        c->msgs[again] = c->msgs[m];
-        c->msgs[again].next = NONE;
-        to_router_at(c, again, c->cfg->rpc_ns + ns_of(td_sim_rng_uniform(&c->faults) * 0.02));
-    }
+    tell_of_step(c, g, head, tail, m);
+    maybe_again(c, m, c->cfg->rpc_jitter_ns ? g->told_ns - c->now : c->cfg->rpc_ns);
     if (last) {
         m = msg_of_leg(c, w->decode ? M_DECODE_END : M_PREFILL_END, g);
         c->msgs[m].a = CODE_OK;
-        chain(c, head, tail, m);
+        tell_of_step(c, g, head, tail, m);
+        tell_finished(c, g);
         leg_over(c, l);
     } else if (!w->decode) {
         unset_running(w, l);
@@ -758,7 +797,7 @@ static void on_step_end(struct cluster *c, struct worker *w, uint64_t epoch)
         g->n_computed += w->items[i].n_new;
         publish(c, w, g);
         if (g->n_computed == g->n_tokens) sampled(c, w, l, &head, &tail);
-        else if (!w->decode) flow_submit(c, l, g->n_computed, false);
+        else if (!w->decode && !g->local) flow_submit(c, l, g->n_computed, false);
     }
     w->n_items = 0;
     if (head != NONE) to_router(c, head);
@@ -791,6 +830,7 @@ static void worker_take(struct cluster *c, struct worker *w, uint32_t m)
         if (l != NONE && c->legs[l].worker == w->index) leg_over(c, l);
         break;
     case M_SLOT_READY: slot_ready(c, w, x.leg, (uint32_t)x.a); break;
+    case M_SENDER_FINISHED: sender_finished(c, x.leg, (uint32_t)x.a); break;
     case M_OP_DONE:
         if (c->legs[x.leg].gen == x.a && c->legs[x.leg].state == LEG_SENDING) leg_end(c, x.leg, CODE_OK);
         break;
@@ -976,7 +1016,8 @@ static void router_take(struct cluster *c, uint32_t m)
     case M_PREFILL_END: td_port_prefill_end(c->port, c->now, &leg, (uint32_t)x.a, x.b, x.c); break;
     case M_DECODE_END: { /* as router/legs.c: a stream that ends well without the last token did not end well */
         bool whole = mine && s->n_tokens == c->out->outcomes[s->req].n_prompt + c->out->outcomes[s->req].n_output;
-        td_port_decode_end(c->port, c->now, &leg, x.a == 0 && mine && !whole ? 13 : (uint32_t)x.a);
+        if (x.flag && mine && s->n_tokens == c->out->outcomes[s->req].n_prompt) c->out->overtaken++;
+        td_port_decode_end(c->port, c->now, &leg, x.a == 0 && mine && !whole ? 13 : (uint32_t)x.a, x.flag);
         break;
     }
     case M_GONE:
@@ -1350,7 +1391,8 @@ td_status td_sim_run(const struct td_sim_config *config, const struct td_sim_tra
 {
     *ret_result = (struct td_sim_result){0};
     struct cluster c = {
-        .cfg = config, .trace = trace, .out = ret_result, .noise = td_sim_rng_stream(config->seed, 2), .faults = td_sim_rng_stream(config->seed, 3)};
+        .cfg = config, .trace = trace, .out = ret_result, .noise = td_sim_rng_stream(config->seed, 2), .faults = td_sim_rng_stream(config->seed, 3),
+        .jitter = td_sim_rng_stream(config->seed, 4)};
     ret_result->outcomes = calloc(trace->n, sizeof *ret_result->outcomes);
     if (!ret_result->outcomes) return td_fail(err, TD_ERR_NOMEM, "out of memory");
     ret_result->n = trace->n;

@@ -10,7 +10,8 @@
  * full blocks leave when its step ends, so a transfer hides behind the next chunk; with overlap off all leaves at the end.
  *
  * Control messages take rpc_ns each way and may be lost, doubled or late (faults). A lost message of a stream breaks that stream, as with gRPC; what
- * a worker says may come twice, the second time later; a call is made once.
+ * a worker says may come twice, the second time later; a call is made once. With rpc_jitter_ns messages of different streams overtake one another:
+ * so does, for a request that ends with its first token, decode's word that its sender has finished.
  *
  * One thread per run; runs do not share anything. */
 #ifndef TD_SIM_CLUSTER_H
@@ -57,6 +58,7 @@ struct td_sim_config {
     bool prefix_cache, overlap;
     bool admit_at_once;             /* a decode worker reserves during a step too; tandem's does between steps */
     uint64_t rpc_ns, link_tau_ns, snapshot_ns, tick_ns;
+    uint64_t rpc_jitter_ns;         /* mean of what a worker's message takes beyond rpc_ns (exponential): one stream overtakes another */
     double kv_bytes_per_token;      /* 0 = the perf table's */
     double step_noise;              /* sigma of a lognormal factor of mean 1 */
     double ttft_s, tpot_s;          /* what counts when the router has no classes (n_classes 0); <= 0 = none */
@@ -88,6 +90,7 @@ struct td_sim_result {
     struct td_sim_outcome *outcomes;        /* [n], by arrival */
     uint32_t n, n_workers, gpus;
     uint64_t n_events, core_steps, steps, prefill_tokens, decode_tokens, cached_tokens, preemptions, failovers, transfer_bytes, deflected;
+    uint64_t overtaken;                     /* decode's word that the prefill worker has finished the request came before its first token */
     double end_s;                           /* virtual */
     double decode_row_s;                    /* sum over steps of decode rows times step time: the integral of the batch over time */
     double prefill_busy, decode_busy;       /* mean share of time in steps, by role, until the last arrival */

@@ -114,7 +114,8 @@ void td_port_join(struct td_port *p, uint64_t now, const struct td_port_worker *
                                    .b = w->max_seqs,
                                    .c = w->node_class,
                                    .d = w->max_step_tokens,
-                                   .e = (uint64_t)w->kv_bytes_per_token});
+                                   .e = (uint64_t)w->kv_bytes_per_token,
+                                   .f = !w->decode});
 }
 
 void td_port_drain(struct td_port *p, uint64_t now, uint32_t worker)
@@ -205,10 +206,11 @@ void td_port_prefill_end(struct td_port *p, uint64_t now, const struct td_port_l
     step(p, e);
 }
 
-void td_port_decode_end(struct td_port *p, uint64_t now, const struct td_port_leg *l, uint32_t code)
+void td_port_decode_end(struct td_port *p, uint64_t now, const struct td_port_leg *l, uint32_t code, bool sender_finished)
 {
     struct td_core_event e = of_leg(TD_EV_DECODE_END, now, l);
     e.a = code;
+    e.b = sender_finished;
     step(p, e);
 }
 

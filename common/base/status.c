@@ -48,6 +48,7 @@ const char *td_status_name(td_status code)
     case TD_ERR_DEADLINE: return "deadline";
     case TD_ERR_CORRUPT: return "corrupt";
     case TD_ERR_STALE: return "stale";
+    case TD_ERR_FINISHED: return "finished";
     case TD_ERR_PEER: return "peer";
     case TD_ERR_IO: return "io";
     case TD_ERR_NOMEM: return "nomem";

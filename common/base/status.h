@@ -21,6 +21,7 @@ typedef enum td_status {
     TD_ERR_DEADLINE = -7,
     TD_ERR_CORRUPT = -8,       /* outside bytes contradict themselves (file, frame)            */
     TD_ERR_STALE = -9,         /* generation, attempt or incarnation is an old one             */
+    TD_ERR_FINISHED = -10,     /* the request has ended well elsewhere: this part of it is not needed */
 
     TD_ERR_PEER = -20,         /* this peer is gone or broke the protocol                      */
 

@@ -20,6 +20,7 @@ static inline grpc_status_code td_rpc_code(td_status s)
     case TD_ERR_CANCELLED: return GRPC_STATUS_CANCELLED;
     case TD_ERR_DEADLINE: return GRPC_STATUS_DEADLINE_EXCEEDED;
     case TD_ERR_STALE: return GRPC_STATUS_ABORTED;
+    case TD_ERR_FINISHED:
     case TD_ERR_PEER: return GRPC_STATUS_UNAVAILABLE;
     case TD_ERR_IO:
     case TD_ERR_NOMEM:

@@ -74,6 +74,7 @@ static void send_hello(struct td_registry *r)
     h.tp = (uint32_t)td_engine_n_ranks(w->engine);
     h.max_step_tokens = (uint32_t)td_engine_max_step_tokens(w->engine);
     h.prefix_cache = w->cfg.prefix_cache;
+    h.one_token = w->role->one_token;
     if (w->id.secret) {
         td_cluster_nonce(w->nonces.worker);
         w->has_session = false;

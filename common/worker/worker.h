@@ -128,6 +128,7 @@ struct td_req {
 struct td_worker_role {
     const char *name;                  /* "prefill", "decode" */
     const struct td_rpc_method *methods;
+    bool one_token;                    /* Hello.one_token */
     /* All on the engine thread. admit: WAITING req at the head; TD_OK moved it on, TD_ERR_AGAIN leaves it, else the role has finished it. */
     td_status (*admit)(struct td_worker *w, struct td_req *r);
     void (*stepped)(struct td_worker *w, struct td_req *r, const struct td_step_item *item, uint64_t step_start_ns, uint64_t step_end_ns);

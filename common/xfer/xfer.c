@@ -1259,6 +1259,14 @@ void td_xfer_cancel(struct td_xfer *x, uint32_t op, const char *reason)
     xfer_ring(x);
 }
 
+void td_xfer_finished(struct td_xfer *x, uint32_t op)
+{
+    enter(x);
+    td_xfer_core_finished(&x->core, op);
+    unlock_and_wake(x);
+    xfer_ring(x);
+}
+
 bool td_xfer_poll_path(struct td_xfer *x, struct td_xfer_event *ret_event)
 {
     enter(x);

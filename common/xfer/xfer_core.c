@@ -1175,6 +1175,12 @@ void td_xfer_core_cancel(struct td_xfer_core *c, uint32_t id, const char *reason
     op_end(c, id, true, TD_ERR_CANCELLED, text, true);
 }
 
+void td_xfer_core_finished(struct td_xfer_core *c, uint32_t id)
+{
+    if (id >= c->max_ops || !op_is_live(&c->ops[id])) return;
+    op_end(c, id, true, TD_ERR_FINISHED, "the request is finished", true);
+}
+
 void td_xfer_core_op_fail(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, td_status status, const char *reason)
 {
     (void)now_ns;

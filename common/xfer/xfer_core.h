@@ -278,6 +278,7 @@ td_status td_xfer_core_submit_part(struct td_xfer_core *core, uint64_t now_ns, u
                                    int32_t n, uint64_t offset, uint64_t n_bytes);
 td_status td_xfer_core_submit_pull(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n);
 void td_xfer_core_cancel(struct td_xfer_core *core, uint32_t op, const char *reason);
+void td_xfer_core_finished(struct td_xfer_core *core, uint32_t op);
 /* WAIT_CONN -> STREAMING. can_pull: rdma, and the receiver may READ from this side's pool. */
 void td_xfer_core_op_attach(struct td_xfer_core *core, uint32_t op, uint64_t conn, enum td_xfer_path path, bool can_pull);
 /* rdma: a request of this op, or of this slot's READs, failed in a way that another try cannot mend: it ends alone, and its other end is told at once; conn_lost

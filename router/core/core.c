@@ -18,6 +18,9 @@
 #define STEP_REFRESH_TOKENS 32
 #define MAX_RETRY_MS 60000
 #define FINISH_WAIT_MS 500                  /* see finish() */
+/* How long the first token may come behind the word that it was the last. Both left one worker at the same moment, by two ways: one that is so far
+ * behind on the busiest machine is lost. */
+#define SENDER_WAIT_MS 5000
 #define MAX_OBJECTIVE_MS 1e9
 #define MAX_SEQ_JUMP (1u << 20)             /* hours of snapshots; a worker that silent has been lost long ago */
 
@@ -297,7 +300,7 @@ static void requeue(struct td_core *c, struct request *r, bool waits_anew)
     c->stats.wasted_prefill_tokens += r->computed_tokens;
     r->computed_tokens = 0;
     r->attempt++;
-    r->decode_flows = false;
+    r->decode_flows = r->sender_finished = false;
     if (waits_anew) r->queued_ns = c->now_ns;
     queue_insert(c, r);
 }
@@ -559,7 +562,8 @@ static void on_first_token(struct td_core *c, const struct td_core_event *e)
 static void on_token(struct td_core *c, const struct td_core_event *e)
 {
     struct request *r = current(c, e, false);
-    if (!r || r->phase == RESERVING) return; /* before its prefill was even told: not of this world */
+    /* before its prefill was even told, or of a leg that has ended: not of this world */
+    if (!r || r->phase == RESERVING || r->decode.worker == TD_NO_WORKER) return;
     r->decode_flows = true;
     r->phase = DECODING;
     if (e->b) r->output_done = true;
@@ -623,7 +627,8 @@ static void on_prefill_end(struct td_core *c, const struct td_core_event *e)
         complete(c, r);
         return;
     }
-    if (r->decode_flows || (e->a == G_OK && r->phase != PREFILLING)) return; /* delivered */
+    bool decodes = r->decode.worker != TD_NO_WORKER;
+    if (decodes && (r->decode_flows || (e->a == G_OK && r->phase != PREFILLING))) return; /* delivered */
     leg_failed(c, r, worker, (uint32_t)e->a, e->a == G_OK ? "the prefill worker ended without a first token" : "the prefill worker failed");
 }
 
@@ -632,9 +637,14 @@ static void on_decode_end(struct td_core *c, const struct td_core_event *e)
     struct request *r = current(c, e, false);
     if (!r || r->decode.worker == TD_NO_WORKER) return;
     uint32_t worker = r->decode.worker;
-    if (e->a == G_UNAVAILABLE) td_ledger_call_failed(&c->workers[worker], &r->decode);
+    if (e->a == G_UNAVAILABLE && !e->b) td_ledger_call_failed(&c->workers[worker], &r->decode);
     if (r->prefill.planned) leg_close(c, &r->prefill); /* no ticket was seen: the prefill worker was never told */
     leg_close(c, &r->decode);
+    if (e->b && e->a != G_OK && r->prefill.pending && !r->decode_flows) {
+        /* The first token is on its way and was the last; on_tick bounds the wait. */
+        r->sender_finished = true;
+        return;
+    }
     if (e->a == G_OK) finish(c, r);
     else leg_failed(c, r, worker, (uint32_t)e->a, "the decode worker failed");
 }
@@ -708,11 +718,14 @@ static void on_tick(struct td_core *c, uint64_t busy_permille, uint64_t late_ms)
         if (r->phase == FREE) continue;
         if (r->phase == QUEUED) {
             if (c->now_ns - r->queued_ns <= c->cfg.queue_timeout_ms * NS_PER_MS) continue;
-            bool have = core_any_worker(c, TD_ROLE_DECODE) && (core_wants_local(c, r) || core_any_worker(c, TD_ROLE_PREFILL));
+            bool have = core_wants_prefill_only(c, r) ||
+                        (core_any_worker(c, TD_ROLE_DECODE) && (core_wants_local(c, r) || core_any_worker(c, TD_ROLE_PREFILL)));
             if (have) core_fail(c, r, G_EXHAUSTED, "no worker had room within the queue time", c->cfg.queue_timeout_ms * 1e-3);
             else core_fail(c, r, G_UNAVAILABLE, "no worker of the needed role is connected", 0);
         } else if (r->finished_ns && c->now_ns - r->finished_ns > FINISH_WAIT_MS * NS_PER_MS) {
             complete(c, r);
+        } else if (r->sender_finished && c->now_ns - r->moved_ns > SENDER_WAIT_MS * NS_PER_MS) {
+            fail_over(c, r, "the prefill worker has finished the request, and its token did not come");
         } else if (c->now_ns - r->moved_ns > c->cfg.stall_ms * NS_PER_MS) {
             fail_over(c, r, "nothing happened for too long");
         }

@@ -10,6 +10,8 @@
  *
  *   QUEUED --pair found: START_DECODE--> RESERVING --TICKET: START_PREFILL--> PREFILLING --FIRST_TOKEN--> DECODING --DECODE_END ok: COMPLETE--> gone
  *   QUEUED --colocated or short prompt: START_DECODE(local)--------------------------> DECODING
+ *   QUEUED --one token left, pd: START_PREFILL(local)--------------------> PREFILLING --FIRST_TOKEN, the last: COMPLETE--> gone
+ *   PREFILLING --DECODE_END "the sender has finished"--> PREFILLING without a decode leg --FIRST_TOKEN, the last: COMPLETE--> gone
  *   any leg fails, its worker is lost, or nothing moves for stall_ms: other leg cancelled, attempt + 1, back to QUEUED (front: arrival order)
  *   CANCEL, STOP: legs cancelled, gone.      failovers or queue time used up, client's fault: FAIL, gone.
  *
@@ -76,7 +78,7 @@ enum td_core_event_kind {
     TD_EV_TICK = 1,         /* a = how busy the router's own thread was since the last, in 1/1000; b = by how many ms it comes too late: the router did not
                              * run */
     TD_EV_WORKER_JOIN,      /* worker, role, a = kv tokens it can hold, b = max_seqs, c = node class, d = rows of one step (0 = unknown), e = KV bytes
-                             * per token */
+                             * per token, f = 1: a prefill worker that answers requests with one token left without a decode worker */
     TD_EV_WORKER_SNAPSHOT,  /* worker, a = seq, b = kv tokens held, c = tokens queued, d = running + waiting, e = calls it has taken from us */
     TD_EV_WORKER_DRAIN,     /* worker */
     TD_EV_WORKER_GONE,      /* worker: its registry stream ended */
@@ -92,7 +94,7 @@ enum td_core_event_kind {
                              * cache */
     TD_EV_TOKEN,            /* slot, id, attempt: the decode leg's; a = sequence length now; b = 1 when it is the last */
     TD_EV_PREFILL_END,      /* slot, id, attempt, a = gRPC code, b = bytes sent, c = us that took */
-    TD_EV_DECODE_END,       /* slot, id, attempt, a = gRPC code */
+    TD_EV_DECODE_END,       /* slot, id, attempt, a = gRPC code, b = 1: because the prefill worker has finished the request with its first token */
     TD_EV_STOP,             /* slot, id: the output is complete (stop string): end both legs */
     TD_EV_CANCEL,           /* slot, id: the client has gone */
 };
@@ -116,7 +118,7 @@ struct td_core_event {
 
 enum td_core_action_kind {
     TD_ACT_START_DECODE = 1,  /* slot, id, attempt, worker, key, predictions; local: prefill there too */
-    TD_ACT_START_PREFILL,     /* slot, id, attempt, worker, key */
+    TD_ACT_START_PREFILL,     /* slot, id, attempt, worker, key; local: one token is left, no decode leg and no hand-over; predictions */
     TD_ACT_CANCEL_DECODE,     /* slot, id, attempt */
     TD_ACT_CANCEL_PREFILL,
     TD_ACT_COMPLETE,          /* slot, id: tell the client OK; the slot is free */

@@ -37,6 +37,7 @@ struct request {
     uint64_t computed_tokens; /* by the open prefill leg, as far as we know: wasted if the attempt is lost */
     bool refused;             /* a worker called the request invalid */
     bool decode_flows;        /* a decode token of this attempt was seen: the KV is there */
+    bool sender_finished;     /* the decode leg ended because the prefill worker has finished the request: its last word is waited for */
     bool output_done;         /* the client has its last token: whatever is lost now, nothing is left to compute */
     uint64_t finished_ns;     /* all is done but what the prefill worker says of its part, see finish(); 0 = not so far */
     uint64_t *hashes;         /* [TD_CORE_MAX_HASHES] in the core's store */
@@ -87,6 +88,8 @@ void core_fail(struct td_core *c, struct request *r, uint32_t code, const char *
 bool core_any_worker(const struct td_core *c, enum td_core_role role);
 /* Will the decode worker prefill it, whatever a policy says? */
 bool core_wants_local(const struct td_core *c, const struct request *r);
+/* Is one token left, so that a prefill worker alone can answer? Then no decode worker is needed. */
+bool core_wants_prefill_only(const struct td_core *c, const struct request *r);
 struct td_policy_view core_view_of(struct td_core *c);
 /* Walks the queue in its order and carries out what the policy says of each. One that is held does not stop those behind it. */
 void core_dispatch(struct td_core *c);

@@ -35,6 +35,20 @@ bool core_wants_local(const struct td_core *c, const struct request *r)
     return false;
 }
 
+/* During an upgrade some prefill workers may not know how: then nobody is asked to. */
+bool core_wants_prefill_only(const struct td_core *c, const struct request *r)
+{
+    if (r->max_tokens != r->n_tokens - r->n_prompt + 1 || core_wants_local(c, r)) return false;
+    bool any = false;
+    for (uint32_t i = 0; i < c->n_by_role[TD_ROLE_PREFILL]; i++) {
+        const struct td_core_worker *w = &c->workers[c->by_role[TD_ROLE_PREFILL][i]];
+        if (w->state != TD_WORKER_READY) continue;
+        if (!w->one_token) return false;
+        any = true;
+    }
+    return any;
+}
+
 struct td_policy_view core_view_of(struct td_core *c)
 {
     return (struct td_policy_view){.workers = c->workers, .n_workers = c->n_workers, .scans = c->scans, .by_role = {c->by_role[0], c->by_role[1]},
@@ -47,13 +61,14 @@ static struct td_policy_ask ask_of(const struct td_core *c, const struct request
 {
     uint64_t sent = r->n_tokens - r->n_prompt, left = r->max_tokens > sent ? r->max_tokens - sent : 1;
     double expected = td_latency_output(c->latency, r->slo_class, 0.5, r->max_tokens) - (double)sent;
-    bool local = core_wants_local(c, r);
+    bool local = core_wants_local(c, r), prefill_only = core_wants_prefill_only(c, r);
     const struct td_core_class *k = &c->cfg.classes[r->slo_class];
     struct td_policy_ask a = {.id = r->id, .n_tokens = r->n_tokens, .max_tokens = left, .n_out = fmin(fmax(expected, 1), (double)left),
                               .slo_class = r->slo_class, .rank = c->ranks[r->slo_class], .ttft_s = r->ttft_s, .tpot_s = r->tpot_s,
                               .best_effort = k->best_effort, .above_share = td_order_above_share(c->order, r->tenant, c->now_ns),
                               .below_share = td_order_below_share(c->order, r->tenant, c->now_ns),
-                              .started = r->first_ns != 0, .force_local = local, .allow_deflect = c->cfg.mode == TD_MODE_HYBRID && !local,
+                              .started = r->first_ns != 0, .force_local = local,
+                              .allow_deflect = c->cfg.mode == TD_MODE_HYBRID && !local, .prefill_only = prefill_only,
                               .hashes = r->hashes, .n_hashes = c->index ? r->n_hashes : 0, .hash_tokens = r->hash_tokens};
     if (a.started) a.ttft_s = INFINITY;
     else if (r->ttft_s < INFINITY) a.ttft_s = r->ttft_s - (double)(c->now_ns - r->arrived_ns) * 1e-9;
@@ -83,26 +98,33 @@ static enum outcome place(struct td_core *c, struct request *r, const struct td_
     if (td_order_has(c->order, (uint32_t)(r - c->requests))) core_queue_remove(c, r);
     r->choice = choice;
     uint64_t uncomputed = r->n_tokens - choice.hit_tokens;
-    td_ledger_decode_open(&c->workers[choice.decode], &r->decode, choice.decode, choice.local, r->n_tokens, r->n_tokens + (uint64_t)a.n_out,
-                          choice.local ? uncomputed : 0, r->tpot_s);
-    c->workers[choice.decode].calls_sent++;
-    core_refresh_step(c, choice.decode);
+    bool alone = choice.decode == TD_NO_WORKER; /* one token is left, and the prefill worker makes it */
+    if (!alone) {
+        td_ledger_decode_open(&c->workers[choice.decode], &r->decode, choice.decode, choice.local, r->n_tokens, r->n_tokens + (uint64_t)a.n_out,
+                              choice.local ? uncomputed : 0, r->tpot_s);
+        c->workers[choice.decode].calls_sent++;
+        core_refresh_step(c, choice.decode);
+    }
     if (!choice.local) {
         struct td_core_worker *p = &c->workers[choice.prefill];
         td_ledger_prefill_open(p, &r->prefill, choice.prefill, a.rank, uncomputed, choice.prefill_s, c->now_s);
+        if (alone) td_ledger_prefill_tell(p, &r->prefill);
+    }
+    if (!choice.local && !alone) {
+        struct td_core_worker *p = &c->workers[choice.prefill];
         double link_s = td_latency_transfer(c->latency, p->node_class, 0, (double)(choice.send_tokens * p->kv_bytes_per_token));
         td_ledger_link_open(p, &r->prefill, link_s, c->now_s + choice.ttft_s - choice.prefill_s);
-    } else if (!a.force_local) { /* by choice: in hybrid mode, with prefill workers there */
+    } else if (choice.local && !a.force_local) { /* by choice: in hybrid mode, with prefill workers there */
         c->stats.deflected++;
     }
     if (r->failovers == 0 && r->attempt == 0) td_order_charge(c->order, r->tenant, (double)r->n_prompt, c->now_ns);
     c->stats.predicted_hit_tokens += choice.hit_tokens;
-    r->phase = choice.local ? DECODING : RESERVING;
+    r->phase = choice.local ? DECODING : alone ? PREFILLING : RESERVING;
     r->moved_ns = r->placed_ns = c->now_ns;
     struct td_order_key key = core_key_of(c, r);
-    struct td_core_action *act = core_emit(c, TD_ACT_START_DECODE, r);
-    act->worker = choice.decode;
-    act->local = choice.local;
+    struct td_core_action *act = core_emit(c, alone ? TD_ACT_START_PREFILL : TD_ACT_START_DECODE, r);
+    act->worker = alone ? choice.prefill : choice.decode;
+    act->local = choice.local || alone;
     act->key = td_order_wire_key(c->order, &key);
     if (choice.ttft_s > 0) act->ttft_us = us_of(choice.ttft_s + (double)(c->now_ns - r->arrived_ns) * 1e-9);
     act->tpot_us = us_of(choice.tpot_s);
@@ -119,14 +141,14 @@ struct held {
 
 static bool no_easier(const struct held *h, const struct td_policy_ask *a, bool objectives)
 {
-    if (!h->any || a->n_tokens < h->n_tokens) return false;
+    if (!h->any || a->n_tokens < h->n_tokens || a->prefill_only) return false; /* it may have been a decode worker that was missing */
     if (!objectives) return (double)a->n_tokens + a->n_out >= (double)h->n_tokens + h->n_out;
     return a->tpot_s <= h->tpot_s && a->n_out <= h->n_out && !a->best_effort && !a->started && a->ttft_s > 0;
 }
 
 static void note_held(struct held *h, const struct td_policy_ask *a)
 {
-    if (h->any && a->n_tokens >= h->n_tokens) return;
+    if (a->prefill_only || (h->any && a->n_tokens >= h->n_tokens)) return;
     *h = (struct held){.any = true, .n_tokens = a->n_tokens, .n_out = a->n_out, .tpot_s = a->tpot_s};
 }
 
@@ -136,9 +158,10 @@ static void note_held(struct held *h, const struct td_policy_ask *a)
 static void keep_room(struct td_core *c, const struct td_policy_ask *a, uint32_t *kept, uint32_t *n_kept)
 {
     struct td_policy_view v = core_view_of(c);
-    uint32_t d = td_policy_keep(&v, a, TD_ROLE_DECODE), p = a->force_local ? TD_NO_WORKER : td_policy_keep(&v, a, TD_ROLE_PREFILL);
-    if (d == TD_NO_WORKER || (p == TD_NO_WORKER && !a->force_local)) return;
-    set_kept(&c->workers[kept[(*n_kept)++] = d], true);
+    uint32_t d = a->prefill_only ? TD_NO_WORKER : td_policy_keep(&v, a, TD_ROLE_DECODE),
+             p = a->force_local ? TD_NO_WORKER : td_policy_keep(&v, a, TD_ROLE_PREFILL);
+    if ((d == TD_NO_WORKER && !a->prefill_only) || (p == TD_NO_WORKER && !a->force_local)) return;
+    if (d != TD_NO_WORKER) set_kept(&c->workers[kept[(*n_kept)++] = d], true);
     if (p != TD_NO_WORKER && c->workers[p].assigned >= c->workers[p].max_seqs) set_kept(&c->workers[kept[(*n_kept)++] = p], true);
 }
 

@@ -54,6 +54,7 @@ void td_ledger_join(struct td_core_worker *w, const struct td_core_event *e)
     *w = (struct td_core_worker){.state = TD_WORKER_READY, .role = e->role, .kv_tokens = e->a, .max_seqs = (uint32_t)e->b,
                                  .node_class = (uint32_t)e->c,
                                  .max_step_tokens = (uint32_t)e->d, .kv_bytes_per_token = e->e, .snapshot_ns = e->now_ns, .correction = 1,
+                                 .one_token = e->f & 1,
                                  .min_tpot_s = INFINITY, .scan = scan, .fullness = fullness, .at = at};
     td_ledger_changed(w);
 }

@@ -282,8 +282,20 @@ void td_policy_predict_pair(const struct td_policy_view *v, const struct td_poli
     c->tpot_bucket = td_latency_bucket(c->tpot_s, a->tpot_s);
 }
 
+void td_policy_predict_alone(const struct td_prefill_part *p, struct td_choice *c)
+{
+    *c = (struct td_choice){.verdict = c->verdict, .prefill = p->worker, .decode = TD_NO_WORKER, .hit_tokens = p->hit_tokens,
+                            .prefill_s = p->prefill_s, .ttft_s = p->wait_s + p->prefill_s, .ttft_bucket = p->bucket, .reason = ""};
+}
+
 void td_policy_predict(const struct td_policy_view *v, const struct td_policy_ask *a, struct td_choice *c)
 {
+    if (a->prefill_only && !c->local) {
+        struct td_prefill_part alone;
+        td_policy_predict_prefill(v, a, c->prefill, &alone);
+        td_policy_predict_alone(&alone, c);
+        return;
+    }
     struct td_decode_part part;
     td_policy_predict_decode(v, a, c->decode, &part);
     if (!c->local) {
@@ -313,8 +325,9 @@ static void place_by(const struct td_policy_view *v, const struct td_policy_ask 
     td_policy_hits(v, a, m, &n_matches);
     c->local = a->force_local;
     c->prefill = c->local ? TD_NO_WORKER : pick(v, a, TD_ROLE_PREFILL);
-    c->decode = c->local || c->prefill != TD_NO_WORKER ? pick(v, a, TD_ROLE_DECODE) : TD_NO_WORKER;
-    if (c->decode != TD_NO_WORKER) {
+    bool alone = a->prefill_only && c->prefill != TD_NO_WORKER, decodes = !a->prefill_only && (c->local || c->prefill != TD_NO_WORKER);
+    c->decode = decodes ? pick(v, a, TD_ROLE_DECODE) : TD_NO_WORKER;
+    if (alone || c->decode != TD_NO_WORKER) {
         c->verdict = TD_PLACE;
         td_policy_predict(v, a, c);
     } else {

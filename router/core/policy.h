@@ -30,6 +30,7 @@ struct td_core_worker {
     enum td_worker_state state;
     enum td_core_role role;
     bool draining;              /* it said so: stays true while the worker is suspect */
+    bool one_token;             /* prefill: answers requests with one token left alone */
     bool kept;                  /* during a dispatch: its room is for one that has waited long, see core.c */
     bool shunned;               /* a call to it just failed or it was full: nothing more until its next snapshot shows that it lives */
     uint32_t assigned;          /* requests with a leg here */
@@ -84,6 +85,7 @@ struct td_policy_ask {
     bool above_share;           /* its tenant has had more than its share: it leaves room for those who have not */
     bool below_share;           /* less, beside others who had more: it pays no price for what is scarce by their doing */
     bool force_local, allow_deflect;
+    bool prefill_only;          /* one token is left: a prefill worker needs no decode worker beside it (choice->decode is TD_NO_WORKER then) */
     const uint64_t *hashes;
     uint32_t n_hashes, hash_tokens;
 };
@@ -161,6 +163,7 @@ void td_policy_predict_prefill(const struct td_policy_view *view, const struct t
 void td_policy_predict_decode(const struct td_policy_view *view, const struct td_policy_ask *ask, uint32_t worker, struct td_decode_part *ret_part);
 void td_policy_predict_pair(const struct td_policy_view *view, const struct td_policy_ask *ask, const struct td_prefill_part *prefill,
                             const struct td_decode_part *decode, struct td_choice *choice);
+void td_policy_predict_alone(const struct td_prefill_part *prefill, struct td_choice *choice);    /* ask->prefill_only: no pair */
 void td_policy_predict(const struct td_policy_view *view, const struct td_policy_ask *ask, struct td_choice *choice);   /* of its workers */
 /* Mean step of a decode worker with so many sequences and context: with prefill rows mixed in as often as it was lately. */
 double td_worker_step_s(const struct td_latency *latency, uint32_t at, const struct td_core_worker *worker, double n_seqs, double context_tokens);

@@ -150,7 +150,8 @@ static void consider(const struct td_policy_view *v, const struct td_policy_ask 
 {
     double price = x->price, q_t = ttft_margin(v, a, c->ttft_bucket, a->below_share ? 0 : price) * x->doubt_t;
     double q_d = tpot_margin(v, a, c->tpot_bucket);
-    const struct td_core_worker *d = &v->workers[c->decode];
+    static const struct td_core_worker nobody = {.min_tpot_s = INFINITY};
+    const struct td_core_worker *d = c->decode == TD_NO_WORKER ? &nobody : &v->workers[c->decode];
     if (d->assigned == 0 && q_d > 1) q_d = 1; /* waiting would not make it better, and nobody else is there to suffer */
     q_d *= x->doubt_d;
     double need = c->ttft_s * q_t, cost = c->ttft_s + c->gap_s + price * c->prefill_s;
@@ -201,6 +202,12 @@ static void consider_pairs(const struct td_policy_view *v, const struct td_polic
         struct td_prefill_part part;
         td_policy_predict_prefill(v, a, p->c[i].at, &part);
         x.doubt_t = td_worker_doubt(&v->workers[p->c[i].at], v->now_s);
+        if (a->prefill_only) {
+            x.doubt_d = 1;
+            td_policy_predict_alone(&part, &c);
+            consider(v, a, &c, true, &x, f);
+            continue;
+        }
         for (uint32_t j = 0; j < d->n; j++) {
             x.doubt_d = doubt_d[j];
             td_policy_predict_pair(v, a, &part, &parts[j], &c);
@@ -247,7 +254,7 @@ static bool tpot_possible(const struct td_policy_view *v, const struct td_policy
 
 static bool idle(const struct td_policy_view *v, const struct td_choice *c)
 {
-    return v->workers[c->decode].assigned == 0 && (c->local || v->workers[c->prefill].assigned == 0);
+    return (c->decode == TD_NO_WORKER || v->workers[c->decode].assigned == 0) && (c->local || v->workers[c->prefill].assigned == 0);
 }
 
 /* Is c, which is not expected to be good, tried? By the request's number: the same in a replay, and spread over classes. */
@@ -264,12 +271,13 @@ void td_policy_goodput(const struct td_policy_view *v, const struct td_policy_as
     size_t n_matches;
     td_policy_hits(v, a, m, &n_matches);
     if (!a->force_local) prefill_candidates(v, a, &p);
-    decode_candidates(v, a, &d);
+    bool decodes = !a->prefill_only || a->allow_deflect;
+    if (decodes) decode_candidates(v, a, &d);
     for (size_t i = 0; i < n_matches; i++) {
         if (m[i].worker >= v->n_workers || !td_worker_can_take(&v->workers[m[i].worker], a->n_tokens + 1)) continue;
-        bool decodes = v->workers[m[i].worker].role == TD_ROLE_DECODE;
-        if (!decodes && a->force_local) continue;
-        add_holder(decodes ? &d : &p, m[i].worker);
+        bool is_decode = v->workers[m[i].worker].role == TD_ROLE_DECODE;
+        if (is_decode ? !decodes : a->force_local) continue;
+        add_holder(is_decode ? &d : &p, m[i].worker);
     }
     struct found f = {.best_cost = INFINITY, .fastest_cost = INFINITY, .least_ttft_need = INFINITY};
     if (!a->force_local) consider_pairs(v, a, &p, &d, &f);

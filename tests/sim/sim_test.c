@@ -14,6 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "bench/sim/cache.h"
 #include "bench/sim/mix.h"
 #include "bench/sim/plan.h"
 #include "bench/sim/rng.h"
@@ -194,6 +195,8 @@ static void schedule(uint64_t seed, struct td_sim_config *c, struct td_sim_fault
                                           .factor = 0.2 + 3 * td_sim_rng_uniform(&r)};
         faults[i].until_s = faults[i].at_s + 0.2 + 3 * td_sim_rng_uniform(&r); /* all come back: every request can end */
     }
+    c->rpc_jitter_ns = td_sim_rng_uniform(&r) < 0.5 ? td_sim_rng_below(&r, 3000000) : 0;
+    c->told_max_tokens = td_sim_rng_uniform(&r) < 0.5 ? 200 : 0;
     c->faults = faults;
 }
 
@@ -211,6 +214,7 @@ static void test_schedules(void **state)
         for (uint32_t i = 0; i < t.n; i++) { /* as long as the smallest pool allows */
             if (t.requests[i].n_prompt > 1200) t.requests[i].n_prompt = 1200;
             if (t.requests[i].n_output > 200) t.requests[i].n_output = 200;
+            if (i % 4 == 0) t.requests[i].n_output = 1;
         }
         const char *log = getenv("TANDEM_SIM_LOG");
         if (log) c.router.decision_log = fopen(log, "w");
@@ -263,6 +267,54 @@ static void test_planted_mistakes(void **state)
         td_sim_result_free(&r);
         td_sim_trace_free(&t);
     }
+}
+
+/* Half of the requests end with their first token, by a stop token, and messages of different streams overtake one another: decode's word that the
+ * sender has finished then comes before the token itself. Nothing is computed twice. */
+static void test_first_token_is_the_last(void **state)
+{
+    (void)state;
+    struct td_sim_config c;
+    fleet_of(&c, 2, 2, 50000);
+    c.check = true;
+    c.told_max_tokens = 64;
+    c.rpc_jitter_ns = 2000000;
+    struct td_sim_trace t = load_of(8, 400, 3);
+    for (uint32_t i = 0; i < t.n; i += 2) t.requests[i].n_output = 1;
+    struct td_sim_result r = run(&c, &t);
+    if (r.n_violations) print_message("%s\n", r.violation);
+    assert_int_equal(r.n_violations, 0);
+    for (uint32_t i = 0; i < r.n; i++) assert_int_equal(r.outcomes[i].status, TD_SIM_OK);
+    print_message("%llu of 200 words overtook their token\n", (unsigned long long)r.overtaken);
+    assert_true(r.overtaken >= 20); /* the race is there */
+    assert_int_equal(r.failovers, 0);
+    td_sim_result_free(&r);
+    td_sim_trace_free(&t);
+}
+
+/* Told that one token is all they want, requests need no decode worker and no link: a fleet whose decode workers are all gone serves them. */
+static void test_one_token(void **state)
+{
+    (void)state;
+    struct td_sim_config c;
+    fleet_of(&c, 2, 1, 50000);
+    c.check = true;
+    struct td_sim_fault f = {.kind = TD_FAULT_CRASH, .worker = 2, .at_s = 1};
+    c.faults = &f;
+    c.n_faults = 1;
+    struct td_sim_trace t = load_of(8, 100, 3);
+    for (uint32_t i = 0; i < t.n; i++) t.requests[i].n_output = 1;
+    struct td_sim_result r = run(&c, &t);
+    assert_int_equal(r.n_violations, 0);
+    for (uint32_t i = 0; i < r.n; i++) {
+        assert_int_equal(r.outcomes[i].status, TD_SIM_OK);
+        assert_int_equal(r.outcomes[i].decode, TD_SIM_NONE);
+    }
+    assert_int_equal(r.transfer_bytes, 0);
+    assert_int_equal(r.failovers, 0);
+    assert_int_equal(r.decode_tokens, 0);
+    td_sim_result_free(&r);
+    td_sim_trace_free(&t);
 }
 
 /* A node that is gone for good is not used again, and the others carry the load. */
@@ -922,6 +974,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_seed_same_run), cmocka_unit_test(test_replay),          cmocka_unit_test(test_schedules),
+        cmocka_unit_test(test_first_token_is_the_last), cmocka_unit_test(test_one_token),
         cmocka_unit_test(test_planted_mistakes),   cmocka_unit_test(test_crash),           cmocka_unit_test(test_preemption),
         cmocka_unit_test(test_prefix_cache),       cmocka_unit_test(test_arrivals),        cmocka_unit_test(test_trace_files),
         cmocka_unit_test(test_sweep_trace),        cmocka_unit_test(test_latency_files),  cmocka_unit_test(test_small_languages),

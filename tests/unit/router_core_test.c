@@ -279,6 +279,236 @@ static void test_loss_after_the_last_token(void **state)
     }
 }
 
+/* ---- one token ----------------------------------------------------------------------------------------------------------------------------- */
+
+static size_t join_new(struct td_core *c, uint64_t now, uint32_t worker, enum td_core_role role)
+{
+    bool one_token = role == TD_ROLE_PREFILL;
+    struct td_core_event e = {.kind = TD_EV_WORKER_JOIN, .now_ns = now, .worker = worker, .role = role, .a = 10000, .b = 8, .f = one_token};
+    return step(c, e);
+}
+static size_t ask(struct td_core *c, uint64_t now, uint32_t slot, uint64_t id, uint64_t max_tokens)
+{
+    return step(c, (struct td_core_event){.kind = TD_EV_REQUEST, .now_ns = now, .slot = slot, .id = id, .a = 40, .b = max_tokens});
+}
+
+static void expect_account(const struct td_core *c, uint32_t worker, uint32_t n)
+{
+    struct td_core_worker_view v;
+    td_core_worker_view(c, worker, &v);
+    assert_int_equal(v.assigned, n);
+    if (n == 0) assert_int_equal(v.assigned_tokens, 0);
+}
+
+/* One token and no more: a prefill worker alone makes it, with every policy, whether or not there is a decode worker, or room on one. */
+static void test_one_token_needs_no_decode_worker(void **state)
+{
+    (void)state;
+    char names[] = TD_CORE_POLICIES, *rest = names;
+    for (char *policy; (policy = strsep(&rest, "|"));) {
+        for (int n_decode = 0; n_decode < 2; n_decode++) {
+            struct td_core *c = core_of(TD_MODE_PD, policy);
+            join_new(c, 1, 0, TD_ROLE_PREFILL);
+            if (n_decode) join_new(c, 1, 1, TD_ROLE_DECODE);
+            for (uint32_t i = 0; n_decode && i < 8; i++) { /* it is full now */
+                assert_int_equal(ask(c, 2, 10 + i, 100 + i, 16), 1);
+                leg(c, TD_EV_TICKET, 2, 10 + i, 100 + i, 0, 0);
+                leg(c, TD_EV_FIRST_TOKEN, 2, 10 + i, 100 + i, 0, 0);
+                leg(c, TD_EV_PREFILL_END, 2, 10 + i, 100 + i, 0, 0);
+            }
+            assert_int_equal(ask(c, 3, 0, 1, 1), 1);
+            assert_int_equal(actions[0].kind, TD_ACT_START_PREFILL);
+            assert_int_equal(actions[0].worker, 0);
+            assert_true(actions[0].local);
+            expect_account(c, 0, 1);
+            if (n_decode) expect_account(c, 1, 8);
+            assert_int_equal(leg(c, TD_EV_TICKET, 4, 0, 1, 0, 0), 0); /* nobody's: nothing comes of it */
+            assert_int_equal(leg(c, TD_EV_FIRST_TOKEN, 5, 0, 1, 0, 1), 1);
+            assert_int_equal(actions[0].kind, TD_ACT_COMPLETE);
+            expect_account(c, 0, 0);
+            td_core_destroy(c);
+        }
+    }
+}
+
+/* The prefill worker dies, or says nothing of use: the request goes to another, still without a decode leg. */
+static void test_one_token_fails_over(void **state)
+{
+    (void)state;
+    enum { GONE, CODE, NO_TOKEN, NOT_THE_LAST, N };
+    for (int how = 0; how < N; how++) {
+        struct td_core *c = core_of(TD_MODE_PD, "round_robin");
+        join_new(c, 1, 0, TD_ROLE_PREFILL);
+        join_new(c, 1, 1, TD_ROLE_PREFILL);
+        assert_int_equal(ask(c, 2, 0, 1, 1), 1);
+        assert_int_equal(actions[0].worker, 0);
+        size_t n = 0;
+        if (how == GONE) n = step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 3, .worker = 0});
+        if (how == CODE) n = leg(c, TD_EV_PREFILL_END, 3, 0, 1, 0, 14);
+        if (how == NOT_THE_LAST) assert_int_equal(leg(c, TD_EV_FIRST_TOKEN, 3, 0, 1, 0, 0), 0); /* a worker that is mistaken */
+        if (how == NO_TOKEN || how == NOT_THE_LAST) n = leg(c, TD_EV_PREFILL_END, 3, 0, 1, 0, 0);
+        assert_true(n >= 1);
+        assert_int_equal(actions[n - 1].kind, TD_ACT_START_PREFILL);
+        assert_int_equal(actions[n - 1].worker, 1);
+        assert_int_equal(actions[n - 1].attempt, 1);
+        assert_true(actions[n - 1].local);
+        assert_int_equal(td_core_failovers(c, 0), 1);
+        assert_int_equal(leg(c, TD_EV_FIRST_TOKEN, 4, 0, 1, 1, 1), 1);
+        assert_int_equal(actions[0].kind, TD_ACT_COMPLETE);
+        expect_account(c, 1, 0);
+        td_core_destroy(c);
+    }
+}
+
+/* The last token but one is known and the pair is lost: what is left is one token, too. A fleet with an older prefill worker goes the long way. */
+static void test_one_token_left_and_older_workers(void **state)
+{
+    (void)state;
+    struct td_core *c = core_of(TD_MODE_PD, "least_token");
+    join_new(c, 1, 0, TD_ROLE_PREFILL);
+    join_new(c, 1, 1, TD_ROLE_DECODE);
+    assert_int_equal(ask(c, 2, 0, 1, 2), 1);
+    assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
+    leg(c, TD_EV_TICKET, 3, 0, 1, 0, 0);
+    step(c, (struct td_core_event){.kind = TD_EV_FIRST_TOKEN, .now_ns = 4, .slot = 0, .id = 1, .b = 41});
+    size_t n = step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 5, .worker = 1});
+    assert_int_equal(n, 3);
+    assert_int_equal(actions[2].kind, TD_ACT_START_PREFILL);
+    assert_true(actions[2].local);
+    td_core_destroy(c);
+
+    c = core_of(TD_MODE_PD, "least_token");
+    join_new(c, 1, 0, TD_ROLE_PREFILL);
+    join(c, 1, 2, TD_ROLE_PREFILL); /* does not know how */
+    join_new(c, 1, 1, TD_ROLE_DECODE);
+    assert_int_equal(ask(c, 2, 0, 1, 1), 1);
+    assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
+    td_core_destroy(c);
+
+    c = core_of(TD_MODE_COLOCATED, "least_token"); /* no prefill worker is asked there */
+    join_new(c, 1, 1, TD_ROLE_DECODE);
+    assert_int_equal(ask(c, 2, 0, 1, 1), 1);
+    assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
+    assert_true(actions[0].local);
+    td_core_destroy(c);
+}
+
+static size_t sender_finished(struct td_core *c, uint64_t now)
+{
+    return step(c, (struct td_core_event){.kind = TD_EV_DECODE_END, .now_ns = now, .slot = 0, .id = 1, .a = 14, .b = 1});
+}
+
+/* "The sender has finished the request" comes before its first token: that is waited for, and no worker is blamed. The wait ends with the token, with
+ * the prefill leg's end, with the death of its worker, or after 5 s. */
+static void test_sender_finished_overtakes_the_token(void **state)
+{
+    (void)state;
+    enum { TOKEN, TOKEN_FIRST, END, GONE, NEVER, CANCEL, N };
+    for (int how = 0; how < N; how++) {
+        struct td_core *c = core_of(TD_MODE_PD, "least_token");
+        join_new(c, 0, 0, TD_ROLE_PREFILL);
+        join_new(c, 0, 1, TD_ROLE_DECODE);
+        ask(c, 1, 0, 1, 16);
+        leg(c, TD_EV_TICKET, 2, 0, 1, 0, 0);
+        size_t n = 0;
+        if (how == TOKEN_FIRST) {
+            n = leg(c, TD_EV_FIRST_TOKEN, 3, 0, 1, 0, 1);
+            assert_int_equal(sender_finished(c, 4), 0);
+            actions[0] = (struct td_core_action){.kind = TD_ACT_COMPLETE};
+            n = 1;
+        } else {
+            assert_int_equal(sender_finished(c, 3), 0);
+            expect_account(c, 0, 1);
+            expect_account(c, 1, 0); /* its place is free at once */
+            assert_int_equal(leg(c, TD_EV_TOKEN, 3, 0, 1, 0, 42), 0); /* of a leg that has ended */
+        }
+        if (how == TOKEN) n = leg(c, TD_EV_FIRST_TOKEN, 4, 0, 1, 0, 1);
+        if (how == END) n = leg(c, TD_EV_PREFILL_END, 4, 0, 1, 0, 13);
+        if (how == GONE) n = step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 4, .worker = 0});
+        if (how == NEVER)
+            for (uint64_t ms = 500; n == 0 && ms <= 6000; ms += 500) {
+                for (uint32_t w = 0; w < 2; w++)
+                    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = ms * MS, .worker = w, .a = ms});
+                n = step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = ms * MS});
+                if (n == 0) assert_true(ms <= 5000);
+            }
+        if (how == CANCEL) n = step(c, (struct td_core_event){.kind = TD_EV_CANCEL, .now_ns = 4, .slot = 0, .id = 1});
+        if (how == END) assert_int_equal(n, 0); /* its worker is shunned: the new attempt waits for the next snapshot */
+        else assert_true(n >= 1);
+        struct td_core_stats st;
+        td_core_stats(c, &st);
+        bool fails_over = how == END || how == GONE || how == NEVER;
+        assert_int_equal(st.failovers, fails_over);
+        if (how == TOKEN || how == TOKEN_FIRST) assert_int_equal(actions[n - 1].kind, TD_ACT_COMPLETE);
+        if (how == NEVER) assert_int_equal(actions[n - 1].kind, TD_ACT_START_DECODE); /* a new attempt, with both legs */
+        if (how == GONE || how == NEVER || how == CANCEL) assert_int_equal(actions[0].kind, TD_ACT_CANCEL_PREFILL);
+        assert_int_equal(st.live, fails_over);
+        expect_account(c, 1, how == NEVER);
+        td_core_destroy(c);
+    }
+}
+
+/* Said when it cannot be so (a token was seen, the leg had no sender, it ended well), it is a failure like any other. */
+static void test_sender_finished_is_not_believed_blindly(void **state)
+{
+    (void)state;
+    struct td_core *c = core_of(TD_MODE_PD, "least_token");
+    join_new(c, 0, 0, TD_ROLE_PREFILL);
+    join_new(c, 0, 1, TD_ROLE_DECODE);
+    ask(c, 1, 0, 1, 16);
+    leg(c, TD_EV_TICKET, 2, 0, 1, 0, 0);
+    leg(c, TD_EV_FIRST_TOKEN, 3, 0, 1, 0, 0);
+    sender_finished(c, 4);
+    assert_int_equal(td_core_failovers(c, 0), 1);
+    td_core_destroy(c);
+    c = core_of(TD_MODE_PD, "least_token"); /* before the prefill worker was told anything */
+    join_new(c, 0, 0, TD_ROLE_PREFILL);
+    join_new(c, 0, 1, TD_ROLE_DECODE);
+    ask(c, 1, 0, 1, 16);
+    sender_finished(c, 4);
+    assert_int_equal(td_core_failovers(c, 0), 1);
+    expect_account(c, 0, 0);
+    td_core_destroy(c);
+}
+
+/* A log from before workers said that they answer alone (f of their join): the same actions come, to the character. */
+static void test_older_log_replays(void **state)
+{
+    (void)state;
+    static const char *const log[] = {
+        "c version=3 mode=0 policy=least_token max_requests=64 max_queued=32 hybrid_local_tokens=10 worker_timeout_ms=1000 queue_timeout_ms=5000 "
+        "stall_ms=20000 max_failovers=3 max_prefix_entries=0 attainment=0x0p+0 seed=0 classes=0 thetas=0\n",
+        "e kind=2 now=1 worker=0 slot=0 attempt=0 role=0 priority=0 id=0 a=10000 b=8 c=0 d=0 e=0 f=0 hashes=0 hash_tokens=0\n",
+        "e kind=2 now=1 worker=1 slot=0 attempt=0 role=1 priority=0 id=0 a=10000 b=8 c=0 d=0 e=0 f=0 hashes=0 hash_tokens=0\n",
+        "e kind=10 now=2 worker=0 slot=0 attempt=0 role=0 priority=0 id=1 a=40 b=1 c=0 d=0 e=0 f=0 hashes=0 hash_tokens=0\n",
+        "a kind=1 slot=0 id=1 attempt=0 worker=1 local=0 code=0 retry_ms=0 ",
+        "e kind=11 now=3 worker=0 slot=0 attempt=0 role=0 priority=0 id=1 a=0 b=0 c=0 d=0 e=0 f=0 hashes=0 hash_tokens=0\n",
+        "a kind=2 slot=0 id=1 attempt=0 worker=0 local=0 code=0 retry_ms=0 ",
+        "e kind=15 now=4 worker=0 slot=0 attempt=0 role=0 priority=0 id=1 a=14 b=0 c=0 d=0 e=0 f=0 hashes=0 hash_tokens=0\n",
+        "a kind=4 slot=0 id=1 attempt=0 worker=0 local=0 code=0 retry_ms=0 "};
+    struct td_core_reader reader = {0};
+    struct td_core *c = NULL;
+    struct td_err err;
+    size_t n = 0, at = 0;
+    for (size_t i = 0; i < sizeof log / sizeof *log; i++) {
+        enum td_core_read what;
+        char ours[TD_CORE_LINE_MAX];
+        assert_int_equal(td_core_read_line(&reader, log[i], &what, &err), TD_OK);
+        if (what == TD_READ_CONFIG) assert_int_equal(td_core_create(&reader.config, &c, &err), TD_OK);
+        if (what == TD_READ_EVENT) {
+            assert_int_equal(at, n);
+            n = td_core_step(c, &reader.event, actions);
+            at = 0;
+        }
+        if (what != TD_READ_ACTION) continue;
+        assert_true(at < n);
+        td_core_action_format(&actions[at++], ours, sizeof ours);
+        assert_memory_equal(ours, log[i], strlen(log[i]));
+    }
+    assert_int_equal(at, n);
+    td_core_destroy(c);
+}
+
 /* The client's own deadline ended the leg: the worker is not shunned for it, nothing is tried again. */
 static void test_deadline_blames_nobody(void **state)
 {
@@ -395,7 +625,10 @@ static void apply(struct model_request *q, const struct td_core_action *a)
         q->stage = a->local ? 3 : 1;
         break;
     case TD_ACT_START_PREFILL:
-        assert_true(q->decode_open && !q->prefill_open && q->stage == 1 && q->attempt == a->attempt);
+        assert_false(q->prefill_open);
+        if (a->local) assert_false(q->decode_open);
+        else assert_true(q->decode_open && q->stage == 1 && q->attempt == a->attempt);
+        q->attempt = a->attempt;
         q->prefill_open = true;
         q->stage = 2;
         break;
@@ -519,6 +752,7 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
             e.role = w % 2 ? TD_ROLE_DECODE : TD_ROLE_PREFILL;
             e.a = e.kind == TD_EV_WORKER_JOIN ? 5000 : ++snap_seq;
             e.b = 6;
+            e.f = seed % 4 ? 1 : w == 0; /* of four fleets one has older workers */
             joined[w] = e.kind != TD_EV_WORKER_GONE && (joined[w] || e.kind == TD_EV_WORKER_JOIN);
             break;
         case 2:
@@ -532,7 +766,7 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
                                        .slot = s,
                                        .id = next_id,
                                        .a = q[s].tokens,
-                                       .b = 50,
+                                       .b = rnd(4) ? 50 : 1,
                                        .c = rnd(4),
                                        .d = rnd(5),
                                        .e = rnd(3) ? 0 : rnd(100000),
@@ -565,7 +799,7 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
             e.a = e.kind == TD_EV_PREFILL_END || e.kind == TD_EV_DECODE_END ? codes[rnd(7)]
                   : e.kind == TD_EV_FIRST_TOKEN ? rnd(8) == 0
                   : q[s].tokens + rnd(3);
-            e.b = e.kind == TD_EV_TOKEN ? rnd(10) == 0 : q[s].tokens + 1;
+            e.b = e.kind == TD_EV_TOKEN ? rnd(10) == 0 : e.kind == TD_EV_DECODE_END ? rnd(3) == 0 : q[s].tokens + 1;
             if (current && e.kind == TD_EV_DECODE_END) q[s].decode_open = false;
             if (current && e.kind == TD_EV_PREFILL_END) q[s].prefill_open = false;
             break;
@@ -683,6 +917,12 @@ int main(void)
         cmocka_unit_test(test_failover_keeps_place_and_ignores_the_past),
         cmocka_unit_test(test_prefill_death_after_handover_is_harmless),
         cmocka_unit_test(test_loss_after_the_last_token),
+        cmocka_unit_test(test_one_token_needs_no_decode_worker),
+        cmocka_unit_test(test_one_token_fails_over),
+        cmocka_unit_test(test_one_token_left_and_older_workers),
+        cmocka_unit_test(test_sender_finished_overtakes_the_token),
+        cmocka_unit_test(test_sender_finished_is_not_believed_blindly),
+        cmocka_unit_test(test_older_log_replays),
         cmocka_unit_test(test_deadline_blames_nobody),
         cmocka_unit_test(test_prefill_that_says_nothing),
         cmocka_unit_test(test_draining_survives_suspicion),

@@ -231,6 +231,7 @@ static void execute(struct node *n, const struct node_command *c, struct node_re
     case NODE_SUBMIT_PART: r->status = td_xfer_submit_part(n->x, c->id, c->first, c->ids, c->n, c->offset, c->n_bytes); break;
     case NODE_SUBMIT_PULL: r->status = td_xfer_submit_pull(n->x, c->id, c->first, c->ids, c->n); break;
     case NODE_CANCEL: td_xfer_cancel(n->x, c->id, "cancelled by the test"); break;
+    case NODE_FINISHED: td_xfer_finished(n->x, c->id); break;
     case NODE_EVENT: {
         uint64_t until = td_deadline_after_ms(td_now_ns(), c->deadline_ms);
         do r->ok = next_event(n, &r->event);

@@ -23,6 +23,7 @@ enum node_verb {
     NODE_SUBMIT_PULL,
     NODE_SUBMIT_PART,                   /* offset, n_bytes */
     NODE_CANCEL,
+    NODE_FINISHED,
     NODE_EVENT,
     NODE_FILL,
     NODE_CHECK,

@@ -628,7 +628,7 @@ static void reached(struct pair *t, enum point point, uint64_t before)
     moved(t, before + (point >= HALF ? 5 * t->block_bytes : 0) + (point >= ALL_BUT_FINAL ? 5 * t->block_bytes : 0));
 }
 
-static void cancel_at_every_point(void **state)
+static void end_at_every_point(void **state, enum node_verb verb, td_status status, const char *reason)
 {
     struct pair t;
     pair_open_calm(&t, *state, BLOCK_BYTES, N_BLOCKS);
@@ -636,10 +636,12 @@ static void cancel_at_every_point(void **state)
     for (enum point point = BOUND; point < N_POINTS; point++) {
         struct transfer m;
         go_to(&t, &m, point, WAIT_MS, WAIT_MS);
-        cancel(&t, m.op);
-        cancel(&t, m.op);
+        struct node_command end = {.verb = verb, .id = m.op};
+        ask(t.p, &end);
+        cancel(&t, m.op); /* it has ended: nothing */
         struct td_xfer_event p = event(t.p), d;
         if (point < FINAL) assert_int_equal(p.kind, TD_XFER_OP_FAILED);
+        if (p.kind == TD_XFER_OP_FAILED) assert_int_equal(p.status, status);
         /* The op's blocks are the caller's again: whatever they become, the slot must not turn READY with it. */
         struct node_command junk = {.verb = NODE_FILL, .seed = 999, .n = m.n};
         memcpy(junk.ids, m.src, sizeof junk.ids);
@@ -650,8 +652,8 @@ static void cancel_at_every_point(void **state)
             check_pool(&t, &m, true);
         } else {
             assert_int_equal(d.kind, TD_XFER_SLOT_FAILED);
-            assert_int_equal(d.status, TD_ERR_CANCELLED);
-            assert_non_null(strstr(d.reason, "cancelled by the test"));
+            assert_int_equal(d.status, status);
+            assert_non_null(strstr(d.reason, reason));
         }
         check_pool(&t, &m, false);
         give_back(&t, m.slot);
@@ -664,6 +666,11 @@ static void cancel_at_every_point(void **state)
     whole(&t, 10);
     pair_close(&t);
 }
+
+static void cancel_at_every_point(void **state) { end_at_every_point(state, NODE_CANCEL, TD_ERR_CANCELLED, "cancelled by the test"); }
+
+/* "The request is finished" is told apart from a failure, and is as safe. */
+static void finished_at_every_point(void **state) { end_at_every_point(state, NODE_FINISHED, TD_ERR_FINISHED, "the request is finished"); }
 
 static void revoke_at_every_point(void **state)
 {
@@ -2434,6 +2441,7 @@ int main(int argc, char **argv)
         {"any_order_and_late_final", any_order_and_late_final, false, false, false, false, false},
         {"parts_arrive_whole", parts_arrive_whole, false, false, false, false, false},
         {"cancel_at_every_point", cancel_at_every_point, false, false, false, false, false},
+        {"finished_at_every_point", finished_at_every_point, false, false, false, false, false},
         {"revoke_at_every_point", revoke_at_every_point, false, false, false, false, false},
         {"deadlines_end_both_sides", deadlines_end_both_sides, false, false, false, false, false},
         {"an_old_grant_opens_nothing", an_old_grant_opens_nothing, false, false, false, false, false},
