@@ -67,6 +67,7 @@ struct td_kv_pool {
     int32_t *tokens;             /* [n_blocks][block_size], of published blocks; NULL without prefix cache */
     int32_t *buckets;            /* [n_buckets], first block or NONE */
     uint32_t bucket_mask;
+    struct td_hash128 (*hash)(const void *data, size_t n_bytes, uint64_t seed);
     uint64_t seed, n_publications;
     int32_t class_head[N_CLASSES];
     uint32_t class_bits;         /* bit c: class_head[c] != NONE */
@@ -169,9 +170,9 @@ static void lru_remove(struct td_kv_pool *p, int32_t id)
  * can aim for one bucket. */
 static struct td_hash128 chain_hash(const struct td_kv_pool *p, struct td_hash128 parent, const int32_t *tokens)
 {
-    struct td_hash128 own = td_hash128(tokens, (size_t)p->layout.block_size * sizeof *tokens, p->seed);
+    struct td_hash128 own = p->hash(tokens, (size_t)p->layout.block_size * sizeof *tokens, p->seed);
     uint64_t both[4] = {parent.lo, parent.hi, own.lo, own.hi};
-    return td_hash128(both, sizeof both, p->seed);
+    return p->hash(both, sizeof both, p->seed);
 }
 
 static int32_t *tokens_of(const struct td_kv_pool *p, int32_t id)
@@ -462,6 +463,7 @@ td_status td_kv_pool_create(const struct td_kv_pool_config *config, struct td_kv
     p->arena.memfd = -1;
     p->n_blocks = config->n_blocks;
     p->prefix_cache = config->prefix_cache;
+    p->hash = config->hash ? config->hash : td_hash128;
     p->lru_head = p->lru_tail = NONE;
     for (int c = 0; c < N_CLASSES; c++) p->class_head[c] = NONE;
     p->blocks = calloc(n, sizeof *p->blocks);

@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "common/base/hash.h"
 #include "common/base/mem.h"
 #include "common/base/status.h"
 #include "common/kv/kv_layout.h"
@@ -25,6 +26,8 @@ struct td_kv_pool_config {
     bool show;                 /* progress lines on stderr while the pages are touched, when that takes long */
     bool prefix_cache;         /* keep published blocks after release */
     void *borrowed;            /* NULL: an arena of its own; else memory for n_blocks blocks, which may be a device's: the pool never touches bytes */
+    /* Of tokens, for the prefix index. NULL: td_hash128. A test gives one under which different blocks are equal. */
+    struct td_hash128 (*hash)(const void *data, size_t n_bytes, uint64_t seed);
     size_t borrowed_bytes;     /* of it, when there is more behind the blocks; 0 = no more */
 };
 

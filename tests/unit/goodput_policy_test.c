@@ -169,6 +169,37 @@ static void test_predictions_are_monotone(void **state)
 
 /* Refused before any prefill, and told to come back after just the wait that was predicted: backlog + prefill - objective (margins have no price on
  * an idle fleet). */
+/* Somebody decodes there under a TPOT objective of 20 ms. A prompt of 20,000 tokens would make every step longer than that, though its own objective
+ * allows it: it waits, or goes where nobody was promised anything. */
+static void test_promises_to_those_who_decode_are_kept(void **state)
+{
+    (void)state;
+    for (int loose = 0; loose < 2; loose++)
+        for (uint32_t n_decode = 1; n_decode <= 2; n_decode++) {
+            struct td_core_config cfg = config_of(TD_MODE_PD);
+            struct td_core *c = core_of(&cfg);
+            join(c, 0, 0, TD_ROLE_PREFILL, usual);
+            join(c, 0, 1, TD_ROLE_DECODE, usual);
+            uint64_t first = plain_id(), second = plain_id();
+            assert_int_equal(arrive(c, 0, 0, first, (struct ask){1000, 100, 0, loose ? 200000 : 20000, 0}), 1);
+            make_decode(c, 0, 0, first, 1000);
+            if (n_decode == 2) join(c, 0, 2, TD_ROLE_DECODE, usual);
+            size_t n = arrive(c, SEC, 1, second, (struct ask){20000, 100, 0, 200000, 0});
+            if (loose || n_decode == 2) {
+                assert_int_equal(n, 1);
+                assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
+                if (!loose) assert_int_equal(actions[0].worker, 2);
+            } else {
+                assert_int_equal(n, 0);
+                assert_true(leg(c, TD_EV_DECODE_END, 2 * SEC, 0, first, 0, 0) >= 2); /* the first is over: now there is nobody to disturb */
+                assert_int_equal(actions[0].kind, TD_ACT_COMPLETE);
+                assert_int_equal(actions[1].kind, TD_ACT_START_DECODE);
+                assert_int_equal(actions[1].id, second);
+            }
+            td_core_destroy(c);
+        }
+}
+
 static void test_retry_is_the_predicted_wait(void **state)
 {
     (void)state;
@@ -949,6 +980,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_predictions_are_monotone),
+        cmocka_unit_test(test_promises_to_those_who_decode_are_kept),
         cmocka_unit_test(test_retry_is_the_predicted_wait),
         cmocka_unit_test(test_hold_then_reject),
         cmocka_unit_test(test_impossible_objectives),

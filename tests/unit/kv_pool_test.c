@@ -17,12 +17,13 @@
 #define MAX_DEPTH 6
 #define MAX_REQUESTS 12
 
-static struct td_kv_pool *pool_of(int32_t n_blocks, bool prefix_cache)
+static struct td_kv_pool *pool_with(int32_t n_blocks, bool prefix_cache, struct td_hash128 (*hash)(const void *, size_t, uint64_t))
 {
     struct td_kv_pool_config c = {
         .layout = {.n_layers = 2, .n_kv_heads = 2, .head_dim = 8, .block_size = BLOCK_SIZE, .dtype = TD_BF16},
         .n_blocks = n_blocks,
         .prefix_cache = prefix_cache,
+        .hash = hash,
     };
     struct td_err err = {0};
     struct td_kv_pool *pool = NULL;
@@ -30,6 +31,8 @@ static struct td_kv_pool *pool_of(int32_t n_blocks, bool prefix_cache)
     if (td_kv_pool_create(&c, &pool, &err)) fail_msg("create: %s", err.msg);
     return pool;
 }
+
+static struct td_kv_pool *pool_of(int32_t n_blocks, bool prefix_cache) { return pool_with(n_blocks, prefix_cache, NULL); }
 
 #define NO_SALT ((struct td_prefix_salt){0, 0})
 
@@ -332,6 +335,48 @@ static void the_oldest_leaf_is_evicted_first(void **state)
     td_kv_pool_destroy(pool);
 }
 
+/* The worst that somebody who can aim at hashes could do: all blocks have the same. Whose KV is served is still decided by every token, by what stands
+ * before, and by the salt. */
+static struct td_hash128 same_hash(const void *data, size_t n_bytes, uint64_t seed)
+{
+    (void)data;
+    (void)n_bytes;
+    (void)seed;
+    return (struct td_hash128){7, 7};
+}
+
+static void equal_hashes_are_told_apart_by_their_tokens(void **state)
+{
+    (void)state;
+    struct td_kv_pool *pool = pool_with(12, true, same_hash);
+    const int32_t a_tokens[8] = {1, 2, 3, 4, 5, 6, 7, 8}, b_tokens[8] = {11, 12, 13, 14, 15, 16, 17, 18},
+                  mixed[8] = {1, 2, 3, 4, 15, 16, 17, 18}, late[8] = {1, 2, 3, 4, 5, 6, 7, 9};
+    int32_t a[2], b[2], c[2], hit[2];
+    assert_int_equal(td_kv_pool_alloc(pool, 2, a), TD_OK);
+    assert_int_equal(td_kv_pool_alloc(pool, 2, b), TD_OK);
+    assert_int_equal(td_kv_pool_alloc(pool, 2, c), TD_OK);
+    td_kv_prefix_publish(pool, NO_SALT, a_tokens, a, 0, 2);
+    assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, b_tokens, 8, 2, hit), 0);
+    assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, late, 8, 2, hit), 1); /* the last token of the second block differs */
+    assert_int_equal(hit[0], a[0]);
+    assert_int_equal(td_kv_prefix_lookup(pool, (struct td_prefix_salt){1, 0}, a_tokens, 8, 2, hit), 0);
+    td_kv_prefix_publish(pool, NO_SALT, b_tokens, b, 0, 2); /* has a name of its own, and both are found */
+    assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, b_tokens, 8, 2, hit), 2);
+    assert_memory_equal(hit, b, sizeof hit);
+    assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, a_tokens, 8, 2, hit), 2);
+    assert_memory_equal(hit, a, sizeof hit);
+    /* b's second block is known, but not after a's first */
+    assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, mixed, 8, 2, hit), 1);
+    assert_int_equal(hit[0], a[0]);
+    /* Publishing goes on from the caller's own block before: not from one that holds other tokens than the caller says. */
+    const int32_t going_on[8] = {11, 12, 13, 14, 21, 22, 23, 24}, not_after_a[8] = {1, 2, 3, 4, 21, 22, 23, 24};
+    td_kv_prefix_publish(pool, NO_SALT, going_on, (int32_t[2]){a[0], c[0]}, 1, 2);
+    assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, not_after_a, 8, 2, hit), 1);
+    assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, going_on, 8, 2, hit), 2);
+    assert_int_equal(hit[1], c[0]);
+    td_kv_pool_destroy(pool);
+}
+
 static void a_hit_shares_the_block_and_survives_its_first_owner(void **state)
 {
     (void)state;
@@ -434,6 +479,7 @@ int main(void)
         cmocka_unit_test(random_operations_agree_with_the_model),
         cmocka_unit_test(alloc_prefers_adjacent_blocks),
         cmocka_unit_test(the_oldest_leaf_is_evicted_first),
+        cmocka_unit_test(equal_hashes_are_told_apart_by_their_tokens),
         cmocka_unit_test(a_hit_shares_the_block_and_survives_its_first_owner),
         cmocka_unit_test(salts_never_meet),
         cmocka_unit_test(without_prefix_cache_nothing_is_kept),

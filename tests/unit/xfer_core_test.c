@@ -910,6 +910,78 @@ static void final_before_the_last_part_is_refused(void **state)
     world_close(&w);
 }
 
+/* DATA says where its bytes belong. It may fill the slot to its last byte and not go one beyond, however the two numbers are put together. */
+static void data_beyond_the_grant_is_refused(void **state)
+{
+    struct world w;
+    uint32_t slot;
+    int32_t blocks[2] = {3, 5};
+    const uint32_t block = CELLS * CELL;
+    (void)state;
+    static const struct { const char *what; uint64_t offset; uint32_t length; td_status want; } cases[] = {
+        {"one byte beyond", CELLS * CELL, CELLS * CELL + 1, TD_ERR_CORRUPT},
+        {"a block beyond", CELLS * CELL, 2 * CELLS * CELL, TD_ERR_CORRUPT},
+        {"all and one byte", 0, 2 * CELLS * CELL + 1, TD_ERR_CORRUPT},
+        {"behind the end", 2 * CELLS * CELL, 1, TD_ERR_CORRUPT},
+        {"far behind it", 1000 * CELLS * CELL, CELL, TD_ERR_CORRUPT},
+        {"a sum that wraps", UINT64_MAX - CELL + 1, CELL, TD_ERR_CORRUPT},
+        {"to the last byte", CELLS * CELL, CELLS * CELL, TD_OK}};
+    for (int path = TD_XFER_PATH_TCP; path <= TD_XFER_PATH_SHM_STAGED; path += TD_XFER_PATH_SHM_STAGED - TD_XFER_PATH_TCP) {
+        world_open(&w, (enum td_xfer_path)path, 5);
+        w.conn = 7;
+        assert_int_equal(block, w.d.block_bytes);
+        assert_int_equal(td_xfer_core_grant(&w.d, blocks, 2, TD_NEVER_NS, 0, &slot, NULL), TD_OK);
+        struct td_xfer_frame f = {.type = TD_XFER_OPEN, .slot = slot, .generation = w.d.slots[slot].generation, .op = 0, .attempt = 1, .handle = 99};
+        assert_int_equal(td_xfer_core_rx_open(&w.d, 7, (enum td_xfer_path)path, &f, w.d.slots[slot].key), TD_OK);
+        f.type = TD_XFER_DATA;
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            f.offset = cases[i].offset;
+            f.length = cases[i].length;
+            td_status got = td_xfer_core_rx_data(&w.d, 7, &f);
+            if (got != cases[i].want) fail_msg("%s: %d, want %d", cases[i].what, (int)got, (int)cases[i].want);
+        }
+        td_xfer_core_conn_lost(&w.d, w.now, 7, TD_ERR_PEER, "over", TD_XFER_LOST);
+        world_close(&w);
+    }
+}
+
+/* One block in N carries a digest: not none, not all, and not the same ones each time. */
+static void digests_are_a_sample(void **state)
+{
+    (void)state;
+    static const uint32_t every[] = {1, 2, 4, 16};
+    for (size_t k = 0; k < sizeof every / sizeof *every; k++) {
+        struct world w;
+        struct td_xfer_digest_work work;
+        uint32_t n_all = 0, n_digests = 0, n_with = 0, by_block[BLOCKS_EACH] = {0};
+        for (uint64_t seed = 1; seed <= 400; seed++) {
+            world_open(&w, TD_XFER_PATH_TCP, seed);
+            w.calm = true;
+            w.fixed_n = BLOCKS_EACH;
+            w.p.digest_every = every[k];
+            start(&w, &w.t[0], 100000);
+            connect_ops(&w);
+            submit_cells(&w, &w.t[0], 0, BLOCKS_EACH, 0, CELLS);
+            n_all += BLOCKS_EACH;
+            uint32_t before = n_digests;
+            while (td_xfer_core_digest_next(&w.p, w.conn, UINT64_MAX, &work)) {
+                for (int32_t i = 0; i < work.n; i++) by_block[work.digest[i].block]++;
+                n_digests += (uint32_t)work.n;
+                td_xfer_core_digest_end(&w.p, &work);
+            }
+            n_with += n_digests > before;
+            settle(&w);
+            world_close(&w);
+        }
+        /* 1600 blocks: 3 standard deviations of the rarest sample are 29 of 100 */
+        if (n_digests < n_all / every[k] * 7 / 10 || n_digests > n_all / every[k] * 13 / 10)
+            fail_msg("1/%u: %u digests of %u blocks", every[k], n_digests, n_all);
+        for (int i = 0; i < BLOCKS_EACH; i++)
+            if (!by_block[i]) fail_msg("1/%u: block %d never carries one", every[k], i);
+        assert_true(n_with >= 50);
+    }
+}
+
 /* A digest is of the whole block, so it is due when the last part is there. */
 static void a_digest_waits_for_the_last_part(void **state)
 {
@@ -1581,6 +1653,8 @@ int main(void)
         cmocka_unit_test_prestate(turns_follow_the_ordering_key, &rdma),
         cmocka_unit_test(giving_up_frees_nothing_early),
         cmocka_unit_test(parts_of_a_block_stay_on_its_lane),
+        cmocka_unit_test(data_beyond_the_grant_is_refused),
+        cmocka_unit_test(digests_are_a_sample),
         cmocka_unit_test(a_digest_waits_for_the_last_part),
         cmocka_unit_test_prestate(refs_that_are_wrong_are_refused, &shm),
         cmocka_unit_test_prestate(refs_that_are_wrong_are_refused, &rdma),
