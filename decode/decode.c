@@ -165,6 +165,7 @@ static void slot_ready(struct td_worker *w, struct td_req *r, const struct td_xf
         return;
     }
     r->ready_ns = td_now_ns();
+    td_fault_point("slot_taken");
     r->xfer_us = ev->elapsed_ns / TD_NS_PER_US;
     /* Sampled, submitted, READY, taken by this thread: each on one clock. */
     r->exposed_us = first->age_us + (ev->tail_ns + (r->ready_ns - ev->at_ns)) / TD_NS_PER_US;

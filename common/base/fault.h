@@ -3,9 +3,10 @@
  *
  *     TANDEM_FAULT=ticket_sent:kill        SIGKILL at the first passage        TANDEM_FAULT=decode_token:stop:5    SIGSTOP at the fifth
  *
- * Points in use: decode_accepted decode_armed ticket_sent slot_ready decode_token decode_last | prefill_accepted prefill_started
- * layers_submitted chunk_submitted first_token_sent final_submitted push_done | router_request router_ticket router_first_token router_token |
- * xfer_tls xfer_hello xfer_offer xfer_rtr xfer_rts xfer_probe xfer_verifying xfer_revoking xfer_stopping xfer_fencing */
+ * Points in use: step_begun | decode_accepted decode_armed ticket_sent slot_ready slot_taken decode_token decode_last |
+ * prefill_accepted prefill_started layers_submitted chunk_submitted first_token_sent final_submitted push_done |
+ * router_request router_ticket router_first_token router_token | xfer_tls xfer_hello xfer_offer xfer_rtr xfer_rts xfer_probe
+ * xfer_verifying xfer_revoking xfer_stopping xfer_fencing */
 #ifndef TD_BASE_FAULT_H
 #define TD_BASE_FAULT_H
 

@@ -21,6 +21,7 @@
 
 #include "common/base/address.h"
 #include "common/base/clock.h"
+#include "common/base/fault.h"
 #include "common/base/descriptors.h"
 #include "common/base/hash.h"
 #include "common/base/log.h"
@@ -484,6 +485,7 @@ static bool step(struct td_worker *w)
         if (w->items[i].seq->phase == TD_SEQ_PREFILL) w->prefill_tokens += (uint64_t)w->items[i].n_new;
         else w->decode_tokens++;
     }
+    td_fault_point("step_begun");
     struct td_err err = {0};
     td_status s = td_engine_step(w->engine, w->items, n, &err);
     uint64_t end = td_now_ns();

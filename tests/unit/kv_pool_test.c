@@ -335,8 +335,8 @@ static void the_oldest_leaf_is_evicted_first(void **state)
     td_kv_pool_destroy(pool);
 }
 
-/* The worst that somebody who can aim at hashes could do: all blocks have the same. Whose KV is served is still decided by every token, by what stands
- * before, and by the salt. */
+/* The worst that somebody who can aim at hashes could do: all blocks have the same. Whose KV is served is still decided by every token, by what
+ * stands before, and by the salt. */
 static struct td_hash128 same_hash(const void *data, size_t n_bytes, uint64_t seed)
 {
     (void)data;
