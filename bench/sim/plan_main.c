@@ -9,34 +9,62 @@
 #include "common/base/progress.h"
 
 struct plan_options {
-    const char *model, *isl, *osl, *policy, *modes, *json, *csv;
+    const char *model, *isl, *osl, *trace, *slo_class, *class_mix, *class_by_length, *price,
+        *policy, *modes, *json, *csv;
     double prefix, ttft, tpot, attainment, target, nic_gbs, cv, tolerance;
-    int64_t gpus, top, seeds, max_batch, max_step_tokens;
+    int64_t gpus, top, seeds, max_batch, max_step_tokens, max_prompt, max_output;
     bool closed_form, quiet;
 };
 
 #define OFF(f) offsetof(struct plan_options, f)
 static const struct td_option plan_table[] = {
     {"model", TD_OPT_STR, "opt-13b", 0, 0, NULL, OFF(model),
-     "a model with built-in latency tables, or a list of tables: names and files, one for each parallelism"},
-    {"isl", TD_OPT_STR, "512", 0, 0, NULL, OFF(isl), "prompt tokens: N, lognormal:MEAN,CV, uniform:LOW,HIGH"},
+     "a model with built-in latency tables, or a list of tables: names and files, one for each "
+     "parallelism"},
+    {"isl", TD_OPT_STR, "512", 0, 0, NULL, OFF(isl),
+     "prompt tokens: N, lognormal:MEAN,CV, uniform:LOW,HIGH"},
     {"osl", TD_OPT_STR, "128", 0, 0, NULL, OFF(osl), "output tokens, likewise"},
-    {"prefix", TD_OPT_F64, "0", 0, 1e8, NULL, OFF(prefix), "leading prompt tokens that all requests share"},
+    {"trace", TD_OPT_STR, "", 0, 0, NULL, OFF(trace),
+     "lengths and prefixes of a file's rows instead of isl, osl: Azure CSV, Mooncake JSONL, "
+     "lengths CSV"},
+    {"max_prompt", TD_OPT_I64, "0", 0, 100000000, NULL, OFF(max_prompt),
+     "leave out longer prompts of the trace; 0 = none"},
+    {"max_output", TD_OPT_I64, "0", 0, 100000000, NULL, OFF(max_output),
+     "leave out longer outputs of the trace; 0 = none"},
+    {"prefix", TD_OPT_F64, "0", 0, 1e8, NULL, OFF(prefix),
+     "leading prompt tokens that all requests share"},
     {"ttft", TD_OPT_F64, "400", 0, 1e9, NULL, OFF(ttft), "TTFT objective in ms; 0 = none"},
     {"tpot", TD_OPT_F64, "50", 0, 1e9, NULL, OFF(tpot), "TPOT objective in ms; 0 = none"},
-    {"attainment", TD_OPT_F64, "0.9", 0.5, 0.999, NULL, OFF(attainment), "share of requests that must meet both"},
+    {"slo_class", TD_OPT_STR, "", 0, 0, NULL, OFF(slo_class),
+     "classes as the router takes them, instead of ttft and tpot; each must reach the attainment"},
+    {"class_mix", TD_OPT_STR, "", 0, 0, NULL, OFF(class_mix),
+     "their shares: \"gold=1 bulk=3\"; empty = each class the same"},
+    {"class_by_length", TD_OPT_STR, "", 0, 0, NULL, OFF(class_by_length),
+     "or by prompt tokens: \"chat:4000 long\""},
+    {"attainment", TD_OPT_F64, "0.9", 0.5, 0.999, NULL, OFF(attainment),
+     "share of requests that must meet both"},
+    {"price", TD_OPT_STR, "", 0, 0, NULL, OFF(price),
+     "of a GPU for an hour: \"2.5\", or for each table \"opt-13b=2 opt-13b:tp2=2.2\"; empty = 1"},
     {"gpus", TD_OPT_I64, "8", 1, 1024, NULL, OFF(gpus), "GPUs at hand"},
-    {"target_request_rate", TD_OPT_F64, "0", 0, 1e9, NULL, OFF(target), "find the fewest GPUs for so many requests/s instead; 0 = use all"},
+    {"target_request_rate", TD_OPT_F64, "0", 0, 1e9, NULL, OFF(target),
+     "find the cheapest layout for so many requests/s instead; 0 = use all"},
     {"policy", TD_OPT_STR, "goodput", 0, 0, NULL, OFF(policy), "the router's policy"},
-    {"mode", TD_OPT_STR, "pd,colocated", 0, 0, NULL, OFF(modes), "layouts to look at: pd, colocated or both"},
-    {"nic_gbs", TD_OPT_F64, "12.5", 0, 1e6, NULL, OFF(nic_gbs), "GB/s of one worker's network card; 0 = without limit"},
-    {"cv", TD_OPT_F64, "1", 0.01, 100, NULL, OFF(cv), "coefficient of variation of the gaps between requests"},
+    {"mode", TD_OPT_STR, "pd,colocated", 0, 0, NULL, OFF(modes),
+     "layouts to look at: pd, colocated, hybrid, or a list of them"},
+    {"nic_gbs", TD_OPT_F64, "12.5", 0, 1e6, NULL, OFF(nic_gbs),
+     "GB/s of one worker's network card; 0 = without limit"},
+    {"cv", TD_OPT_F64, "1", 0.01, 100, NULL, OFF(cv),
+     "coefficient of variation of the gaps between requests"},
     {"max_batch", TD_OPT_I64, "256", 1, 65536, NULL, OFF(max_batch), "sequences in one step"},
-    {"max_step_tokens", TD_OPT_I64, "2048", 1, 1048576, NULL, OFF(max_step_tokens), "rows in one step: the prefill chunk"},
-    {"top", TD_OPT_I64, "10", 1, 10000, NULL, OFF(top), "layouts to simulate, the best by closed form"},
-    {"seeds", TD_OPT_I64, "2", 1, 16, NULL, OFF(seeds), "runs of each point"},
+    {"max_step_tokens", TD_OPT_I64, "2048", 1, 1048576, NULL, OFF(max_step_tokens),
+     "rows in one step: the prefill chunk"},
+    {"top", TD_OPT_I64, "10", 1, 10000, NULL, OFF(top),
+     "layouts to simulate, the best by closed form"},
+    {"seeds", TD_OPT_I64, "5", 1, 16, NULL, OFF(seeds),
+     "runs of each point; two say little (Student's t is 12.7)"},
     {"tolerance", TD_OPT_F64, "0.02", 0.001, 0.5, NULL, OFF(tolerance), "of the found rate"},
-    {"closed_form", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(closed_form), "do not simulate: closed forms alone"},
+    {"closed_form", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(closed_form),
+     "do not simulate: closed forms alone"},
     {"json", TD_OPT_STR, "", 0, 0, NULL, OFF(json), "write the rows to this file as JSON"},
     {"csv", TD_OPT_STR, "", 0, 0, NULL, OFF(csv), "write the rows to this file as CSV"},
     {"quiet", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(quiet), "no progress"},
@@ -55,29 +83,34 @@ static void plan_progress(void *ctx, uint64_t done, uint64_t total)
 
 static void layout_name(const struct td_plan_row *r, char *text, size_t bytes)
 {
-    if (r->colocated) snprintf(text, bytes, "%u x %s", r->n_decode, r->decode);
-    else snprintf(text, bytes, "%uP %s + %uD %s", r->n_prefill, r->prefill, r->n_decode, r->decode);
+    if (r->mode == TD_PLAN_COLOCATED)
+        snprintf(text, bytes, "%u x %s", r->n_decode, r->decode);
+    else
+        snprintf(text, bytes, "%uP %s + %uD %s%s", r->n_prefill, r->prefill, r->n_decode, r->decode,
+                 r->mode == TD_PLAN_HYBRID ? " hybrid" : "");
 }
 
 static void print_rows(const struct td_plan_row *rows, uint32_t n, const struct td_plan_query *q)
 {
-    printf("  %-44s %4s %9s %8s %7s %-15s %8s %8s %8s  %s\n", "layout", "gpus", "req/s", "per gpu", "attain", "95% interval", "ttft p90", "tpot p90",
-           "estimate", "bound");
+    printf("  %-44s %4s %9s %8s %7s %-15s %8s %8s %8s  %s\n", "layout", "gpus", "req/s", "per cost",
+           "attain", "95% interval", "ttft p90", "tpot p90", "estimate", "bound");
     for (uint32_t i = 0; i < n; i++) {
         const struct td_plan_row *r = &rows[i];
         char name[160];
         layout_name(r, name, sizeof name);
         if (!r->simulated && i >= q->top) break;
         if (!r->simulated)
-            printf("  %-44s %4u %9s %8.3f %7s %-15s %8s %8s %8.2f\n", name, r->gpus, "", r->estimate / r->gpus, "", "", "", "", r->estimate);
+            printf("  %-44s %4u %9s %8.3f %7s %-15s %8s %8s %8.2f\n", name, r->gpus, "",
+                   r->estimate / r->cost, "", "", "", "", r->estimate);
         else if (r->at.rate <= 0)
             printf("  %-44s %4u %9s %8s %7s %-15s %8s %8s %8.2f  %s\n", name, r->gpus, "none", "", "", "", "", "", r->estimate, r->bound);
         else
-            printf("%c %-44s %4u %9.2f %8.3f %6.1f%% [%5.1f%%,%6.1f%%] %8.1f %8.2f %8.2f  %s\n", r->pareto ? '*' : ' ', name, r->gpus, r->at.rate,
-                   r->at.rate / r->gpus, r->at.attainment * 100, r->at.ci_low * 100, r->at.ci_high * 100, r->at.ttft_ms.p90, r->at.tpot_ms.p90,
-                   r->estimate, r->bound);
+            printf("%c %-44s %4u %9.2f %8.3f %6.1f%% [%5.1f%%,%6.1f%%] %8.1f %8.2f %8.2f  %s\n",
+                   r->pareto ? '*' : ' ', name, r->gpus, r->at.rate, r->at.rate / r->cost,
+                   r->at.attainment * 100, r->at.ci_low * 100, r->at.ci_high * 100,
+                   r->at.ttft_ms.p90, r->at.tpot_ms.p90, r->estimate, r->bound);
     }
-    printf("* = no other layout is better in goodput per GPU, TTFT and TPOT at once\n");
+    printf("* = no other layout is better in requests/s for its cost, TTFT and TPOT at once\n");
 }
 
 static td_status write_rows(const struct plan_options *o, const struct td_plan_row *rows, uint32_t n, struct td_err *err)
@@ -87,32 +120,59 @@ static td_status write_rows(const struct plan_options *o, const struct td_plan_r
     if (o->csv[0] && !csv) s = td_fail(err, TD_ERR_IO, "%s: %s", o->csv, strerror(errno));
     if (o->json[0] && !json) s = td_fail(err, TD_ERR_IO, "%s: %s", o->json, strerror(errno));
     if (!s && csv)
-        fprintf(csv, "mode,prefill,decode,n_prefill,n_decode,gpus,simulated,pareto,request_rate,per_gpu,attainment,ci_low,ci_high,ttft_p90,tpot_p90,"
-                     "estimate,bound\n");
+        fprintf(csv, "mode,prefill,decode,n_prefill,n_decode,gpus,simulated,pareto,request_rate,"
+                     "per_gpu,attainment,ci_low,ci_high,ttft_p90,tpot_p90,"
+                     "estimate,bound,cost\n");
     if (!s && json)
         fprintf(json, "{\"tandem_plan\":1,\"slo\":{\"ttft_ms\":%g,\"tpot_ms\":%g,\"attainment\":%g},\"rows\":[", o->ttft, o->tpot, o->attainment);
     for (uint32_t i = 0; i < n && !s; i++) {
         const struct td_plan_row *r = &rows[i];
-        const char *mode = r->colocated ? "colocated" : "pd";
+        const char *mode = td_plan_mode_name(r->mode);
         if (csv)
-            fprintf(csv, "%s,%s,%s,%u,%u,%u,%d,%d,%.4f,%.4f,%.5f,%.5f,%.5f,%.3f,%.3f,%.4f,%s\n", mode, r->prefill, r->decode, r->n_prefill,
-                    r->n_decode, r->gpus, r->simulated, r->pareto, r->at.rate, r->at.rate / r->gpus, r->at.attainment, r->at.ci_low, r->at.ci_high,
-                    r->at.ttft_ms.p90, r->at.tpot_ms.p90, r->estimate, r->bound);
+            fprintf(csv,
+                    "%s,%s,%s,%u,%u,%u,%d,%d,%.4f,%.4f,%.5f,%.5f,%.5f,%.3f,%.3f,%.4f,%s,%.4f\n",
+                    mode, r->prefill, r->decode, r->n_prefill, r->n_decode, r->gpus, r->simulated,
+                    r->pareto, r->at.rate, r->at.rate / r->gpus, r->at.attainment, r->at.ci_low,
+                    r->at.ci_high, r->at.ttft_ms.p90, r->at.tpot_ms.p90, r->estimate, r->bound,
+                    r->cost);
         if (json)
-            fprintf(
-                json,
-                "%s\n  "
-                "{\"mode\":\"%s\",\"prefill\":\"%s\",\"decode\":\"%s\",\"n_prefill\":%u,\"n_decode\":%u,\"gpus\":%u,\"simulated\":%s,\"pareto\":%s,"
-                "\"request_rate\":%.4f,\"per_gpu_goodput\":%.4f,\"attainment\":%.5f,\"ci95\":[%.5f,%.5f],\"p90_ttft_ms\":%.3f,\"p90_tpot_ms\":%.3f,"
-                "\"estimate\":%.4f,\"bound\":\"%s\"}",
-                i ? "," : "", mode, r->prefill, r->decode, r->n_prefill, r->n_decode, r->gpus, r->simulated ? "true" : "false",
-                r->pareto ? "true" : "false", r->at.rate, r->at.rate / r->gpus, r->at.attainment, r->at.ci_low, r->at.ci_high, r->at.ttft_ms.p90,
-                r->at.tpot_ms.p90, r->estimate, r->bound);
+            fprintf(json,
+                    "%s\n  "
+                    "{\"mode\":\"%s\",\"prefill\":\"%s\",\"decode\":\"%s\",\"n_prefill\":%u,\"n_"
+                    "decode\":%u,\"gpus\":%u,\"simulated\":%s,\"pareto\":%s,"
+                    "\"request_rate\":%.4f,\"per_gpu_goodput\":%.4f,\"attainment\":%.5f,\"ci95\":[%"
+                    ".5f,%.5f],\"p90_ttft_ms\":%.3f,\"p90_tpot_ms\":%.3f,"
+                    "\"estimate\":%.4f,\"bound\":\"%s\",\"cost_per_hour\":%.4f}",
+                    i ? "," : "", mode, r->prefill, r->decode, r->n_prefill, r->n_decode, r->gpus,
+                    r->simulated ? "true" : "false", r->pareto ? "true" : "false", r->at.rate,
+                    r->at.rate / r->gpus, r->at.attainment, r->at.ci_low, r->at.ci_high,
+                    r->at.ttft_ms.p90, r->at.tpot_ms.p90, r->estimate, r->bound, r->cost);
     }
     if (json && !s) fputs("\n]}\n", json);
     if (csv) fclose(csv);
     if (json) fclose(json);
     return s;
+}
+
+static td_status parse_modes(const char *text, struct td_plan_query *q, struct td_err *err)
+{
+    bool *const wanted[] = {&q->pd, &q->colocated, &q->hybrid};
+    for (const char *at = text + strspn(text, " ,"); *at; at += strspn(at, " ,")) {
+        size_t n = strcspn(at, " ,");
+        uint32_t i = 0;
+        while (i < TD_PLAN_N_MODES &&
+               (strlen(td_plan_mode_name(i)) != n || strncmp(td_plan_mode_name(i), at, n)))
+            i++;
+        if (i == TD_PLAN_N_MODES)
+            return td_fail(err, TD_ERR_INVALID,
+                           "mode is \"%s\", must be pd, colocated, hybrid or a list of them", text);
+        *wanted[i] = true;
+        at += n;
+    }
+    bool is_any = q->pd || q->colocated || q->hybrid;
+    return is_any ? TD_OK
+                  : td_fail(err, TD_ERR_INVALID,
+                            "mode is empty, must be pd, colocated, hybrid or a list of them");
 }
 
 int td_plan_main(int argc, char **argv)
@@ -123,29 +183,38 @@ int td_plan_main(int argc, char **argv)
                                   "Split GPUs between prefill and decode: closed forms rank the layouts, the simulator judges the best.", argc, argv,
                                   NULL, 0, NULL, &err);
     if (s) return td_die("tandem plan", &err);
-    struct td_plan_query q = {.prefix = o.prefix,
-                              .ttft_ms = o.ttft,
-                              .tpot_ms = o.tpot,
-                              .attainment = o.attainment,
-                              .gpus = (uint32_t)o.gpus,
-                              .target_rate = o.target,
-                              .policy = o.policy,
-                              .nic_bytes_per_s = o.nic_gbs * 1e9,
-                              .max_batch = (int32_t)o.max_batch,
-                              .max_step_tokens = (int32_t)o.max_step_tokens,
-                              .top = (uint32_t)o.top,
-                              .seeds = (uint32_t)o.seeds,
-                              .cv = o.cv,
-                              .tolerance = o.tolerance,
-                              .closed_form_only = o.closed_form,
-                              .pd = strstr(o.modes, "pd"),
-                              .colocated = strstr(o.modes, "colocated")};
+    struct td_plan_query q = {
+        .prefix = o.prefix,
+        .ttft_ms = o.ttft,
+        .tpot_ms = o.tpot,
+        .attainment = o.attainment,
+        .gpus = (uint32_t)o.gpus,
+        .target_rate = o.target,
+        .policy = o.policy,
+        .nic_bytes_per_s = o.nic_gbs * 1e9,
+        .max_batch = (int32_t)o.max_batch,
+        .max_step_tokens = (int32_t)o.max_step_tokens,
+        .top = (uint32_t)o.top,
+        .seeds = (uint32_t)o.seeds,
+        .cv = o.cv,
+        .tolerance = o.tolerance,
+        .closed_form_only = o.closed_form,
+        .load = {.max_prompt = (int32_t)o.max_prompt, .max_output = (int32_t)o.max_output}};
+    struct td_sim_trace file = {0};
     char *model = strdup(o.model);
     struct td_plan_row *rows = NULL;
     uint32_t n = 0;
     if (!model) s = td_fail(&err, TD_ERR_NOMEM, "out of memory");
-    if (!s && !q.pd && !q.colocated) s = td_fail(&err, TD_ERR_INVALID, "mode is \"%s\", must be pd, colocated or pd,colocated", o.modes);
+    if (!s) s = parse_modes(o.modes, &q, &err);
     if (!s) s = td_plan_tables(model, &q, &err);
+    if (!s) s = td_plan_prices(o.price, &q, &err);
+    if (!s)
+        s = td_sim_mix_parse(o.slo_class, o.class_mix, o.class_by_length, "", o.ttft, o.tpot,
+                             &q.mix, &q.load, &err);
+    if (!s && o.trace[0]) {
+        s = td_sim_trace_read(o.trace, true, &file, &err);
+        q.file = &file;
+    }
     if (!s) s = td_sim_length_parse(o.isl, "isl", &q.isl, &err);
     if (!s) s = td_sim_length_parse(o.osl, "osl", &q.osl, &err);
     struct plan_meter m = {.on = !o.quiet};
@@ -158,5 +227,6 @@ int td_plan_main(int argc, char **argv)
     if (!s) s = write_rows(&o, rows, n, &err);
     free(rows);
     free(model);
+    td_sim_trace_free(&file);
     return s ? td_die("tandem plan", &err) : 0;
 }

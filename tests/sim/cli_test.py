@@ -143,6 +143,43 @@ def test_plan(folder):
     assert p.stdout.count("\n") > 5
 
 
+def plan_rows(folder, *args):
+    path = os.path.join(folder, "plan.json")
+    run("plan", *args, "--json", path, "--quiet")
+    with open(path, encoding="utf-8") as f:
+        return json.load(f)["rows"]
+
+
+def test_plan_cost(folder):
+    """GPUs at hand are paid for, used or not; a price for each table turns the order round; for a wanted rate only what is used counts."""
+    common = ("--model", "opt-13b,opt-13b:tp2", "--isl", "512", "--osl", "32", "--ttft", "300", "--tpot", "60", "--closed-form")
+    rows = plan_rows(folder, *common, "--gpus", "3", "--mode", "colocated")
+    assert {(r["gpus"], r["cost_per_hour"]) for r in rows} == {(3, 3), (2, 3)}, rows  # one worker of two GPUs leaves one idle
+    assert [r["estimate"] for r in rows] == sorted((r["estimate"] for r in rows), reverse=True)
+    rows = plan_rows(folder, *common, "--gpus", "3", "--mode", "colocated", "--price", "opt-13b=2 opt-13b:tp2=9")
+    assert {r["decode"]: r["cost_per_hour"] for r in rows} == {"opt-13b": 6, "opt-13b:tp2": 20}
+    cheap, dear = [plan_rows(folder, *common, "--gpus", "4", "--mode", "colocated", "--price", f"opt-13b={p} opt-13b:tp2=1")[0]["decode"] for p in (0.1, 9)]
+    assert (cheap, dear) == ("opt-13b", "opt-13b:tp2")
+    rows = plan_rows(folder, *common, "--gpus", "4", "--mode", "pd", "--target-request-rate", "1")
+    assert all(r["cost_per_hour"] == r["gpus"] for r in rows) and min(r["gpus"] for r in rows) == 2
+
+
+def test_plan_loads(folder):
+    """Hybrid layouts; lengths of a file; classes, each of which must reach the attainment."""
+    path = os.path.join(folder, "lengths.csv")
+    with open(path, "w", encoding="utf-8") as f:
+        f.write("num_prefill_tokens,num_decode_tokens\n" + "500,30\n700,40\n" * 50 + "90000,10\n")
+    common = ("--model", "opt-13b", "--ttft", "300", "--tpot", "60", "--gpus", "2", "--top", "1", "--seeds", "2", "--tolerance", "0.2")
+    rows = plan_rows(folder, *common, "--mode", "hybrid", "--trace", path, "--max-prompt", "4000")
+    assert {r["mode"] for r in rows} == {"hybrid"} and rows[0]["simulated"] and rows[0]["request_rate"] > 1
+    drawn = plan_rows(folder, *common, "--mode", "hybrid", "--isl", "600", "--osl", "35")
+    assert abs(rows[0]["estimate"] / drawn[0]["estimate"] - 1) < 1e-6  # the means of the file without its long row
+    classes = ("--slo-class", "chat:ttft=300,tpot=60 long:ttft=2000,tpot=100", "--class-by-length", "chat:600 long")
+    both = plan_rows(folder, *common, "--mode", "pd", "--trace", path, "--max-prompt", "4000", *classes)
+    assert both[0]["request_rate"] > 1
+    run("plan", *common, "--slo-class", "chat:ttft=300,tpot=60 now:ttft=1", "--quiet", status=1)
+
+
 def test_refusals(folder):
     """Each bad input is named, with exit status 2 (usage) or 1 (a file)."""
     bad = os.path.join(folder, "bad.csv")
@@ -176,13 +213,19 @@ def test_refusals(folder):
         (["plan", "--ttft", "1"], 1, "no layout"),
         (["plan", "--prefix", "512"], 2, "prefix is 512"),
         (["plan", "--mode", "neither"], 2, "neither"),
+        (["plan", "--mode", "pd,neither"], 2, "pd,neither"),
+        (["plan", "--price", "opt-13b=0"], 2, 'price is "0"'),
+        (["plan", "--price", "opt-99=2"], 1, "opt-99"),
+        (["plan", "--price", "opt-13b=2"], 2, "opt-13b:tp2 has none"),
+        (["plan", "--trace", bad], 2, "line 2: GeneratedTokens"),
     ]:
         p = run(*args, "--quiet", status=status)
         assert want in p.stderr, (args, p.stderr)
 
 
 def main():
-    for test in (test_sweep, test_parts, test_arrivals, test_clients, test_rows_in_order, test_replay, test_plan, test_refusals):
+    for test in (test_sweep, test_parts, test_arrivals, test_clients, test_rows_in_order, test_replay, test_plan, test_plan_cost, test_plan_loads,
+                 test_refusals):
         with tempfile.TemporaryDirectory() as folder:
             test(folder)
         print(f"{test.__name__}: ok")

@@ -926,7 +926,9 @@ static void test_plan_flip(void **state)
         assert_int_equal(td_plan_search(&q, NULL, NULL, &rows, &n, &err), TD_OK);
         two[i] = per_gpu(rows, n, "opt-13b:tp2", "opt-13b", 1, 1);
         for (uint32_t k = 1; k < n; k++) /* best first */
-            if (rows[k].simulated) assert_true(rows[k - 1].at.rate / rows[k - 1].gpus >= rows[k].at.rate / rows[k].gpus);
+            if (rows[k].simulated)
+                assert_true(rows[k - 1].at.rate / rows[k - 1].cost >=
+                            rows[k].at.rate / rows[k].cost);
         assert_true(rows[0].pareto);
         colocated[i] = per_gpu(rows, n, "opt-13b", "opt-13b", 0, 3);
         free(rows);
