@@ -39,6 +39,7 @@ extern struct td_ranks_place cli_rank;
 struct cli_server { /* the options every client command has */
     const char *server, *tls_ca, *tls_cert, *tls_key, *tls_server_name;
     const char *cluster_secret_file; /* cli_status_call's: NULL or "" = none */
+    const char *api_key_file;        /* NULL or "" = none */
 };
 #define CLI_SERVER_OPTIONS(S, M)                                                                                                             \
     {"server", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, offsetof(S, M.server), "router's address"},                                         \
@@ -46,11 +47,14 @@ struct cli_server { /* the options every client command has */
     {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_cert), "own certificate, for mutual TLS"},                                    \
     {"tls_key", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_key), "own key, for mutual TLS"},                                              \
     {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_server_name),                                                          \
-     "name that the router's certificate must hold; empty = the host dialled"}
+     "name that the router's certificate must hold; empty = the host dialled"},                                                              \
+    {"api_key_file", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.api_key_file),                                                                \
+     "file with the key of a tenant, for routers with --tenants"}
 
 struct cli_client {
     struct td_rpc_loop *loop;
     struct td_rpc_channel *channel;
+    char authorization[600];          /* "Bearer KEY", or "" */
 };
 /* The TLS side of a dialled address, borrowed from s; for td_rpc_channel_config.tls when s->tls_ca is not empty. */
 struct td_rpc_tls cli_tls(const struct cli_server *s);

@@ -329,7 +329,7 @@ static void on_status(const ProtobufCMessage *msg, void *ctx)
 static bool wait_joined(struct cluster *c)
 {
     const struct up_config *g = c->cfg;
-    struct cli_server at = {g->listen, "", "", "", "", c->secret_file};
+    struct cli_server at = {g->listen, "", "", "", "", c->secret_file, ""};
     struct cli_client client;
     struct td_err err = {0};
     size_t want = (size_t)(g->prefill + g->decode);

@@ -252,14 +252,15 @@ static td_status objective_us(const char *name, bool given, double ms, uint64_t 
     return TD_OK;
 }
 
-/* Class, tenant, objectives and priority into the event, and into the ledger as they were understood. */
-static td_status fill_objectives(struct router *r, struct request_state *q, const Tandem__V1__GenerateRequest *in, struct td_core_event *e,
-                                 struct td_err *err)
+/* Class, tenant, objectives and priority into the event, and into the ledger as they were understood. who: the caller by the table of tenants, or
+ * NULL. */
+static td_status fill_objectives(struct router *r, struct request_state *q, const Tandem__V1__GenerateRequest *in,
+                                 const struct router_tenant *who, struct td_core_event *e, struct td_err *err)
 {
     uint32_t slo_class = 0;
+    const char *tenant = who ? who->name : in->tenant;
     td_status s = router_class_find(&r->core_cfg, in->slo_class, &slo_class, err);
-    if (!s && strlen(in->tenant) > ROUTER_MAX_TENANT_BYTES)
-        s = td_fail(err, TD_ERR_INVALID, "tenant has %zu bytes, limit %d", strlen(in->tenant), ROUTER_MAX_TENANT_BYTES);
+    if (who && !in->slo_class[0]) slo_class = who->first_class;
     if (!s && strlen(in->cache_salt) > ROUTER_MAX_CACHE_SALT_BYTES)
         s = td_fail(err, TD_ERR_INVALID, "cache_salt has %zu bytes, limit %d", strlen(in->cache_salt), ROUTER_MAX_CACHE_SALT_BYTES);
     if (!s && (in->priority < -100 || in->priority > 100)) s = td_fail(err, TD_ERR_INVALID, "priority is %d, must be -100..100", in->priority);
@@ -269,9 +270,9 @@ static td_status fill_objectives(struct router *r, struct request_state *q, cons
     if (s) return s;
     const struct td_core_class *k = &r->core_cfg.classes[slo_class];
     e->c = slo_class;
-    e->d = in->tenant[0] ? td_hash64(in->tenant, strlen(in->tenant), r->prefix_seed) | 1 : 0;
+    e->d = tenant[0] ? td_hash64(tenant, strlen(tenant), r->prefix_seed) | 1 : 0;
     e->priority = in->priority;
-    q->salt = router_cache_salt(in->tenant, in->cache_salt);
+    q->salt = router_cache_salt(tenant, in->cache_salt);
     q->ledger.slo_class = (char *)(uintptr_t)k->name;
     q->ledger.slo_ttft_us = e->e ? e->e : (uint64_t)(k->ttft_ms * 1000);
     q->ledger.slo_tpot_us = e->f ? e->f : (uint64_t)(k->tpot_ms * 1000);
@@ -297,6 +298,44 @@ static void fill_hashes(struct router *r, const struct request_state *q, struct 
     e->hash_tokens = block * (uint32_t)stride;
 }
 
+/* ---- whose it is --------------------------------------------------------------------------------------------------------------------------- */
+
+static bool certificate_is(void *call, const struct td_peer_names *names) { return td_identity_peer_is(call, names); }
+
+/* Without a table of tenants everybody is who he says. With one: *ret_tenant, or the call is finished and the answer is false. The field is a
+ * GenerateRequest's; other calls claim nothing. */
+static bool know_caller(struct router *r, struct td_rpc_call *call, const char *claimed, const char *slo_class,
+                        const struct router_tenant **ret_tenant)
+{
+    struct td_err err = {0};
+    enum router_tenant_verdict v = ROUTER_TENANT_OK;
+    *ret_tenant = NULL;
+    if (strlen(claimed) > ROUTER_MAX_TENANT_BYTES) {
+        td_fail(&err, TD_ERR_INVALID, "tenant has %zu bytes, limit %d", strlen(claimed), ROUTER_MAX_TENANT_BYTES);
+        td_rpc_call_finish(call, GRPC_STATUS_INVALID_ARGUMENT, err.msg, NULL, 0);
+        return false;
+    }
+    if (!r->tenants) return true;
+    struct router_caller caller = {.authorization = td_rpc_call_metadata(call, "authorization"), .claimed = claimed, .arg = call,
+                                   .certificate_is = td_rpc_call_peer_verified(call) ? certificate_is : NULL};
+    v = router_tenant_of(r->tenants, &caller, ret_tenant, &err);
+    uint32_t slo_index = 0;
+    if (v == ROUTER_TENANT_OK && slo_class[0] && !router_class_find(&r->core_cfg, slo_class, &slo_index, NULL) &&
+        !((*ret_tenant)->classes >> slo_index & 1)) {
+        td_fail(&err, TD_ERR_INVALID, "slo_class is \"%.40s\", which tenant \"%s\" may not use", slo_class, (*ret_tenant)->name);
+        v = ROUTER_TENANT_DENIED;
+    }
+    if (v == ROUTER_TENANT_OK) return true;
+    td_rpc_call_finish(call, v == ROUTER_TENANT_UNKNOWN ? GRPC_STATUS_UNAUTHENTICATED : GRPC_STATUS_PERMISSION_DENIED, err.msg, NULL, 0);
+    td_metric_add(v == ROUTER_TENANT_UNKNOWN ? r->m->tenants_unknown : r->m->tenants_denied, 1);
+    uint32_t n_dropped;
+    if (td_log_pace_due(&r->tenant_pace, &n_dropped)) {
+        char q[1100];
+        td_warn("tenant_refused", "peer=%s dropped=%u msg=%s", td_rpc_call_peer(call), n_dropped, td_log_quote(q, sizeof q, err.msg));
+    }
+    return false;
+}
+
 static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
 {
     struct router *r = ctx;
@@ -304,6 +343,11 @@ static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     uint64_t now = td_now_ns();
     if (atomic_load(&r->draining)) {
         td_rpc_call_finish(call, GRPC_STATUS_UNAVAILABLE, "this router is draining", NULL, 0);
+        return;
+    }
+    const struct router_tenant *who;
+    if (!know_caller(r, call, in->tenant, in->slo_class, &who)) {
+        td_metric_add(r->m->failed, 1);
         return;
     }
     if (r->n_free_slots == 0) {
@@ -321,7 +365,7 @@ static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     struct td_err err = {0};
     struct td_core_event event = {.kind = TD_EV_REQUEST, .slot = q->slot};
     td_status s = request_fill(r, q, in, &err);
-    if (!s) s = fill_objectives(r, q, in, &event, &err);
+    if (!s) s = fill_objectives(r, q, in, who, &event, &err);
     if (s) {
         td_rpc_call_finish(call, td_rpc_code(s), err.msg, NULL, 0);
         td_metric_add(r->m->failed, 1);
@@ -493,6 +537,8 @@ static void on_tokenize(struct td_rpc_call *call, const ProtobufCMessage *msg, v
 {
     struct router *r = ctx;
     const Tandem__V1__TokenizeRequest *in = (const Tandem__V1__TokenizeRequest *)msg;
+    const struct router_tenant *who;
+    if (!know_caller(r, call, "", "", &who)) return;
     struct td_err err = {0};
     struct td_token_list list = {0};
     td_status s = check_model(r, in->model, &err);
@@ -521,6 +567,8 @@ static void on_models(struct td_rpc_call *call, const ProtobufCMessage *msg, voi
 {
     (void)msg;
     struct router *r = ctx;
+    const struct router_tenant *who;
+    if (!know_caller(r, call, "", "", &who)) return;
     Tandem__V1__ModelInfo info = TANDEM__V1__MODEL_INFO__INIT, *list = &info;
     Tandem__V1__ModelsResponse out = TANDEM__V1__MODELS_RESPONSE__INIT;
     info.id = r->model_name;

@@ -30,6 +30,9 @@ const struct td_option router_options[] = {
     {"slo_class", TD_OPT_STR, "", 0, 0, NULL, OFF(slo_class),
      "classes of requests: \"gold:ttft=450,tpot=40,weight=4 bulk:preset=mlperf-llama2-70b,best_effort\"; ms; the first, or \"default\", is what "
      "unnamed ones get"},
+    {"tenants", TD_OPT_STR, "", 0, 0, NULL, OFF(tenants),
+     "JSON file of tenants: their keys (as hashes) or certificate names, weights and classes (docs/tenants.md); read again when it changes; "
+     "then who is none of them is refused. Empty = a tenant is what the client says"},
     {"attainment", TD_OPT_F64, "0.9", 0.5, 0.999, NULL, OFF(attainment),
      "share of placed requests that must meet their objectives: what the learned margins aim at, 0.5..0.999"},
     {"latency_table", TD_OPT_STR, "", 0, 0, NULL, OFF(latency_table),
@@ -157,6 +160,27 @@ static void follow_core(struct router *r, const struct td_core_stats *now)
     }
 }
 
+/* Reads the tenants again when their file looks different: once a second at most. A file that is wrong leaves those in force. */
+static void follow_tenants(struct router *r, uint64_t now_ns)
+{
+    if (!r->cfg.tenants[0] || now_ns - r->tenants_seen_ns < TD_NS_PER_S) return;
+    r->tenants_seen_ns = now_ns;
+    struct td_file_stamp stamp;
+    td_file_stamps_take(&r->cfg.tenants, 1, &stamp);
+    if (td_file_stamps_equal(&stamp, &r->tenants_stamp, 1)) return;
+    r->tenants_stamp = stamp;
+    struct router_tenants *fresh = NULL;
+    struct td_err err = {0};
+    char quoted[1100];
+    if (router_tenants_load(r->cfg.tenants, &r->core_cfg, &fresh, &err)) {
+        td_warn("tenants_refused", "action=keep_old err=%s", td_log_quote(quoted, sizeof quoted, err.msg));
+        return;
+    }
+    router_tenants_free(r->tenants); /* requests hold nothing of it */
+    r->tenants = fresh;
+    td_info("tenants_loaded", "n=%zu", router_tenants_n(fresh));
+}
+
 /* How busy this thread was since the last tick, and by how much that one was late: less than LATE_MS is nothing. */
 static uint64_t busy_permille(struct router *r, uint64_t *ret_late_ms)
 {
@@ -195,6 +219,7 @@ static void on_tick(void *arg)
         td_warn("router_was_away", "ms=%llu action=forgive_silence hint=\"the process was stopped or had no CPU\"", (unsigned long long)late_ms);
     router_event(r, (struct td_core_event){.kind = TD_EV_TICK, .a = busy, .b = late_ms});
     join_tick(r, td_now_ns());
+    follow_tenants(r, td_now_ns());
     td_identity_look_at_file(&r->id, td_now_ns());
     if (r->log && (fflush(r->log) || ferror(r->log))) {
         td_error("decision_log_failed", "file=%s error=\"%s\" action=close", r->cfg.decision_log, strerror(errno));
@@ -230,6 +255,9 @@ static struct router_metrics *metrics_new(void)
     m.transfer = td_histogram("td_kv_transfer_seconds", "", "KV hand-over of one request", b, n);
     m.running = td_gauge("td_num_requests_running", "", "Requests placed on workers");
     m.waiting = td_gauge("td_num_requests_waiting", "", "Requests waiting for a worker");
+    static const char *const refusal_help = "Requests of callers that are no tenant of the file (unknown), or not the one they name (denied)";
+    m.tenants_unknown = td_counter("td_tenant_refusals_total", "reason=\"unknown\"", refusal_help);
+    m.tenants_denied = td_counter("td_tenant_refusals_total", "reason=\"denied\"", refusal_help);
     m.finished = td_counter("td_request_success_total", "", "Requests finished");
     m.failed = td_counter("td_request_failure_total", "", "Requests refused or failed");
     m.cancelled = td_counter("td_request_cancelled_total", "", "Requests the client left");
@@ -314,6 +342,13 @@ static td_status open_core(struct router *r, struct td_err *err)
     r->core_cfg = c;
     r->n_node_classes = c.n_thetas;
     r->prefix_seed = td_random_u64();
+    if (g->tenants[0]) {
+        td_file_stamps_take(&g->tenants, 1, &r->tenants_stamp); /* before it is read: a change meanwhile is seen at the next look */
+        if ((s = router_tenants_load(g->tenants, &c, &r->tenants, err))) return td_err_prefix(err, "tenants");
+        td_info("tenants_loaded", "n=%zu", router_tenants_n(r->tenants));
+        if (router_tenants_have_keys(r->tenants) && !g->tls_cert[0])
+            td_warn("keys_in_clear", "listen=%s hint=\"tenants' keys travel in clear text: give tls_cert and tls_key\"", g->listen);
+    }
     size_t n = (size_t)g->max_requests;
     r->actions = calloc(TD_CORE_MAX_ACTIONS_PER_EVENT, sizeof *r->actions);
     r->requests = calloc(n, sizeof *r->requests);
@@ -479,6 +514,7 @@ void router_close(struct router *r)
     td_core_destroy(r->core);
     free(r->actions);
     free(r->all_hashes);
+    router_tenants_free(r->tenants);
     free(r->requests);
     free(r->free_slots);
     td_chat_template_free(r->chat);

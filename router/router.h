@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "common/base/file_stamp.h"
 #include "common/base/options.h"
 #include "common/model/chat_template.h"
 #include "common/model/config.h"
@@ -31,7 +32,8 @@
 
 struct router_config {
     const char *model, *served_model_name, *listen, *mode, *policy, *slo_class, *latency_table, *decision_log, *log_level, *tls_cert, *tls_key,
-        *tls_ca, *tls_server_name, *metrics_listen, *worker_listen, *tls_operator_names;
+        *tls_ca, *tls_server_name, *metrics_listen, *worker_listen, *tls_operator_names,
+        *tenants;
     struct td_identity_config identity;
     int64_t max_requests, max_queued, max_model_len;
     uint64_t hybrid_local_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, max_failovers, drain_timeout_ms, max_message_bytes;
@@ -143,7 +145,10 @@ struct router {
     uint8_t status_key[32];                /* of the challenges that Status gives out */
     struct join *joins, **joins_tail;      /* streams that are not a worker's yet, the oldest first */
     uint32_t n_joins;
-    struct td_log_pace reject_pace, unreachable_pace;
+    struct td_log_pace reject_pace, unreachable_pace, tenant_pace;
+    struct router_tenants *tenants;        /* NULL: a tenant is what the client says */
+    struct td_file_stamp tenants_stamp;    /* of what was last read, or tried */
+    uint64_t tenants_seen_ns;
     struct td_rpc_timer *tick;
     struct td_core_config core_cfg;        /* classes and thetas as the core has them */
     char node_classes[TD_CORE_MAX_NODE_CLASSES][ROUTER_NODE_CLASS_NAME];
@@ -226,6 +231,7 @@ void fleet_status(struct router *r, Tandem__V1__StatusResponse *out, Tandem__V1_
 /* metrics */
 struct router_metrics {
     struct td_metric *ttft, *tpot, *e2e, *queue, *reserve, *prefill_queue, *prefill, *rpc, *transfer, *running, *waiting;
+    struct td_metric *tenants_unknown, *tenants_denied;
     struct td_metric *finished, *failed, *cancelled, *failovers, *prompt_tokens, *output_tokens, *mismatches;
     struct td_metric *refused, *deflected, *wasted, *good, *missed_ttft, *missed_tpot, *hit_predicted, *hit_real, *arrival_rate;
     struct td_metric *connections, *connections_refused, *connections_ended;

@@ -326,14 +326,14 @@ class Cluster:
         r.stop.ignore_eos = ignore_eos
         return r
 
-    def stream(self, request, timeout=None, wait_for_ready=False):
+    def stream(self, request, timeout=None, wait_for_ready=False, metadata=None):
         call = self.channel.unary_stream("/tandem.v1.Inference/Generate", request_serializer=pb.GenerateRequest.SerializeToString,
                                          response_deserializer=pb.GenerateResponse.FromString)
-        return call(request, timeout=timeout or 60 * SLOW, wait_for_ready=wait_for_ready)
+        return call(request, timeout=timeout or 60 * SLOW, wait_for_ready=wait_for_ready, metadata=metadata)
 
-    def generate(self, request=None, timeout=None, **kwargs):
+    def generate(self, request=None, timeout=None, metadata=None, **kwargs):
         """Runs one request to its terminal status; never raises for a gRPC error."""
-        stream = self.stream(request or self.request(**kwargs), timeout)
+        stream = self.stream(request or self.request(**kwargs), timeout, metadata=metadata)
         r = Result(None, "", [], "", [], 0, None, None, 0, "", {}, 0)
         try:
             for m in stream:

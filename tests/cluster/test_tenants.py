@@ -1,10 +1,19 @@
 """Tenants: the prefix caches of different owners are apart (no hit, no count, no KV less to send that would tell), and what parts them changes no token."""
-import grpc
+import hashlib
+import json
+import os
+import re
+import subprocess
 
-from harness import SLOW, Cluster, free_port
+import grpc
+import pytest
+
+from harness import BIN, SLOW, Cluster, free_port, pb
 from test_metrics import scrape
+from test_strangers import certs, creds, tls_args  # noqa: F401  certs is a fixture
 
 OK, INVALID = grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT
+UNAUTHENTICATED, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
 PATIENT = dict(worker_timeout_ms=20000, worker_args=["--peer-timeout-ms", 20000])
 PROMPT = "The little fox walked over the hill and saw a dog. " * 16
 
@@ -65,4 +74,101 @@ def test_limits_are_named():
         assert r.code == INVALID and "cache_salt has 129 bytes, limit 128" in r.details, r.details
         r = c.generate(prompt="Once", max_tokens=2, tenant="t" * 64, cache_salt="s" * 128)
         assert r.code == OK, r.details
+        c.wait_idle()
+
+
+# ---- the file of tenants ---------------------------------------------------------------------------------------------------------------------
+
+ACME, BETA, NEW = "key-of-acme-0123456789", "key-of-beta-0123456789", "new-key-of-beta-98765432"
+
+
+def hashed(key):
+    return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
+
+
+def write(path, *tenants):
+    """As Kubernetes renews a file: another one takes its place."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps({"tenants": tenants}))
+    os.replace(new, path)
+
+
+def bearer(key):
+    return [("authorization", "Bearer " + key)]
+
+
+def test_who_is_no_tenant_is_refused_and_names_bind(tmp_path):
+    """A key says whose a request is, whatever the request says; who has none is refused before its prompt is looked at. All of it replays (I5)."""
+    path, log, port = tmp_path / "tenants.json", tmp_path / "decisions", free_port()
+    acme = {"name": "acme", "keys": [hashed(ACME)], "classes": ["gold", "chat"]}
+    write(path, acme, {"name": "beta", "keys": [hashed(BETA)], "weight": 3, "classes": ["bulk"]})
+    args = ["--tenants", path, "--slo-class", "chat gold bulk", "--decision-log", log, "--metrics-listen", f"127.0.0.1:{port}"]
+    ask = dict(prompt=PROMPT, max_tokens=4, temperature=0, ignore_eos=True)
+    with Cluster(router_args=args, **PATIENT) as c:
+        refused = [(None, {}, UNAUTHENTICATED, "send a key"), (None, dict(tenant="acme"), UNAUTHENTICATED, "send a key"),
+                   (bearer("wrong-" + ACME), {}, UNAUTHENTICATED, "is no tenant's"), (bearer(hashed(ACME)), {}, UNAUTHENTICATED, "is no tenant's"),
+                   (bearer(ACME), dict(tenant="beta"), DENIED, 'tenant is "beta"; the caller is tenant "acme"'),
+                   (bearer(ACME), dict(slo_class="bulk"), DENIED, 'slo_class is "bulk", which tenant "acme" may not use'),
+                   (bearer(ACME), dict(tenant="t" * 65), INVALID, "tenant has 65 bytes, limit 64")]
+        for metadata, fields, code, message in refused:
+            r = c.generate(prompt="Once", max_tokens=2, metadata=metadata, **fields)
+            assert r.code == code and message in r.details and ACME not in r.details, (fields, r.code, r.details)
+        for name, request, response in (("Tokenize", pb.TokenizeRequest(prompt="Once"), pb.TokenizeResponse), ("Models", pb.ModelsRequest(), pb.ModelsResponse)):
+            call = c.channel.unary_unary(f"/tandem.v1.Inference/{name}", request_serializer=type(request).SerializeToString, response_deserializer=response.FromString)
+            with pytest.raises(grpc.RpcError) as e:
+                call(request, timeout=10 * SLOW)
+            assert e.value.code() == UNAUTHENTICATED, name
+            call(request, timeout=10 * SLOW, metadata=bearer(BETA))
+        first = c.generate(metadata=bearer(ACME), tenant="acme", **ask)
+        assert first.code == OK and first.usage.cached_tokens == 0 and first.ledger.slo_class == "chat", (first.details, first.ledger)
+        c.wait_idle()
+        other = c.generate(metadata=bearer(BETA), **ask)  # the field is left out: the key says whose it is
+        assert (other.code, other.usage.cached_tokens, other.ledger.slo_class, other.tokens) == (OK, 0, "bulk", first.tokens), (other.details, other.usage)
+        c.wait_idle()
+        again = c.generate(metadata=bearer(ACME), **ask)
+        assert again.usage.cached_tokens > 0 and again.tokens == first.tokens
+        seen = scrape(port)
+        assert seen['td_tenant_refusals_total{reason="unknown"}'] == 6 and seen['td_tenant_refusals_total{reason="denied"}'] == 2
+        # A new file is in force within a second or two; a broken one changes nothing, and says why.
+        write(path, acme, {"name": "beta", "keys": [hashed(NEW), hashed(BETA)]})
+        c.router.wait_log(r"ev=tenants_loaded n=2(?s:.*)ev=tenants_loaded n=2")
+        assert all(c.generate(metadata=bearer(key), prompt="Once", max_tokens=2).code == OK for key in (NEW, BETA))
+        path.write_text('{"tenants": [{"name": "acme", "keys": ["' + ACME + '"]}]}')
+        c.router.wait_log(r'ev=tenants_refused action=keep_old err=".*tenant \\"acme\\": keys\[0\] is not')
+        assert c.generate(metadata=bearer(NEW), prompt="Once", max_tokens=2).code == OK
+        write(path, {"name": "beta", "keys": [hashed(NEW)]})
+        c.router.wait_log(r"ev=tenants_loaded n=1")
+        r = c.generate(metadata=bearer(BETA), prompt="Once", max_tokens=2)
+        assert r.code == UNAUTHENTICATED, r.code
+        assert c.generate(metadata=bearer(NEW), prompt="Once", max_tokens=2).code == OK
+        key_file = tmp_path / "key"  # the command line sends a key, and says nothing of a bad one but where it is
+        for text, status, words in ((NEW + "\n", 0, b""), (BETA, 1, b"UNAUTHENTICATED: the key in authorization is no tenant's"), ("", 2, b"first line must have 1..512"),
+                                    ("k\u00e9y", 2, b"character 2 of the key")):
+            key_file.write_text(text)
+            p = subprocess.run([os.path.join(BIN, "tandem"), "generate", "--server", f"127.0.0.1:{c.port}", "--max-tokens", "2", "--api-key-file", key_file, "Once"],
+                               capture_output=True, timeout=60 * SLOW)
+            assert p.returncode == status and words in p.stderr and BETA.encode() not in p.stderr, (text, p.returncode, p.stderr)
+        c.wait_idle()
+        logged = c.router.log()
+        assert ACME not in logged and BETA not in logged and NEW not in logged and "ev=keys_in_clear" in logged and "ev=tenant_refused" in logged
+    replay = subprocess.run([os.path.join(BIN, "tandem"), "sim", "replay", log], capture_output=True, timeout=60 * SLOW)
+    assert replay.returncode == 0 and b": the same\n" in replay.stdout, (replay.stdout, replay.stderr.decode()[-3000:])
+
+
+def test_a_certificate_is_a_tenant(tmp_path, certs):  # noqa: F811
+    path = tmp_path / "tenants.json"
+    write(path, {"name": "acme", "certificates": ["*.clients.test"]}, {"name": "beta", "keys": [hashed(BETA)]})
+    with Cluster(router_args=["--tenants", path, *tls_args(certs, "router")], worker_args=[*PATIENT["worker_args"], *tls_args(certs, "worker")],
+                 worker_timeout_ms=20000, tls=creds(certs, "client")) as c:
+        r = c.generate(prompt="Once", max_tokens=2)
+        assert r.code == OK, r.details
+        r = c.generate(prompt="Once", max_tokens=2, tenant="beta")
+        assert r.code == DENIED and 'the caller is tenant "acme"' in r.details, r.details
+        r = c.generate(prompt="Once", max_tokens=2, metadata=bearer(BETA))
+        assert r.code == DENIED and 'the key is tenant "beta"' in r.details, r.details
+        write(path, {"name": "acme", "certificates": ["*.elsewhere.test"]})
+        c.router.wait_log(r"ev=tenants_loaded n=1")
+        r = c.generate(prompt="Once", max_tokens=2)
+        assert r.code == UNAUTHENTICATED and "no name of the caller's certificate" in r.details, r.details
+        assert "ev=keys_in_clear" not in c.router.log()
         c.wait_idle()
