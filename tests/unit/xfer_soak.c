@@ -1,10 +1,13 @@
 /* xfer_soak.c - very many transfers between several endpoints while everything goes wrong now and then; what is looked at is in xfer_soak.h.
  *
- *   xfer_soak [--transfers N] [--path tcp|shm|rdma|all] [--processes 1|2|0] [--seed S] [--fault-ppm 1000] [--deadline-ms 4000] [--grace-ms 5000]
- *             [--peer-timeout-ms 500] [--csv FILE --machine CLASS --commit ID] [--break WHAT] [--break-all] [--reconnects N] [--storm N]
+ *   xfer_soak [--transfers N] [--path tcp|shm|rdma|all] [--processes 1|2|0] [--seed S] [--fault-ppm 20000] [--touched-percent 10]
+ *             [--deadline-ms 4000] [--grace-ms 5000] [--peer-timeout-ms 500] [--csv FILE --machine CLASS --commit ID]
+ *             [--break WHAT] [--break-all] [--reconnects N] [--storm N]
  *
- * --processes 1: every endpoint is a thread here; 2: a child each, which may be killed, restarted under its name and stopped; 0: half the transfers
- * each. N transfers are shared out over the rounds (path, processes). fault-ppm: how many of a million transfers meet each kind of fault.
+ * --processes 1: every endpoint is a thread here; 2: a child each, which may be killed, restarted under its name and
+ * stopped; 0: half the transfers each. N transfers are shared out over the rounds (path, processes). fault-ppm: for how
+ * many of a million transfers each kind of fault is planned; a tenth of that for faults of endpoints, which meet every
+ * transfer there. touched-percent: fewer transfers that met a fault are a violation (fault-ppm 0: none is asked for).
  *
  * A lane carries one transfer at a time:
  *
@@ -41,7 +44,7 @@
 
 enum { LOG_LINES = 40, LOG_BYTES = 120, MAX_CHUNKS = 10, SLACK_HEAP = 512 << 10, SLACK_RSS = 32 << 20 };
 
-/* ORPHAN: no sender comes. SHORT_*: a deadline of a few milliseconds. */
+/* From F_CUT on a fault meets endpoints, and with each all that they are at. ORPHAN: no sender comes. SHORT_*: a deadline of a few milliseconds. */
 enum fault { F_CANCEL, F_REVOKE, F_SHORT_SLOT, F_SHORT_OP, F_ORPHAN, F_REPLAY, F_CUT, F_KILL_SENDER, F_KILL_RECEIVER, F_STOP, F_PORT, F_GID, F_RULE,
             N_FAULTS };
 static const struct { const char *name, *column; } fault_names[N_FAULTS] = {
@@ -51,7 +54,7 @@ static const struct { const char *name, *column; } fault_names[N_FAULTS] = {
 
 struct options {
     uint64_t n_transfers, seed;
-    uint32_t fault_ppm, deadline_ms, grace_ms, timeout_ms;
+    uint32_t fault_ppm, touched_percent, deadline_ms, grace_ms, timeout_ms;
     enum td_xfer_path path;    /* AUTO: all */
     int processes;             /* 0: both */
     enum soak_break broken;
@@ -59,6 +62,7 @@ struct options {
 };
 
 struct counts {
+    uint64_t n_touched;        /* transfers that met a fault: see `touch` */
     uint64_t n, n_ready, n_done, n_killed, n_refused, n_ops, bytes, faults[N_FAULTS], failed[8];
     uint64_t n_fenced, n_digests, bytes_pulled;
     double seconds;
@@ -82,6 +86,7 @@ struct lane {
     uint64_t start_ns, next_ns, revoke_ns, cancel_ns;  /* TD_NEVER_NS: not planned */
     uint64_t slot_limit_ns, op_limit_ns, stopped_ns;   /* stopped_ns: of both ends, when it began */
     uint32_t faults;
+    bool touched;
     char log[LOG_LINES][LOG_BYTES];
     uint32_t n_log;
 };
@@ -128,7 +133,24 @@ static uint32_t rnd(struct soak *k, uint32_t n)
     return (uint32_t)((k->random >> 33) % n);
 }
 
-static bool strikes(struct soak *k) { return rnd(k, 1000000) < k->o->fault_ppm; }
+/* A fault of an endpoint meets several transfers and costs it more time, so there are fewer of them. */
+enum { OF_ENDS = 10 };
+
+static bool strikes(struct soak *k, enum fault f)
+{
+    uint32_t ppm = f >= F_CUT ? k->o->fault_ppm / OF_ENDS : k->o->fault_ppm;
+    return rnd(k, 1000000) < ppm && k->o->broken != BREAK_UNTOUCHED;
+}
+
+/* This transfer has met a fault: its own was carried out, or one of its endpoints was cut off, stopped, killed or lost a port while it was under way.
+ * A changed GID and a work request that is to fail are not counted, for they may meet nobody; nor is what the NIC in memory does by itself. */
+static void touch(struct lane *l) { l->touched = true; }
+
+static void touch_end(struct soak *k, uint32_t end)
+{
+    for (uint32_t q = 0; q < SOAK_LANES; q++)
+        if (k->lane[q].busy && !k->lane[q].draining && (k->lane[q].p == end || k->lane[q].d == end)) touch(&k->lane[q]);
+}
 
 /* --- what is said --------------------------------------------------------------------------------------------------------------- */
 
@@ -262,7 +284,7 @@ static void end_start(struct soak *k, uint32_t i)
     if (k->s->path == TD_XFER_PATH_RDMA) /* a transfer has some 20 requests */
         snprintf(shared->fabric, sizeof shared->fabric,
                  "path=%s,devices=%d,seed=%" PRIu64 ",retry_ms=20,spin_us=1,fault_ppm=%u,unordered=%d,relaxed=%d,delay_us=%u",
-                 k->fabric, SOAK_DEVICES, shared->incarnation >> 1, k->o->fault_ppm / 20, shared->is_receiver ? 1 : (int)(i & 1),
+                 k->fabric, SOAK_DEVICES, shared->incarnation >> 1, k->o->fault_ppm / 200, shared->is_receiver ? 1 : (int)(i & 1),
                  i == SOAK_SENDERS ? 1 : 0, i == SOAK_SENDERS + 1 ? 100 : 0);
     td_doorbell_clear(&shared->bell);
     if (!k->s->processes) {
@@ -415,7 +437,7 @@ static void lane_plan(struct soak *k, struct lane *l, uint64_t now)
     struct soak_lane *s = &k->s->lane[l - k->lane];
     uint32_t slot_ms = k->o->deadline_ms, op_ms = k->o->deadline_ms;
     for (int f = 0; f < N_FAULTS; f++)
-        if (strikes(k)) l->faults |= 1u << f;
+        if (strikes(k, (enum fault)f)) l->faults |= 1u << f;
     if (!k->s->processes) l->faults &= ~(1u << F_KILL_SENDER | 1u << F_KILL_RECEIVER | 1u << F_STOP);
     if (k->s->path != TD_XFER_PATH_RDMA) l->faults &= ~(1u << F_PORT | 1u << F_GID | 1u << F_RULE);
     l->revoke_ns = l->cancel_ns = TD_NEVER_NS;
@@ -426,6 +448,7 @@ static void lane_plan(struct soak *k, struct lane *l, uint64_t now)
     if (l->faults & 1u << F_SHORT_OP) op_ms = rnd(k, 8);
     k->c.faults[F_SHORT_SLOT] += l->faults >> F_SHORT_SLOT & 1;
     k->c.faults[F_SHORT_OP] += l->faults >> F_SHORT_OP & 1;
+    if (l->faults & (1u << F_SHORT_SLOT | 1u << F_SHORT_OP)) touch(l);
     if (l->faults & 1u << F_ORPHAN) {
         l->orphan = true;
         if (flip(k, 2)) slot_ms = rnd(k, 20);
@@ -584,11 +607,13 @@ static void lane_check_over(struct soak *k, struct lane *l)
         l->src_held = true;
         note(k, l, "the grant is used again");
         k->c.faults[F_REPLAY]++;
+        touch(l);
         lane_start_op(k, l, true);
         return;
     }
     if (l->src_held) op_over(k, l); /* the receiver was killed before it granted */
     k->c.n_ready += l->ready;
+    k->c.n_touched += l->touched;
     k->c.n_killed += l->op_killed || l->slot_killed;
     l->busy = false;
     k->n_over++;
@@ -610,6 +635,7 @@ static void on_granted(struct soak *k, struct lane *l, const struct soak_message
     if (l->orphan || l->op_killed) {
         op_over(k, l);
         if (l->orphan) k->c.faults[F_ORPHAN]++;
+        if (l->orphan) touch(l);
         return;
     }
     lane_start_op(k, l, false);
@@ -725,6 +751,7 @@ static void strike_ends(struct soak *k, struct lane *l, uint64_t now)
         command(k, any, &(struct soak_message){.verb = SOAK_CUT, .n = flip(k, 2) ? -1 : (int32_t)(1 + rnd(k, 0x7fffffff))});
         note(k, l, "connections of endpoint %u are cut", any);
         k->c.faults[F_CUT]++;
+        touch_end(k, any);
     }
     if (f & 1u << F_PORT) {
         uint32_t device = rnd(k, SOAK_DEVICES);
@@ -733,6 +760,7 @@ static void strike_ends(struct soak *k, struct lane *l, uint64_t now)
             k->end[any].port_up_ns[device] = now + (1 + rnd(k, 100)) * TD_NS_PER_MS;
             note(k, l, "port of device %u of endpoint %u goes down", device, any);
             k->c.faults[F_PORT]++;
+            touch_end(k, any);
         }
     }
     if (f & 1u << F_GID) {
@@ -749,6 +777,7 @@ static void strike_ends(struct soak *k, struct lane *l, uint64_t now)
         end_stop(k, any, now);
         note(k, l, "endpoint %u is stopped", any);
         k->c.faults[F_STOP]++;
+        touch_end(k, any);
     }
     for (int side = 0; side < 2; side++) {
         enum fault kill_fault = side ? F_KILL_RECEIVER : F_KILL_SENDER;
@@ -757,6 +786,7 @@ static void strike_ends(struct soak *k, struct lane *l, uint64_t now)
         l->faults &= ~(1u << kill_fault);
         note(k, l, "endpoint %u is killed", victim);
         k->c.faults[kill_fault]++;
+        touch_end(k, victim);
         end_kill(k, victim);
     }
 }
@@ -815,11 +845,15 @@ static void lanes_turn(struct soak *k, uint64_t now, uint64_t *due)
                 l->cancel_ns = TD_NEVER_NS;
                 note(k, l, "cancel");
                 k->c.faults[F_CANCEL]++;
+                touch(l);
                 lane_command(k, l, l->p, (struct soak_message){.verb = SOAK_CANCEL});
             }
         }
         if (l->slot_live && now >= l->revoke_ns) {
-            if ((l->faults & 1u << F_REVOKE) && !l->revoked && !l->ready) k->c.faults[F_REVOKE]++;
+            if ((l->faults & 1u << F_REVOKE) && !l->revoked && !l->ready) {
+                k->c.faults[F_REVOKE]++;
+                touch(l);
+            }
             lane_revoke(k, l, "it is time");
         }
         *due = earlier(*due, earlier(l->next_ns, earlier(l->cancel_ns, l->revoke_ns)));
@@ -931,7 +965,7 @@ static void csv_row(const struct options *o, const struct soak *k)
         fprintf(f, "commit,machine,seed,fault_ppm,path,processes,transfers,seconds,transfers_per_s,granted_mib,ready,op_done,killed,refused");
         for (int i = 0; i < 8; i++) fprintf(f, ",op_%s", failures[i].name);
         for (int i = 0; i < N_FAULTS; i++) fprintf(f, ",%s", fault_names[i].column);
-        fprintf(f, ",fenced,digests,pulled_mib,corrupt,stale_or_stray,hung,leaked\n");
+        fprintf(f, ",fenced,digests,pulled_mib,corrupt,stale_or_stray,hung,leaked,touched\n");
     }
     fprintf(f, "%s,%s,%" PRIu64 ",%u,%s,%d,%" PRIu64 ",%.1f,%.0f,%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64, o->commit, o->machine,
             o->seed, o->fault_ppm, td_xfer_path_name(k->s->path), k->s->processes ? 2 : 1, c->n, c->seconds, (double)c->n / c->seconds,
@@ -941,7 +975,7 @@ static void csv_row(const struct options *o, const struct soak *k)
     for (int i = 0; i < 8; i++) fprintf(f, ",%" PRIu64, c->failed[i]);
     for (int i = 0; i < N_FAULTS; i++) fprintf(f, ",%" PRIu64, c->faults[i]);
     /* a round with any of the last four has ended the run */
-    fprintf(f, ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",0,0,0,0\n", c->n_fenced, c->n_digests, c->bytes_pulled >> 20);
+    fprintf(f, ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",0,0,0,0,%" PRIu64 "\n", c->n_fenced, c->n_digests, c->bytes_pulled >> 20, c->n_touched);
     fclose(f);
 }
 
@@ -996,6 +1030,7 @@ static bool run_round(const struct options *o, enum td_xfer_path path, bool proc
     if (!k.violated) csv_row(o, &k);
     total->n += k.c.n;
     total->n_ready += k.c.n_ready;
+    total->n_touched += k.c.n_touched;
     total->n_done += k.c.n_done;
     total->n_killed += k.c.n_killed;
     total->n_refused += k.c.n_refused;
@@ -1005,10 +1040,11 @@ static bool run_round(const struct options *o, enum td_xfer_path path, bool proc
     for (int i = 0; i < N_FAULTS; i++) total->faults[i] += k.c.faults[i];
     for (int i = 0; i < 8; i++) total->failed[i] += k.c.failed[i];
     fprintf(stderr,
-            "%s%s, %s: %" PRIu64 " transfers in %.1f s (%.0f/s), %" PRIu64 " READY, %" PRIu64 " DONE, %" PRIu64 " killed, %" PRIu64 " fenced\n",
+            "%s%s, %s: %" PRIu64 " transfers in %.1f s (%.0f/s), %" PRIu64 " READY, %" PRIu64 " DONE, %" PRIu64
+            " killed, %" PRIu64 " fenced, %.1f %% met a fault\n",
             progress->is_tty ? "\r\033[K" : "", td_xfer_path_name(path), processes ? "children" : "one process", k.n_over, k.c.seconds,
             (double)k.n_over / k.c.seconds,
-            k.c.n_ready, k.c.n_done, k.c.n_killed, k.c.n_fenced);
+            k.c.n_ready, k.c.n_done, k.c.n_killed, k.c.n_fenced, 100.0 * (double)k.c.n_touched / (double)(k.c.n ? k.c.n : 1));
     munmap(s, sizeof *s);
     return !k.violated;
 }
@@ -1041,8 +1077,12 @@ static int run(const struct options *o)
     for (int i = 0; i < 8; i++) printf(", %" PRIu64 " %s", c.failed[i], failures[i].name);
     printf("; faults:");
     for (int i = 0; i < N_FAULTS; i++) printf("%s %" PRIu64 " %s", i ? "," : "", c.faults[i], fault_names[i].name);
-    printf("; 0 corrupt, 0 stale or stray, 0 hung, 0 leaked\n");
-    return 0;
+    printf("; %" PRIu64 " transfers met one (%.1f %%); 0 corrupt, 0 stale or stray, 0 hung, 0 leaked\n", c.n_touched,
+           100.0 * (double)c.n_touched / (double)c.n);
+    if (!o->fault_ppm || c.n_touched * 100 >= c.n * o->touched_percent) return 0;
+    fprintf(stderr, "\nviolation: untouched: only %" PRIu64 " of %" PRIu64 " transfers met a fault, must be %u %% at least (--fault-ppm is %u)\n",
+            c.n_touched, c.n, o->touched_percent, o->fault_ppm);
+    return 1;
 }
 
 /* --- the checks are checked ----------------------------------------------------------------------------------------------------- */
@@ -1064,7 +1104,7 @@ static bool break_one(enum soak_break what, int processes)
         close(pipes[1]);
         snprintf(processes_text, sizeof processes_text, "%d", processes);
         execl("/proc/self/exe", "xfer_soak", "--transfers", "400", "--path", "tcp", "--processes", processes_text, "--seed", "7", "--deadline-ms",
-              "800", "--grace-ms", "700", "--fault-ppm", "0", "--break", soak_break_words[what], (char *)NULL);
+              "800", "--grace-ms", "700", "--fault-ppm", what == BREAK_UNTOUCHED ? "20000" : "0", "--break", soak_break_words[what], (char *)NULL);
         _exit(127);
     }
     close(pipes[1]);
@@ -1110,7 +1150,8 @@ static uint64_t number(const char *name, const char *text, uint64_t max)
 
 int main(int argc, char **argv)
 {
-    struct options o = {.n_transfers = 10000, .fault_ppm = 1000, .deadline_ms = 4000, .grace_ms = 5000, .timeout_ms = 500, .machine = "",
+    struct options o = {.n_transfers = 10000, .fault_ppm = 20000, .touched_percent = 10, .deadline_ms = 4000, .grace_ms = 5000,
+                        .timeout_ms = 500, .machine = "",
                         .commit = "",
                         .seed = td_random_u64() >> 32};
     int n_reconnects = 0, n_peers = 0;
@@ -1121,6 +1162,7 @@ int main(int argc, char **argv)
         if (!strcmp(name, "--transfers")) o.n_transfers = number(name, value, 1ull << 32);
         else if (!strcmp(name, "--seed")) o.seed = number(name, value, UINT64_MAX);
         else if (!strcmp(name, "--fault-ppm")) o.fault_ppm = (uint32_t)number(name, value, 1000000);
+        else if (!strcmp(name, "--touched-percent")) o.touched_percent = (uint32_t)number(name, value, 100);
         else if (!strcmp(name, "--deadline-ms")) o.deadline_ms = (uint32_t)number(name, value, 600000);
         else if (!strcmp(name, "--grace-ms")) o.grace_ms = (uint32_t)number(name, value, 600000);
         else if (!strcmp(name, "--peer-timeout-ms")) o.timeout_ms = (uint32_t)number(name, value, 600000);

@@ -27,7 +27,8 @@ enum {
 /* What --break plants, each of which its checker must report under this name. */
 enum soak_break {
     BREAK_NONE = 0, BREAK_CORRUPT, BREAK_NOTE, BREAK_LATE, BREAK_STRAY, BREAK_STRAY_END, BREAK_SOURCE, BREAK_SOURCE_FREE, BREAK_HUNG_SLOT,
-    BREAK_HUNG_OP, BREAK_TWICE, BREAK_LOST_READY, BREAK_SLOT_LEAK, BREAK_OP_LEAK, BREAK_FD_LEAK, BREAK_HEAP_LEAK, BREAK_VACUOUS, N_BREAKS
+    BREAK_HUNG_OP, BREAK_TWICE, BREAK_LOST_READY, BREAK_SLOT_LEAK, BREAK_OP_LEAK, BREAK_FD_LEAK, BREAK_HEAP_LEAK, BREAK_VACUOUS, BREAK_UNTOUCHED,
+    N_BREAKS
 };
 extern const char *const soak_break_names[N_BREAKS]; /* what the violation is called */
 extern const char *const soak_break_words[N_BREAKS]; /* what is planted */

@@ -29,9 +29,10 @@
 #endif
 
 const char *const soak_break_names[N_BREAKS] = {"", "corrupt", "note", "late", "stray", "stray", "source", "source", "hung slot", "hung op", "twice",
-                                                "lost ready", "slot leak", "op leak", "fd leak", "heap leak", "vacuous"};
+                                                "lost ready", "slot leak", "op leak", "fd leak", "heap leak", "vacuous", "untouched"};
 const char *const soak_break_words[N_BREAKS] = {"none", "corrupt", "note", "late", "stray", "stray-end", "source", "source-free", "hung-slot",
-                                                "hung-op", "twice", "lost-ready", "slot-leak", "op-leak", "fd-leak", "heap-leak", "vacuous"};
+                                                "hung-op", "twice", "lost-ready", "slot-leak", "op-leak", "fd-leak", "heap-leak", "vacuous",
+                                                "untouched"};
 
 /* --- blocks --------------------------------------------------------------------------------------------------------------------- */
 
