@@ -22,6 +22,11 @@
  * behind on the busiest machine is lost. */
 #define SENDER_WAIT_MS 5000
 #define MAX_OBJECTIVE_MS 1e9
+#define CEILING_START 0.8                   /* of the fleet's fullness, for ranks behind others; from there it follows what the others attain */
+#define CEILING_MIN 0.6
+#define CEILING_MAX 1.1                     /* above 1: none */
+#define CEILING_STEP 0.002                  /* up with each request of a rank before that was good */
+#define CEILING_DRIFT 0.005                 /* up in a second: what is kept for a rank that does not come is given back */
 #define MAX_SEQ_JUMP (1u << 20)             /* hours of snapshots; a worker that silent has been lost long ago */
 
 static td_status check_classes(const struct td_core_config *g, struct td_err *err)
@@ -42,18 +47,63 @@ static td_status check_classes(const struct td_core_config *g, struct td_err *er
     return TD_OK;
 }
 
+/* Does class a stand before class b? Equal weights are equal for the router, whatever their order; among them the workers' queues, which go by
+ * deadlines, give the tighter TTFT its turn first. */
+static bool heavier(const struct td_core_class *a, const struct td_core_class *b) { return a->weight > b->weight; }
+static bool sooner(const struct td_core_class *a, const struct td_core_class *b)
+{
+    double a_ms = a->ttft_ms > 0 ? a->ttft_ms : INFINITY, b_ms = b->ttft_ms > 0 ? b->ttft_ms : INFINITY;
+    return heavier(a, b) || (!heavier(b, a) && a_ms < b_ms);
+}
+
+/* Places among the different ones before it, so that they have no gaps. */
+static uint32_t place_of(const struct td_core_config *g, uint32_t i, bool (*before)(const struct td_core_class *a, const struct td_core_class *b))
+{
+    uint32_t place = 0;
+    for (uint32_t j = 0; j < g->n_classes; j++) {
+        bool counted = false; /* another that is its equal was */
+        for (uint32_t k = 0; k < j; k++)
+            counted |= !before(&g->classes[j], &g->classes[k]) && !before(&g->classes[k], &g->classes[j]);
+        place += before(&g->classes[j], &g->classes[i]) && !counted;
+    }
+    return place;
+}
+
+static void rank_classes(struct td_core *c)
+{
+    c->n_ranks = 1;
+    for (uint32_t i = 0; i < c->cfg.n_classes; i++) {
+        c->ranks[i] = place_of(&c->cfg, i, heavier);
+        c->turns[i] = place_of(&c->cfg, i, sooner);
+        if (c->ranks[i] >= c->n_ranks) c->n_ranks = c->ranks[i] + 1;
+        c->ceilings[i] = CEILING_START;
+        c->guard_tpot_s[i] = INFINITY;
+    }
+    for (uint32_t i = 0; i < c->cfg.n_classes; i++)
+        for (uint32_t rank = c->ranks[i] + 1; rank < c->n_ranks && c->cfg.classes[i].tpot_ms > 0; rank++)
+            c->guard_tpot_s[rank] = fmin(c->guard_tpot_s[rank], c->cfg.classes[i].tpot_ms * 1e-3);
+}
+
+/* A request of a rank met its objectives, or missed them or was refused: those behind it may take more of the fleet, or less. Steps are so that a
+ * ceiling would rest half-way between the attainment that is asked for and 1; the drift takes it a little higher. */
+static void move_ceilings(struct td_core *c, uint32_t rank, bool good)
+{
+    if (rank + 1 >= c->n_ranks) return;
+    double target = (1 + c->cfg.attainment) / 2, by = good ? CEILING_STEP : -CEILING_STEP * target / (1 - target);
+    for (uint32_t i = rank + 1; i < c->n_ranks; i++) {
+        c->ceilings[i] = fmin(CEILING_MAX, fmax(CEILING_MIN, c->ceilings[i] + by));
+        td_order_set_ceiling(c->order, i, c->ceilings[i]);
+    }
+}
+
 static td_status open_parts(struct td_core *c, struct td_err *err)
 {
     const struct td_core_config *g = &c->cfg;
-    uint32_t *ranks = c->ranks;
-    for (uint32_t i = 0; i < g->n_classes; i++) {
-        ranks[i] = 0;
-        for (uint32_t j = 0; j < g->n_classes; j++)
-            if (g->classes[j].weight > g->classes[i].weight || (!(g->classes[j].weight < g->classes[i].weight) && j < i)) ranks[i]++;
-    }
+    const uint32_t *ranks = c->ranks;
+    rank_classes(c);
     c->guarded_ttft_s = c->guarded_tpot_s = INFINITY;
     for (uint32_t i = 0; i < g->n_classes; i++) {
-        if (ranks[i] == g->n_classes - 1) continue; /* nobody is behind it */
+        if (ranks[i] == c->n_ranks - 1) continue; /* nobody is behind it */
         if (g->classes[i].ttft_ms > 0) c->guarded_ttft_s = fmin(c->guarded_ttft_s, g->classes[i].ttft_ms * 1e-3);
         if (!(g->classes[i].tpot_ms > 0) || g->classes[i].tpot_ms * 1e-3 >= c->guarded_tpot_s) continue;
         c->guarded_tpot_s = g->classes[i].tpot_ms * 1e-3;
@@ -63,6 +113,7 @@ static td_status open_parts(struct td_core *c, struct td_err *err)
     td_status s = td_order_create(g->max_requests, g->n_classes, ranks, &c->order, err);
     struct td_lat_config lc = {.attainment = g->attainment, .eta = 0.02, .forgetting = 0.999};
     if (!s) s = td_latency_create(&lc, &c->latency, err);
+    for (uint32_t i = 1; !s && i < c->n_ranks; i++) td_order_set_ceiling(c->order, i, c->ceilings[i]);
     if (!s && g->max_prefix_entries) s = td_prefix_index_create(TD_CORE_MAX_WORKERS, g->max_prefix_entries, &c->index, err);
     for (uint32_t i = 0; !s && i < g->n_thetas; i++)
         if (g->thetas[i].known) td_latency_set_theta(c->latency, i, &g->thetas[i]);
@@ -243,7 +294,10 @@ void core_fail(struct td_core *c, struct request *r, uint32_t code, const char *
     a->retry_ms = code != G_EXHAUSTED ? 0 : !(ms >= 1) ? 1 : ms > MAX_RETRY_MS ? MAX_RETRY_MS : (uint32_t)ms;
     c->stats.failed++;
     c->stats.wasted_prefill_tokens += r->decode_flows ? 0 : r->computed_tokens;
-    if (code == G_EXHAUSTED) c->stats.refused++;
+    if (code == G_EXHAUSTED) {
+        c->stats.refused++;
+        move_ceilings(c, c->ranks[r->slo_class], false);
+    }
     forget(c, r);
 }
 
@@ -264,6 +318,7 @@ static void learn_from(struct td_core *c, const struct request *r)
     c->stats.missed_ttft += late;
     c->stats.missed_tpot += slow;
     c->stats.good += !late && !slow;
+    move_ceilings(c, c->ranks[r->slo_class], !late && !slow);
 }
 
 static void complete(struct td_core *c, struct request *r)
@@ -457,6 +512,7 @@ static void on_request(struct td_core *c, const struct td_core_event *e)
     }
     c->n_live++;
     count_arrival(c);
+    c->asked_ns[c->ranks[slo_class]] = c->now_ns > 0 ? c->now_ns : 1;
     td_order_ask(c->order, r->tenant, (e->tenant_weight ? e->tenant_weight : 1000) * 1e-3, c->now_ns);
     uint32_t n_p = c->n_by_role[TD_ROLE_PREFILL],
         any = n_p ? c->by_role[TD_ROLE_PREFILL][0] : c->n_by_role[TD_ROLE_DECODE] ? c->by_role[TD_ROLE_DECODE][0] : 0;
@@ -510,7 +566,7 @@ static void on_ticket(struct td_core *c, const struct td_core_event *e)
             return;
         }
         double work_s = td_latency_prefill(c->latency, p, r->n_tokens, 0, c->workers[p].max_step_tokens);
-        td_ledger_prefill_open(&c->workers[p], &r->prefill, p, c->ranks[r->slo_class], r->n_tokens, work_s, c->now_s);
+        td_ledger_prefill_open(&c->workers[p], &r->prefill, p, c->turns[r->slo_class], r->n_tokens, work_s, c->now_s);
         r->choice.ttft_s = 0; /* it was predicted of another: nothing is learned from it */
     }
     r->phase = PREFILLING;
@@ -667,6 +723,10 @@ static void update_utilisation(struct td_core *c)
     double forget = exp2(-dt / 30.0); /* when no decisions come, what the last ones said fades */
     c->decode_pressure *= forget;
     c->refused_share *= forget;
+    for (uint32_t i = 1; i < c->n_ranks; i++) { /* while nobody of the ranks above comes, nothing is kept for them */
+        c->ceilings[i] = fmin(CEILING_MAX, c->ceilings[i] + CEILING_DRIFT * dt);
+        td_order_set_ceiling(c->order, i, c->ceilings[i]);
+    }
     c->utilisation_s = c->now_s;
 }
 

@@ -56,7 +56,11 @@ struct td_core {
     uint64_t *hash_store;
     uint32_t *hit_tokens;     /* [TD_CORE_MAX_WORKERS] */
     struct td_order *order;
-    uint32_t ranks[TD_CORE_MAX_CLASSES]; /* of each class: 0 goes first */
+    uint32_t n_ranks, ranks[TD_CORE_MAX_CLASSES]; /* of each class, by weight: 0 goes first */
+    uint32_t turns[TD_CORE_MAX_CLASSES];    /* of each class in the workers' queues: by weight, then by TTFT */
+    double guard_tpot_s[TD_CORE_MAX_CLASSES]; /* of each rank: the tightest TPOT of those before it; INFINITY = none */
+    uint64_t asked_ns[TD_CORE_MAX_CLASSES]; /* of each rank: the last request of it; 0 = none so far */
+    double ceilings[TD_CORE_MAX_CLASSES];   /* of each rank but the first: how full the fleet may be for it to take work; above 1: no matter */
     double guarded_ttft_s, guarded_tpot_s;  /* the tightest objectives of all classes but the last: lesser ones leave room; INFINITY = none */
     uint32_t guarded_tpot_class;
     struct td_latency *latency;

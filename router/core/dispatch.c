@@ -11,6 +11,7 @@
 #define MAX_TRIES 16                        /* requests tried in one dispatch: bounds the time of an event while the queue is long */
 #define MAX_PASSED 512                      /* and passed over */
 #define MAX_REJECTED 256                    /* and refused; the next event goes on with the rest */
+#define GUARD_NS (10000 * NS_PER_MS)        /* room is kept for a rank that asked within so long */
 #define PRESSURE_STEP 0.01                  /* of the EWMA over decisions */
 #define MAX_PREDICTED_S 1e9                 /* what an action may say */
 
@@ -57,6 +58,22 @@ struct td_policy_view core_view_of(struct td_core *c)
                                    .latency = c->latency, .index = c->index, .hit_tokens = c->hit_tokens};
 }
 
+/* The TPOT for which a request of the rank leaves room on decode workers: that of those before it, while any of them come. */
+static double guard_of(const struct td_core *c, uint32_t rank)
+{
+    for (uint32_t i = 0; i < rank; i++)
+        if (c->asked_ns[i] && c->now_ns - c->asked_ns[i] < GUARD_NS) return c->guard_tpot_s[rank];
+    return INFINITY;
+}
+
+/* Do requests of lesser ranks come, too? */
+static bool before_others(const struct td_core *c, uint32_t rank)
+{
+    for (uint32_t i = rank + 1; i < c->n_ranks; i++)
+        if (c->asked_ns[i] && c->now_ns - c->asked_ns[i] < GUARD_NS) return true;
+    return false;
+}
+
 static struct td_policy_ask ask_of(const struct td_core *c, const struct request *r)
 {
     uint64_t sent = r->n_tokens - r->n_prompt, left = r->max_tokens > sent ? r->max_tokens - sent : 1;
@@ -64,9 +81,10 @@ static struct td_policy_ask ask_of(const struct td_core *c, const struct request
     bool local = core_wants_local(c, r), prefill_only = core_wants_prefill_only(c, r);
     const struct td_core_class *k = &c->cfg.classes[r->slo_class];
     struct td_policy_ask a = {.id = r->id, .n_tokens = r->n_tokens, .max_tokens = left, .n_out = fmin(fmax(expected, 1), (double)left),
-                              .slo_class = r->slo_class, .rank = c->ranks[r->slo_class], .ttft_s = r->ttft_s, .tpot_s = r->tpot_s,
-                              .best_effort = k->best_effort, .above_share = td_order_above_share(c->order, r->tenant, c->now_ns),
-                              .below_share = td_order_below_share(c->order, r->tenant, c->now_ns),
+                              .slo_class = r->slo_class, .turn = c->turns[r->slo_class], .ttft_s = r->ttft_s, .tpot_s = r->tpot_s,
+                              .best_effort = k->best_effort, .guard_tpot_s = guard_of(c, c->ranks[r->slo_class]),
+                              .above_share = td_order_above_share(c->order, r->tenant, c->now_ns),
+                              .favoured = td_order_below_share(c->order, r->tenant, c->now_ns) || before_others(c, c->ranks[r->slo_class]),
                               .started = r->first_ns != 0, .force_local = local,
                               .allow_deflect = c->cfg.mode == TD_MODE_HYBRID && !local, .prefill_only = prefill_only,
                               .hashes = r->hashes, .n_hashes = c->index ? r->n_hashes : 0, .hash_tokens = r->hash_tokens};
@@ -107,7 +125,7 @@ static enum outcome place(struct td_core *c, struct request *r, const struct td_
     }
     if (!choice.local) {
         struct td_core_worker *p = &c->workers[choice.prefill];
-        td_ledger_prefill_open(p, &r->prefill, choice.prefill, a.rank, uncomputed, choice.prefill_s, c->now_s);
+        td_ledger_prefill_open(p, &r->prefill, choice.prefill, a.turn, uncomputed, choice.prefill_s, c->now_s);
         if (alone) td_ledger_prefill_tell(p, &r->prefill);
     }
     if (!choice.local && !alone) {

@@ -59,18 +59,18 @@ void td_ledger_join(struct td_core_worker *w, const struct td_core_event *e)
     td_ledger_changed(w);
 }
 
-void td_ledger_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker, uint32_t rank, uint64_t n_tokens, double work_s,
+void td_ledger_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker, uint32_t turn, uint64_t n_tokens, double work_s,
                             double now_s)
 {
-    *leg = (struct td_leg){.worker = worker, .pending = true, .planned = true, .tokens = n_tokens, .work_s = work_s, .rank = rank,
+    *leg = (struct td_leg){.worker = worker, .pending = true, .planned = true, .tokens = n_tokens, .work_s = work_s, .turn = turn,
                            .tpot_s = INFINITY};
     w->assigned++;
     w->assigned_tokens += n_tokens;
     w->n_pending++;
     w->pending_tokens += n_tokens;
     w->pending_s += work_s;
-    w->pending_by_rank[rank].n++;
-    w->pending_by_rank[rank].s += work_s;
+    w->pending_by_turn[turn].n++;
+    w->pending_by_turn[turn].s += work_s;
     w->planned_tokens += n_tokens;
     w->planned_s += work_s;
     w->free_at_s = fmax(w->free_at_s, now_s) + work_s;
@@ -81,7 +81,7 @@ void td_ledger_link_open(struct td_core_worker *w, struct td_leg *leg, double li
 {
     leg->link_s = link_s;
     w->link_s += link_s;
-    w->link_by_rank_s[leg->rank] += link_s;
+    w->link_by_turn_s[leg->turn] += link_s;
     w->link_free_at_s = fmax(w->link_free_at_s, from_s) + link_s;
     td_ledger_changed(w);
 }
@@ -91,8 +91,8 @@ void td_ledger_link_open(struct td_core_worker *w, struct td_leg *leg, double li
 static void link_settle(struct td_core_worker *w, const struct td_leg *leg, double now_s)
 {
     w->link_s = w->assigned ? fmax(0, w->link_s - leg->link_s) : 0;
-    w->link_by_rank_s[leg->rank] = fmax(0, w->link_by_rank_s[leg->rank] - leg->link_s);
-    if (w->assigned == 0) memset(w->link_by_rank_s, 0, sizeof w->link_by_rank_s); /* exact at rest: no rounding is carried on */
+    w->link_by_turn_s[leg->turn] = fmax(0, w->link_by_turn_s[leg->turn] - leg->link_s);
+    if (w->assigned == 0) memset(w->link_by_turn_s, 0, sizeof w->link_by_turn_s); /* exact at rest: no rounding is carried on */
     w->link_free_at_s = fmin(w->link_free_at_s, fmax(now_s, w->free_at_s) + w->link_s);
 }
 
@@ -129,8 +129,8 @@ static void prefill_settle(struct td_core_worker *w, struct td_leg *leg)
     w->pending_tokens -= leg->tokens;
     w->assigned_tokens -= leg->tokens;
     w->pending_s = w->n_pending ? fmax(0, w->pending_s - leg->work_s) : 0; /* exact at rest: no rounding is carried on */
-    w->pending_by_rank[leg->rank].n--;
-    w->pending_by_rank[leg->rank].s = w->pending_by_rank[leg->rank].n ? fmax(0, w->pending_by_rank[leg->rank].s - leg->work_s) : 0;
+    w->pending_by_turn[leg->turn].n--;
+    w->pending_by_turn[leg->turn].s = w->pending_by_turn[leg->turn].n ? fmax(0, w->pending_by_turn[leg->turn].s - leg->work_s) : 0;
 }
 
 void td_ledger_prefill_done(struct td_core_worker *w, struct td_leg *leg, double now_s)

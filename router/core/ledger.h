@@ -20,7 +20,7 @@ struct td_leg {
     uint64_t promised;          /* decode */
     uint64_t local_tokens;
     double work_s;              /* prefill: predicted */
-    uint32_t rank;              /* prefill: of its class */
+    uint32_t turn;              /* prefill: of its class */
     double link_s;              /* prefill: of its transfer, predicted */
     double tpot_s;              /* decode: its objective */
 };
@@ -32,7 +32,7 @@ void td_ledger_part(const struct td_core_worker *w, struct td_fullness_part *ret
 
 /* *w is zeroed, or a former holder of the place. */
 void td_ledger_join(struct td_core_worker *w, const struct td_core_event *join);
-void td_ledger_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker, uint32_t rank, uint64_t n_tokens, double work_s,
+void td_ledger_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker, uint32_t turn, uint64_t n_tokens, double work_s,
                             double now_s);
 /* Its KV takes link_s on the link, from from_s on at the earliest: with the first chunk. Once for each leg. */
 void td_ledger_link_open(struct td_core_worker *w, struct td_leg *leg, double link_s, double from_s);

@@ -39,11 +39,12 @@ struct tenant {
 
 struct td_order {
     struct item *items;         /* [max_slots] */
-    uint32_t n, n_classes, max_slots;
-    uint32_t rank_of[TD_ORDER_MAX_CLASSES], class_at[TD_ORDER_MAX_CLASSES];
-    double work_s[TD_ORDER_MAX_CLASSES];
-    struct list (*lists)[N_TENANTS];        /* [n_classes] */
-    uint16_t (*busy)[N_TENANTS];            /* [n_classes]: tenants with a list that is not empty */
+    uint32_t n, n_classes, n_ranks, max_slots;
+    uint32_t rank_of[TD_ORDER_MAX_CLASSES];
+    double ceiling[TD_ORDER_MAX_CLASSES];   /* of each rank, never above the one before */
+    double work_s[TD_ORDER_MAX_CLASSES];    /* of each rank */
+    struct list (*lists)[N_TENANTS];        /* [n_ranks]: classes of one rank wait together */
+    uint16_t (*busy)[N_TENANTS];            /* [n_ranks]: tenants with a list that is not empty */
     uint32_t n_busy[TD_ORDER_MAX_CLASSES];
     struct tenant tenants[N_TENANTS];
     uint32_t n_tenants, hand;               /* hand: where the search for an account to forget goes on */
@@ -77,12 +78,14 @@ td_status td_order_create(uint32_t max_slots, uint32_t n_classes, const uint32_t
     o->max_slots = max_slots;
     o->n_classes = n_classes;
     for (uint32_t c = 0; c < n_classes; c++) {
+        TD_ASSERT(ranks[c] < n_classes);
         o->rank_of[c] = ranks[c];
-        o->class_at[ranks[c]] = c;
+        if (ranks[c] >= o->n_ranks) o->n_ranks = ranks[c] + 1;
         for (uint32_t t = 0; t < N_TENANTS; t++) o->lists[c][t] = (struct list){NO, NO, NO, NO};
     }
+    for (uint32_t rank = 0; rank < o->n_ranks; rank++) o->ceiling[rank] = rank ? 1 - 0.4 * rank / (o->n_ranks - 1) : INFINITY;
     o->n_tenants = 1; /* 0 = no tenant */
-    o->walk_rank = n_classes;
+    o->walk_rank = o->n_ranks;
     *ret_order = o;
     return TD_OK;
 }
@@ -267,7 +270,7 @@ static void treap_remove(struct td_order *o, struct list *l, uint32_t slot)
 static void link_item(struct td_order *o, uint32_t slot)
 {
     struct item *it = &o->items[slot];
-    uint32_t c = it->key.slo_class;
+    uint32_t c = o->rank_of[it->key.slo_class];
     struct list *l = &o->lists[c][it->tenant];
     uint32_t after = treap_insert(o, l, slot);
     it->prev = after;
@@ -282,7 +285,7 @@ static void link_item(struct td_order *o, uint32_t slot)
 static void unlink_item(struct td_order *o, uint32_t slot)
 {
     struct item *it = &o->items[slot];
-    uint32_t c = it->key.slo_class;
+    uint32_t c = o->rank_of[it->key.slo_class];
     struct list *l = &o->lists[c][it->tenant];
     treap_remove(o, l, slot);
     if (l->cursor == slot) l->cursor = it->next;
@@ -305,7 +308,7 @@ void td_order_insert(struct td_order *o, uint32_t slot, const struct td_order_ke
     o->items[slot] = (struct item){.key = *key, .tenant = tenant, .in = true, .work_s = work_s, .since_ns = now_ns};
     link_item(o, slot);
     o->tenants[tenant].n_waiting++;
-    o->work_s[key->slo_class] += work_s;
+    o->work_s[o->rank_of[key->slo_class]] += work_s;
     o->n++;
 }
 
@@ -313,7 +316,7 @@ void td_order_remove(struct td_order *o, uint32_t slot)
 {
     struct item *it = &o->items[slot];
     TD_ASSERT(slot < o->max_slots && it->in);
-    uint32_t c = it->key.slo_class;
+    uint32_t c = o->rank_of[it->key.slo_class];
     unlink_item(o, slot);
     o->tenants[it->tenant].n_waiting--;
     o->work_s[c] = o->n_busy[c] == 0 ? 0 : fmax(0, o->work_s[c] - it->work_s); /* exact at rest: no rounding is carried on */
@@ -345,18 +348,19 @@ uint32_t td_order_n(const struct td_order *o) { return o->n; }
 double td_order_work_s(const struct td_order *o, uint32_t slo_class)
 {
     double sum = 0;
-    for (uint32_t c = 0; c < o->n_classes; c++)
-        if (o->rank_of[c] <= o->rank_of[slo_class]) sum += o->work_s[c];
+    for (uint32_t rank = 0; rank <= o->rank_of[slo_class]; rank++) sum += o->work_s[rank];
     return sum;
 }
 
 /* ---- walk ------------------------------------------------------------------------------------------------------------------------------------- */
 
-/* May the class that the walk is at take no more? The first always may. */
-static bool over_ceiling(const struct td_order *o)
+void td_order_set_ceiling(struct td_order *o, uint32_t rank, double ceiling)
 {
-    return o->walk_rank > 0 && o->fullness >= 1 - 0.4 * o->walk_rank / (o->n_classes - 1);
+    if (rank > 0 && rank < o->n_ranks) o->ceiling[rank] = fmin(ceiling, o->ceiling[rank - 1]);
 }
+
+/* May the rank that the walk is at take no more? The first always may. */
+static bool over_ceiling(const struct td_order *o) { return o->fullness >= o->ceiling[o->walk_rank]; }
 
 /* Service attained for each unit of the tenant's weight. */
 static double weighted_service(const struct td_order *o, uint16_t tenant)
@@ -367,8 +371,8 @@ static double weighted_service(const struct td_order *o, uint16_t tenant)
 
 static void enter_class(struct td_order *o)
 {
-    for (; o->walk_rank < o->n_classes; o->walk_rank++) {
-        uint32_t c = o->class_at[o->walk_rank];
+    for (; o->walk_rank < o->n_ranks; o->walk_rank++) {
+        uint32_t c = o->walk_rank;
         if (o->n_busy[c] == 0 || over_ceiling(o)) continue;
         for (uint32_t i = 0; i < o->n_busy[c]; i++) {
             struct list *l = &o->lists[c][o->busy[c][i]];
@@ -392,14 +396,14 @@ void td_order_walk(struct td_order *o, double fullness, uint64_t now_ns)
 void td_order_fill(struct td_order *o, double fullness)
 {
     o->fullness = fullness;
-    if (o->walk_rank >= o->n_classes || !over_ceiling(o)) return;
-    o->walk_rank = o->n_classes; /* ceilings fall from class to class */
+    if (o->walk_rank >= o->n_ranks || !over_ceiling(o)) return;
+    o->walk_rank = o->n_ranks; /* ceilings fall from rank to rank */
 }
 
 uint32_t td_order_next(struct td_order *o)
 {
-    while (o->walk_rank < o->n_classes) {
-        uint32_t c = o->class_at[o->walk_rank], best = NO;
+    while (o->walk_rank < o->n_ranks) {
+        uint32_t c = o->walk_rank, best = NO;
         double best_score = INFINITY, most = 1e-9, longest = 1e-9;
         o->service[o->given] = weighted_service(o, o->given);
         for (uint32_t i = 0; i < o->n_busy[c] && o->n_busy[c] > 1; i++) { /* scales of the two terms */

@@ -1,12 +1,12 @@
 /* order.h - the router's queue: who is next among those that wait.
  *
- * Between classes: greater weight first, and class i of N (by weight) may take work only while the fleet is less than c_i = 1 - 0.4 * i / (N - 1)
- * full (of places, of KV, and of the time that the objectives of the classes above leave, see dispatch.c), so a flood of lesser requests never takes
- * the last room. Between tenants of a class: least attained service first (prompt + 2 * output
- * tokens, half-life 60 s, 0.8 of the score; 0.2 for how long its first request waits). Within a tenant: priority, then earliest deadline, with the
- * hopeless (deadline passed, still to be served) behind the hopeful, so that one late request does not make the next one late; then number of
- * arrival. Slots are the caller's; the queue links them. Insertion walks from the back: O(1) for requests that come in deadline order. No allocation
- * after create. Pure, one thread. */
+ * Between classes: greater weight first, equal weights together; and rank i of N (by weight) may take work only while the fleet is less full than its
+ * ceiling (of places, of KV, and of the time that the objectives of the ranks above leave, see dispatch.c), so a flood of lesser requests never takes
+ * the last room. Ceilings begin at 1 - 0.4 * i / (N - 1); core.c sets others, by what the ranks above attain.
+ * Between tenants of a rank: least attained service first (prompt + 2 * output tokens by the tenant's weight, half-life 60 s, 0.8 of the score; 0.2
+ * for how long its first request waits). Within a tenant: priority, then earliest deadline, with the hopeless (deadline passed, still to be served)
+ * behind the hopeful, so that one late request does not make the next one late; then number of arrival. Slots are the caller's; the queue links them.
+ * Insertion walks from the back: O(1) for requests that come in deadline order. No allocation after create. Pure, one thread. */
 #ifndef TD_ROUTER_ORDER_H
 #define TD_ROUTER_ORDER_H
 
@@ -32,7 +32,7 @@ struct td_order_key {
     uint64_t id;
 };
 
-/* ranks[i] of class i: 0 goes first. */
+/* ranks[i] of class i, < n_classes: 0 goes first; classes of one rank are one queue. */
 td_status td_order_create(uint32_t max_slots, uint32_t n_classes, const uint32_t *ranks, struct td_order **ret_order, struct td_err *err);
 void td_order_destroy(struct td_order *order);
 void td_order_insert(struct td_order *order, uint32_t slot, const struct td_order_key *key, double work_s, uint64_t now_ns);
@@ -45,6 +45,8 @@ double td_order_work_s(const struct td_order *order, uint32_t slo_class);      /
  * returned may be removed; a tenant whose request was held gives its next one only after the other tenants had their turn. */
 void td_order_walk(struct td_order *order, double fullness, uint64_t now_ns);
 uint32_t td_order_next(struct td_order *order);
+/* Of rank 1 and on: how full the fleet may be for it to take work; above 1: always. At most that of the rank before. */
+void td_order_set_ceiling(struct td_order *order, uint32_t rank, double ceiling);
 void td_order_fill(struct td_order *order, double fullness);   /* it has changed during the walk: what was placed counts */
 
 void td_order_charge(struct td_order *order, uint64_t tenant, double tokens, uint64_t now_ns);     /* service attained */

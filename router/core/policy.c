@@ -216,9 +216,9 @@ static double prefill_wait(const struct td_policy_view *v, const struct td_polic
     const struct td_core_worker *w = &v->workers[at];
     double all_s = fmax(0, w->free_at_s - v->now_s), before_s = 0;
     uint32_t n_before = 0;
-    for (uint32_t rank = 0; rank <= a->rank; rank++) {
-        n_before += w->pending_by_rank[rank].n;
-        before_s += w->pending_by_rank[rank].s;
+    for (uint32_t turn = 0; turn <= a->turn; turn++) {
+        n_before += w->pending_by_turn[turn].n;
+        before_s += w->pending_by_turn[turn].s;
     }
     if (n_before == w->n_pending || w->max_step_tokens == 0) return all_s;
     before_s = fmin(before_s, all_s);
@@ -231,7 +231,7 @@ static double link_wait(const struct td_policy_view *v, const struct td_policy_a
 {
     const struct td_core_worker *w = &v->workers[at];
     double all_s = fmax(0, w->link_free_at_s - v->now_s - fmax(0, w->free_at_s - v->now_s)), before_s = 0;
-    for (uint32_t rank = 0; rank <= a->rank; rank++) before_s += w->link_by_rank_s[rank];
+    for (uint32_t turn = 0; turn <= a->turn; turn++) before_s += w->link_by_turn_s[turn];
     before_s = fmin(before_s, all_s);
     return before_s + fmin(all_s - before_s, own_s);
 }

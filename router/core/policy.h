@@ -47,8 +47,8 @@ struct td_core_worker {
     uint64_t kv_bytes_per_token;
     uint32_t n_pending;         /* prefill: jobs without a first token; decode: reserved, not yet decoding */
     double pending_s;           /* prefill: sum of their predicted times */
-    struct { uint32_t n; double s; } pending_by_rank[TD_CORE_MAX_CLASSES]; /* prefill: the same by rank of class: lesser ones are overtaken */
-    double link_by_rank_s[TD_CORE_MAX_CLASSES]; /* prefill: link_s by rank of class: lesser ones get every other turn of the link at most */
+    struct { uint32_t n; double s; } pending_by_turn[TD_CORE_MAX_CLASSES]; /* prefill: the same by turn of class: later ones are overtaken */
+    double link_by_turn_s[TD_CORE_MAX_CLASSES]; /* prefill: link_s by turn of class: later ones get every other one of the link at most */
     uint32_t n_told;            /* prefill: of n_pending, those whose call was made */
     uint32_t n_chunked;         /* of n_told, those longer than a step: their first chunks' KV leaves while later ones are computed */
     uint64_t pending_tokens;    /* prefill: sum of their uncomputed tokens */
@@ -78,12 +78,13 @@ struct td_policy_ask {
     uint64_t n_tokens;          /* to have KV for before the first new token */
     uint64_t max_tokens;        /* output still allowed */
     double n_out;               /* output still expected, >= 1 */
-    uint32_t slo_class, rank;   /* rank: 0 goes first, in the workers' queues too */
+    uint32_t slo_class, turn;   /* turn: 0 goes first in the workers' queues */
     double ttft_s, tpot_s;      /* what is left of the TTFT objective; the TPOT objective */
     bool best_effort;           /* may not be rejected */
     bool started;               /* its first token was sent: only TPOT counts, and it is never rejected */
     bool above_share;           /* its tenant has had more than its share: it leaves room for those who have not */
-    bool below_share;           /* less, beside others who had more: it pays no price for what is scarce by their doing */
+    bool favoured;              /* it had less, or its class goes before others that come, too: it pays no price for what is scarce by their doing */
+    double guard_tpot_s;        /* of the classes before its own: steps keep it, and room for some more; INFINITY = none */
     bool force_local, allow_deflect;
     bool prefill_only;          /* one token is left: a prefill worker needs no decode worker beside it (choice->decode is TD_NO_WORKER then) */
     const uint64_t *hashes;

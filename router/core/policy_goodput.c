@@ -36,8 +36,8 @@
 #define PRICE_FROM 0.5      /* utilisation from which, and up to which, margins come into force */
 #define PRICE_TO 0.9
 #define FULL_PRESSURE 0.1
-#define SHARE_ROOM_TTFT 1.25 /* a tenant above its share leaves a fifth of the TTFT, */
-#define SHARE_ROOM_TPOT 1.04 /* and 4 % of each step: beside 45 sequences the room for three */
+#define ROOM_TTFT 1.25 /* a tenant above its share leaves a fifth of the TTFT, */
+#define ROOM_TPOT 1.04 /* and 4 % of each step: beside 45 sequences the room for three */
 
 struct candidate {
     uint32_t at;
@@ -148,7 +148,7 @@ static double tpot_margin(const struct td_policy_view *v, const struct td_policy
 static void consider(const struct td_policy_view *v, const struct td_policy_ask *a, const struct td_choice *c, bool fits, const struct factors *x,
                      struct found *f)
 {
-    double price = x->price, q_t = ttft_margin(v, a, c->ttft_bucket, a->below_share ? 0 : price) * x->doubt_t;
+    double price = x->price, q_t = ttft_margin(v, a, c->ttft_bucket, a->favoured ? 0 : price) * x->doubt_t;
     double q_d = tpot_margin(v, a, c->tpot_bucket);
     static const struct td_core_worker nobody = {.min_tpot_s = INFINITY};
     const struct td_core_worker *d = c->decode == TD_NO_WORKER ? &nobody : &v->workers[c->decode];
@@ -163,9 +163,10 @@ static void consider(const struct td_policy_view *v, const struct td_policy_ask 
     }
     double step = a->n_out > 1 ? c->tpot_s - c->gap_s / (a->n_out - 1) : 0; /* what all who are there will feel */
     if (a->above_share) { /* what it leaves is for tenants that are below their shares */
-        need *= SHARE_ROOM_TTFT;
-        q_d *= SHARE_ROOM_TPOT;
+        need *= ROOM_TTFT;
+        q_d *= ROOM_TPOT;
     }
+    if (step * q_d * ROOM_TPOT > a->guard_tpot_s) return; /* a heavier class is to find room on each worker */
     if (!fits || need > a->ttft_s || c->tpot_s * q_d > a->tpot_s || step * q_d > d->min_tpot_s) return;
     double edge = f->best_cost * TIE + TIE_S;
     if (f->any && cost > edge) return;

@@ -51,10 +51,10 @@ static void check(const struct td_core_worker *w, const struct td_leg *legs, dou
             assert_true(l->pending || l->tokens == 0);
             if (l->pending) t.pending_tokens += l->tokens;
             if (l->pending) t.pending_s += l->work_s;
-            if (l->pending) t.s_by_rank[l->rank] += l->work_s;
-            t.n_by_rank[l->rank] += l->pending;
+            if (l->pending) t.s_by_rank[l->turn] += l->work_s;
+            t.n_by_rank[l->turn] += l->pending;
             t.link_s += l->link_s;
-            t.link_by_rank_s[l->rank] += l->link_s;
+            t.link_by_rank_s[l->turn] += l->link_s;
             t.n_told += l->pending && !l->planned;
             t.n_chunked += l->pending && !l->planned && l->tokens > 2048;
             t.n_sending += !l->pending;
@@ -82,9 +82,9 @@ static void check(const struct td_core_worker *w, const struct td_leg *legs, dou
     assert_int_equal(w->local_tokens, t.local);
     assert_true(fabs(w->pending_s - t.pending_s) < 1e-9 * (1 + t.pending_s));
     for (uint32_t rank = 0; rank < TD_CORE_MAX_CLASSES; rank++) {
-        assert_int_equal(w->pending_by_rank[rank].n, t.n_by_rank[rank]);
-        assert_true(fabs(w->pending_by_rank[rank].s - t.s_by_rank[rank]) < 1e-9 * (1 + t.pending_s));
-        if (t.n_by_rank[rank] == 0) assert_true(w->pending_by_rank[rank].s <= 0);
+        assert_int_equal(w->pending_by_turn[rank].n, t.n_by_rank[rank]);
+        assert_true(fabs(w->pending_by_turn[rank].s - t.s_by_rank[rank]) < 1e-9 * (1 + t.pending_s));
+        if (t.n_by_rank[rank] == 0) assert_true(w->pending_by_turn[rank].s <= 0);
     }
     if (t.n_pending == 0) assert_true(w->pending_s <= 0); /* exactly: nothing is carried on */
     if (w->role == TD_ROLE_DECODE) {
@@ -96,8 +96,8 @@ static void check(const struct td_core_worker *w, const struct td_leg *legs, dou
         assert_int_equal(w->n_told, t.n_told);
         assert_int_equal(w->n_chunked, t.n_chunked);
         for (uint32_t rank = 0; rank < TD_CORE_MAX_CLASSES; rank++) {
-            assert_true(fabs(w->link_by_rank_s[rank] - t.link_by_rank_s[rank]) < 1e-9 * (1 + t.link_s));
-            if (t.assigned == 0) assert_true(w->link_by_rank_s[rank] <= 0);
+            assert_true(fabs(w->link_by_turn_s[rank] - t.link_by_rank_s[rank]) < 1e-9 * (1 + t.link_s));
+            if (t.assigned == 0) assert_true(w->link_by_turn_s[rank] <= 0);
         }
         assert_true(t.n_sending < 2 || w->crowded);
         assert_true(fabs(w->link_s - t.link_s) < 1e-9 * (1 + t.link_s));
