@@ -1,6 +1,7 @@
 /* serve.c - tandem bench serve, tandem bench replay: one run, its report, its files.
  *
  * Exit status: 0; 1 the run failed or is not valid (generator too late, nothing completed); 2 bad options; 130 interrupted. */
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -63,6 +64,36 @@ static int finish(const char *program, const struct bench_serve_options *o, cons
     return 0;
 }
 
+enum {
+    GENTLE_CONCURRENCY = 4,
+    GENTLE_PROMPTS = 100
+}; /* what nobody minds who did not say how much */
+
+/* Whoever gives neither a rate nor a concurrency gets a small load: a server may be somebody's, and
+ * the default names one. */
+static void be_gentle(const struct bench_serve_options *o, struct bench_run_config *c)
+{
+    bool is_open = c->arrivals.kind == BENCH_TRACE || c->arrivals.ramp || c->max_concurrency;
+    if (strcmp(o->request_rate, "auto") != 0 || is_open) return;
+    c->max_concurrency = GENTLE_CONCURRENCY;
+    bool is_made = c->dataset.kind == BENCH_RANDOM ||
+                   c->dataset.kind == BENCH_PREFIX; /* a file says how many it has */
+    if (is_made && c->dataset.n_requests == 0 && c->duration_s <= 0)
+        c->dataset.n_requests = GENTLE_PROMPTS;
+}
+
+static void say_target(const char *program, const struct bench_run_config *c)
+{
+    char load[96] = "", rate[32] = "at once";
+    if (isfinite(c->arrivals.rate)) snprintf(rate, sizeof rate, "%g requests/s", c->arrivals.rate);
+    if (c->arrivals.kind == BENCH_TRACE) snprintf(rate, sizeof rate, "at the trace's times");
+    if (c->arrivals.ramp) snprintf(rate, sizeof rate, "at a growing rate");
+    if (c->max_concurrency)
+        snprintf(load, sizeof load, ", at most %llu at a time",
+                 (unsigned long long)c->max_concurrency);
+    fprintf(stderr, "%s: target %s%s, %s%s\n", program, c->target, c->method, rate, load);
+}
+
 static int serve(int argc, char **argv, const struct td_option *table, const char *program, const char *summary)
 {
     struct options o = {0};
@@ -79,6 +110,8 @@ static int serve(int argc, char **argv, const struct td_option *table, const cha
         sigaction(SIGINT, &action, NULL);
         sigaction(SIGTERM, &action, NULL);
         c.stop = &g_stop;
+        be_gentle(&o.serve, &c);
+        say_target(program, &c);
         rc = bench_run(&c, &r, &err) ? td_die(program, &err) : finish(program, &o.serve, &r);
     }
     bench_result_free(&r);

@@ -162,7 +162,8 @@ static td_status dataset(const struct bench_serve_options *o, struct bench_datas
 
 static td_status arrivals(const struct bench_serve_options *o, bool trace, struct bench_arrivals_config *a, struct td_err *err)
 {
-    td_status s = parse_rate("request-rate", o->request_rate, &a->rate, err);
+    bool is_auto = !strcmp(o->request_rate, "auto");
+    td_status s = parse_rate("request-rate", is_auto ? "inf" : o->request_rate, &a->rate, err);
     if (!s) s = parse_rate("burstiness", o->burstiness, &a->burstiness, err);
     if (s) return s;
     if (o->arrival_cv > 0) {

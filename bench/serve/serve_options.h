@@ -58,12 +58,12 @@ struct bench_serve_options {
     TD_OPTION_ALIAS("prefix_repetition_output_len", "output_len"),                                                                                   \
     {"shuffle", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.shuffle), "sharegpt, custom: take the rows in an order drawn from the seed"},         \
     {"num_prompts", TD_OPT_U64, "0", 0, BENCH_MAX_REQUESTS, NULL, offsetof(S, M.num_prompts),                                                        \
-     "requests; 0 = rate x duration, or the whole file, or 1000"},                                                                                   \
+     "requests; 0 = rate x duration, or the whole file, or 1000; 100 when no rate, concurrency or duration is given"},                               \
     TD_OPTION_ALIAS("request_count", "num_prompts"),                                                                                                 \
     {"seed", TD_OPT_U64, "0", 0, 9e18, NULL, offsetof(S, M.seed), "of prompts, lengths, arrivals, classes and sampling"},                            \
     TD_OPTION_ALIAS("random_seed", "seed"),                                                                                                          \
-    {"request_rate", TD_OPT_STR, "inf", 0, 0, NULL, offsetof(S, M.request_rate),                                                                     \
-     "requests/s, or inf: all at once, or with --max-concurrency a closed loop"},                                                                    \
+    {"request_rate", TD_OPT_STR, "auto", 0, 0, NULL, offsetof(S, M.request_rate),                                                                    \
+     "requests/s; inf: all at once, or with --max-concurrency a closed loop; auto: inf, but with neither 4 at a time"},                              \
     {"burstiness", TD_OPT_STR, "1", 0, 0, NULL, offsetof(S, M.burstiness),                                                                           \
      "shape of gamma arrivals: 1 = Poisson, below 1 = bursty, inf = constant"},                                                                      \
     {"arrival_cv", TD_OPT_F64, "0", 0, 1000, NULL, offsetof(S, M.arrival_cv), "the same as burstiness 1/cv^2; 0 = by --burstiness"},                 \

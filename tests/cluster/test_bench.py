@@ -181,8 +181,8 @@ def test_sharegpt_is_counted_by_the_server(cluster, tmp_path):
 
 def test_rejected_and_unfinished_are_misses(tmp_path):
     with Cluster(router_args=["--max-requests", 3, "--max-queued", 2]) as c:
-        result, lines, _ = run(c, tmp_path, "--num-prompts", 40, "--isl", 32, "--osl", 400, "--ignore-eos", "--goodput", "ttft:60000", "--warmup", 0,
-                               *ANY_LAG)
+        result, lines, _ = run(c, tmp_path, "--num-prompts", 40, "--request-rate", "inf", "--isl", 32, "--osl", 400, "--ignore-eos", "--goodput",
+                               "ttft:60000", "--warmup", 0, *ANY_LAG)
         pd = result["pd"]
         assert pd["offered"] == 40 == result["completed"] + pd["rejected"]["429"] and pd["rejected"]["429"] > 0 < result["completed"]
         assert pd["attainment"]["n"] == 40 and pd["attainment"]["n_good"] == result["completed"]
@@ -368,6 +368,19 @@ def test_both_backends_write_the_same_keys(cluster, tmp_path):
     for a, b in zip(other_lines, lines):
         b["metadata"]["stages_ns"] = {}  # the router's alone
         assert keys(a) == keys(b)
+
+
+def test_a_small_load_by_default(cluster, tmp_path):
+    """Who says neither rate nor concurrency does not send everything at once; and the target is named before anything is sent."""
+    rc, out, err = bench("serve", "--server", f"127.0.0.1:{cluster.port}", "--isl", 8, "--osl", 2, "--save-detailed", "--result-dir", tmp_path,
+                         "--result-filename", "r.json", *ANY_LAG)
+    assert rc == 0, err
+    assert err.splitlines()[0] == (f"tandem bench serve: target 127.0.0.1:{cluster.port}/tandem.v1.Inference/Generate, at once, at most 4 at a time"), err
+    with open(tmp_path / "r.json", encoding="utf-8") as f:
+        result = json.load(f)
+    assert result["completed"] == 100 and result["max_concurrency"] == 4, result
+    rc, _, err = bench("serve", "--server", f"127.0.0.1:{cluster.port}", "--isl", 8, "--osl", 2, "--num-prompts", 6, "--request-rate", "inf", *ANY_LAG)
+    assert rc == 0 and err.splitlines()[0].endswith("/Generate, at once"), err
 
 
 def test_nobody_there():
