@@ -39,7 +39,6 @@
 enum block_state { FREE = 0, HELD, CACHED };
 
 struct block {
-    uint32_t generation;
     int32_t ref;
     enum block_state state;
     int32_t run;                 /* FREE: length of the run, valid at its first and last block */
@@ -405,7 +404,6 @@ td_status td_kv_pool_alloc(struct td_kv_pool *pool, int32_t n, int32_t *ret_bloc
             struct block *b = &pool->blocks[first + i];
             b->state = HELD;
             b->ref = 1;
-            b->generation++;
             ret_block_ids[done++] = first + i;
         }
     }
@@ -530,12 +528,6 @@ uint8_t *td_kv_pool_block(const struct td_kv_pool *pool, int32_t block_id)
 {
     TD_ASSERT(block_id >= 0 && block_id < pool->n_blocks);
     return (uint8_t *)pool->arena.base + (size_t)block_id * pool->layout.block_bytes;
-}
-
-uint32_t td_kv_pool_generation(const struct td_kv_pool *pool, int32_t block_id)
-{
-    TD_ASSERT(block_id >= 0 && block_id < pool->n_blocks);
-    return pool->blocks[block_id].generation;
 }
 
 void td_kv_pool_stats(const struct td_kv_pool *pool, struct td_kv_pool_stats *ret_stats)

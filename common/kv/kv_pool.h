@@ -1,7 +1,9 @@
-/* kv_pool.h - the worker's KV blocks: one arena made at boot, blocks with reference counts and generations, and the prefix cache.
+/* kv_pool.h - the worker's KV blocks: one arena made at boot, blocks with reference counts, and the prefix cache.
  *
  * A block is FREE (on no list), HELD (ref > 0) or CACHED (ref 0, content published under its chain hash, least recently used first to go).
- * Every time a block leaves FREE/CACHED for a new owner its generation grows, so (block id, generation) names one content (I2).
+ * A block id alone names no content: it is good only for who holds a reference. What names one for longer has a number that is never used twice: a
+ * link of the prefix cache the parent's publication (kv_pool.c), a writer from outside the grant's slot and generation (common/xfer), under which
+ * the worker keeps its reference until the writer has retired (I2).
  * Source: Kwon et al. 2023 (PagedAttention) 4.2-4.4; prefix cache by hash chain as in vLLM, plus exact token comparison on a hit.
  *
  * Threads: one owning thread (the engine's) for everything; the transfer threads only touch bytes of blocks that the owner granted. */
@@ -37,7 +39,6 @@ void td_kv_pool_destroy(struct td_kv_pool *pool);
 const struct td_kv_layout *td_kv_pool_layout(const struct td_kv_pool *pool);
 const struct td_arena *td_kv_pool_arena(const struct td_kv_pool *pool);          /* borrowed memory: base and bytes alone */
 uint8_t *td_kv_pool_block(const struct td_kv_pool *pool, int32_t block_id);      /* first byte of a block */
-uint32_t td_kv_pool_generation(const struct td_kv_pool *pool, int32_t block_id);
 
 /* Takes n blocks with reference 1 each, prefers runs of adjacent ids (longer transfers), evicts cached blocks when no free one is left. All or
  * nothing: TD_ERR_AGAIN when fewer than n are free or cached. */

@@ -945,6 +945,51 @@ static void data_beyond_the_grant_is_refused(void **state)
     }
 }
 
+/* A frame is taken only from the binding it names: one number of another slot, grant, attempt, connection or handle, and it is dropped as stale, nothing is
+ * counted and no byte of it lands. */
+static void a_frame_is_of_one_binding(void **state)
+{
+    struct world w;
+    uint32_t slot;
+    int32_t block = 3;
+    uint8_t note[1] = {0};
+    (void)state;
+    world_open(&w, TD_XFER_PATH_TCP, 5);
+    w.conn = 7;
+    assert_int_equal(td_xfer_core_grant(&w.d, &block, 1, TD_NEVER_NS, 0, &slot, NULL), TD_OK);
+    struct td_xfer_frame open = {.type = TD_XFER_OPEN, .slot = slot, .generation = w.d.slots[slot].generation, .op = 0, .attempt = 1, .handle = 99};
+    struct td_xfer_frame old = open;
+    old.generation--;
+    assert_int_equal(td_xfer_core_rx_open(&w.d, 7, TD_XFER_PATH_TCP, &old, w.d.slots[slot].key), TD_ERR_STALE); /* even with the key of today */
+    assert_int_equal(td_xfer_core_rx_open(&w.d, 7, TD_XFER_PATH_TCP, &open, w.d.slots[slot].key), TD_OK);
+    struct td_xfer_frame right = open;
+    right.type = TD_XFER_DATA;
+    right.length = CELLS * CELL;
+    for (int i = 0; i < 6; i++) {
+        struct td_xfer_frame f = right;
+        uint64_t conn = 7;
+        if (i == 0) f.slot ^= 1;
+        if (i == 1) f.generation--;
+        if (i == 2) f.generation += 256; /* the same in immediate data, which has 8 bits of it */
+        if (i == 3) f.attempt++;
+        if (i == 4) f.handle ^= 1ull << 40;
+        if (i == 5) conn = 8;
+        uint64_t before = w.d.stats.n_stale_frames;
+        if (td_xfer_core_rx_data(&w.d, conn, &f) != TD_ERR_STALE) fail_msg("DATA, case %d", i);
+        if (td_xfer_core_place_begin(&w.d, conn, &f)) fail_msg("a piece of DATA, case %d", i);
+        f.type = TD_XFER_FINAL;
+        f.offset = CELLS * CELL;
+        if (td_xfer_core_rx_final(&w.d, w.now, 0, conn, &f, note) != TD_ERR_STALE) fail_msg("FINAL, case %d", i);
+        f.type = TD_XFER_ABORT;
+        td_xfer_core_rx_abort(&w.d, conn, &f, "of another");
+        if (w.d.slots[slot].state != TD_SLOT_FILLING) fail_msg("ABORT, case %d", i);
+        assert_int_equal(w.d.stats.n_stale_frames, before + 3);
+    }
+    assert_int_equal(td_xfer_core_rx_data(&w.d, 7, &right), TD_OK);
+    td_xfer_core_conn_lost(&w.d, w.now, 7, TD_ERR_PEER, "over", TD_XFER_LOST);
+    world_close(&w);
+}
+
 /* One block in N carries a digest: not none, not all, and not the same ones each time. */
 static void digests_are_a_sample(void **state)
 {
@@ -1654,6 +1699,7 @@ int main(void)
         cmocka_unit_test(giving_up_frees_nothing_early),
         cmocka_unit_test(parts_of_a_block_stay_on_its_lane),
         cmocka_unit_test(data_beyond_the_grant_is_refused),
+        cmocka_unit_test(a_frame_is_of_one_binding),
         cmocka_unit_test(digests_are_a_sample),
         cmocka_unit_test(a_digest_waits_for_the_last_part),
         cmocka_unit_test_prestate(refs_that_are_wrong_are_refused, &shm),
