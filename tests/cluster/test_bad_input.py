@@ -15,6 +15,7 @@ import urllib.request
 import warnings
 
 import grpc
+import proofs
 import pytest
 
 from harness import ROOT, SHORT, SLOW, Cluster, Daemon, pb, wpb
@@ -964,7 +965,12 @@ class FakeWorker:
                 self.calls += 1
                 yield from behaviour(data, context)
 
+            def prove(data, context):  # it is who said the hello: what it lies about comes later
+                nonce = wpb.ProveRequest.FromString(data).nonce
+                return wpb.ProveResponse(mac=proofs.instance_of_key(hello.instance_key, nonce)).SerializeToString()
+
             handlers = {m: grpc.unary_stream_rpc_method_handler(run) for m in ("Decode", "Prefill")}
+            handlers["Prove"] = grpc.unary_unary_rpc_method_handler(prove)
             self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("tandem.v1.Worker", handlers),))
             hello.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
             self.server.start()
@@ -1041,6 +1047,10 @@ def test_registry_out_of_order(cluster, real_hello):
         assert c.code() == OK
     hello = wpb.Hello.FromString(real_hello.SerializeToString())
     hello.name, hello.address = "fake", "127.0.0.1:1"
+    f = FakeWorker(cluster, hello)
+    assert "dialled back 127.0.0.1:1" in next(f.stream).reject.reason  # nobody answers there
+    f.close()
+    hello.instance_key = b""  # as an older worker's hello: it is not dialled back
     f = FakeWorker(cluster, hello)
     assert next(f.stream).welcome.protocol == 1
     f.out.put(wpb.WorkerMessage(snapshot=wpb.Snapshot(seq=2**64 - 1, kv_held=2**32 - 1, tokens_queued=2**64 - 1, running=2**32 - 1,
