@@ -22,13 +22,12 @@ static const struct td_option options[] = {
     {"tls_key", TD_OPT_STR, "", 0, 0, NULL, OFF(at.tls_key), "own key, for mutual TLS"},
     {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, OFF(at.tls_server_name),
      "name that the router's and workers' certificates must hold; empty = hosts dialled"},
-    CLI_SECRET_OPTION(struct doctor_config, at),
     {"listen", TD_OPT_STR, "", 0, 0, NULL, OFF(listen), "HOST:PORT: be the other side of a --peer, then end; no other check"},
     {"sessions", TD_OPT_U64, "1", 1, 10000, NULL, OFF(sessions), "--listen: end after so many, one after the other"},
     {"listen_timeout_ms", TD_OPT_U64, "600000", 100, 86400000, NULL, OFF(listen_timeout_ms), "--listen: longest wait for a --peer"},
     {"peer", TD_OPT_STR, "", 0, 0, NULL, OFF(peer), "HOST:PORT[,HOST:PORT...] of doctors with --listen: measure the KV paths to each"},
-    {"cluster_secret_file", TD_OPT_STR, "", 0, 0, NULL, OFF(cluster_secret_file),
-     "--peer, --listen: the workers' cluster secret, proved on KV connections"},
+    {"cluster_secret_file", TD_OPT_STR, "", 0, 0, NULL, OFF(at.cluster_secret_file),
+     "the cluster's secret: --router: names and addresses of workers are told to who proves it; --peer, --listen: proved on KV connections"},
     TD_KV_PORT_OPTIONS(struct doctor_config, kv_port),
     {"bytes", TD_OPT_SIZE, "256MiB", 1 << 20, 1 << 30, NULL, OFF(bytes), "--peer: the largest transfer, and the pool at both ends"},
     {"timeout_ms", TD_OPT_U64, "5000", 100, 600000, NULL, OFF(timeout_ms), "longest wait for an answer: router, worker, peer"},
@@ -93,7 +92,7 @@ int cli_doctor(int argc, char **argv)
         td_fail(&err, TD_ERR_INVALID, "listen: one doctor listens, the other has --peer");
         return td_die("tandem doctor", &err);
     }
-    if (c.cluster_secret_file[0] && td_cluster_secret_load(c.cluster_secret_file, &c.secret, &err)) return td_die("tandem doctor", &err);
+    if (c.at.cluster_secret_file[0] && td_cluster_secret_load(c.at.cluster_secret_file, &c.secret, &err)) return td_die("tandem doctor", &err);
     signal(SIGPIPE, SIG_IGN);
     r.out = !strcmp(c.json, "-") ? stderr : stdout;
     if (td_kv_port_verbs(&vb, &verbs_err)) vb = NULL;

@@ -23,8 +23,7 @@ struct doctor_config {
     const char *json, *kv_memory, *transfer, *root, *listen, *peer;
     uint64_t register_bytes, bytes, timeout_ms, listen_timeout_ms, sessions;
     bool local;
-    const char *cluster_secret_file;
-    struct td_cluster_secret *secret;     /* of that file; NULL: none */
+    struct td_cluster_secret *secret;     /* of at.cluster_secret_file; NULL: none */
     struct td_kv_port_config kv_port;     /* as a worker's: what --peer and --listen open, and which devices count here */
 };
 
