@@ -1,5 +1,6 @@
 /* tandem logits: the logits of every position, f32 little-endian [n_tokens, vocab]: how anyone can compare us with another implementation. */
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,6 +56,21 @@ static td_status parse_tokens(const char *text, int32_t vocab, int32_t **ret_tok
     return TD_OK;
 }
 
+/* Weights that hold NaN or infinity, or that a wrong config.json misreads, give logits that say nothing: an error, not a file. */
+static td_status check_finite(const float *logits, const int32_t *tokens, int32_t at, int32_t n, int32_t vocab, struct td_err *err)
+{
+    for (int32_t i = 0; i < n; i++)
+        for (int32_t v = 0; v < vocab; v++) {
+            float x = logits[(size_t)i * (size_t)vocab + (size_t)v];
+            if (!isfinite(x))
+                return td_fail(err, TD_ERR_CORRUPT,
+                               "position %d (token %d): the logit of id %d is %g: the weights hold NaN or infinity, or config.json does not "
+                               "fit them; out has the %d positions before it",
+                               at + i, tokens[i], v, (double)x, at);
+        }
+    return TD_OK;
+}
+
 static td_status run(struct td_model *m, const int32_t *tokens, int32_t n, int32_t chunk, FILE *out, struct td_err *err)
 {
     enum { BLOCK = 16 };
@@ -88,6 +104,7 @@ static td_status run(struct td_model *m, const int32_t *tokens, int32_t n, int32
         s = td_model_forward(m, ws, &a, &logits);
         if (s == TD_ERR_DEVICE) td_err_prefix(err, "forward");
         else if (s) td_fail(err, s, "forward failed: %s", td_status_name(s));
+        else if ((s = check_finite(logits, tokens + at, at, k, vocab, err))) break;
         else if (fwrite(logits, sizeof(float), (size_t)k * (size_t)vocab, out) != (size_t)k * (size_t)vocab)
             s = td_fail(err, TD_ERR_IO, "write: %s", strerror(errno));
     }

@@ -17,6 +17,7 @@
 
 #include "common/base/json.h"
 #include "common/base/mem.h"
+#include "common/model/model_dir.h"
 #include "kernels/ops.h"
 
 #define CONFIG_BYTES_MAX ((size_t)4 << 20)
@@ -631,7 +632,8 @@ td_status td_model_config_load(const char *dir, struct td_model_config *ret_conf
     if (n < 0 || (size_t)n >= sizeof path || m < 0 || (size_t)m >= sizeof generation_path)
         return td_fail(err, TD_ERR_LIMIT, "model directory: path of %zu bytes is too long, must be below %zu", strlen(dir),
                        sizeof path);
-    return load(dir, path, generation_path, ret_config, err);
+    td_status s = td_model_dir_check(dir, ".safetensors", err);
+    return s ? s : load(dir, path, generation_path, ret_config, err);
 }
 
 td_status td_model_config_load_file(const char *path, struct td_model_config *ret_config, struct td_err *err)

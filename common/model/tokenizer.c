@@ -12,6 +12,7 @@
 
 #include "common/base/json.h"
 #include "common/base/mem.h"
+#include "common/model/model_dir.h"
 #include "common/model/tokenizer_internal.h"
 
 #define FILE_MAX_BYTES ((size_t)64 << 20)
@@ -278,8 +279,10 @@ td_status td_tokenizer_load(const char *dir, struct td_tokenizer **ret_tokenizer
 {
     char *path, *text;
     size_t n_bytes;
+    td_status s = td_model_dir_check(dir, "tokenizer.json", err);
+    if (s) return s;
     if (asprintf(&path, "%s/tokenizer.json", dir) < 0) return td_fail(err, TD_ERR_NOMEM, "tokenizer.json: no memory");
-    td_status s = td_file_read(path, FILE_MAX_BYTES, &text, &n_bytes, err);
+    s = td_file_read(path, FILE_MAX_BYTES, &text, &n_bytes, err);
     free(path);
     if (s) return s;
     s = td_tokenizer_parse(text, n_bytes, ret_tokenizer, err);

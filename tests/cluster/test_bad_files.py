@@ -348,6 +348,62 @@ def test_no_such_place(program, tmp_path):
         check(program, locked, ["config.json", "ermission"])
 
 
+def gguf_alone(d):
+    for name in FILES:
+        if (d / name).exists():
+            (d / name).unlink()
+    (d / "model-Q8_0.gguf").write_bytes(b"GGUF" + bytes(60))
+    return d
+
+
+def gguf_for_weights(d):
+    (d / "model.safetensors").unlink()
+    (d / "model-Q8_0.gguf").write_bytes(b"GGUF" + bytes(60))
+    return d
+
+
+def gguf_file(d):
+    (d / "model-Q8_0.gguf").write_bytes(b"GGUF" + bytes(60))
+    return d / "model-Q8_0.gguf"
+
+
+def gguf_by_magic(d):
+    (d / "blob").write_bytes(b"GGUF" + bytes(60))
+    return d / "blob"
+
+
+def adapter_beside(d):
+    (d / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
+    return d
+
+
+def adapter_instead(d):
+    return adapter_beside(gguf_alone(d))
+
+
+NOT_OURS = [(gguf_alone, ["model-Q8_0.gguf", "does not read GGUF", "Hugging Face directory"]), (gguf_for_weights, ["model-Q8_0.gguf and no .safetensors", "does not read GGUF"]),
+            (gguf_file, ["model-Q8_0.gguf is a GGUF file, which this version does not read"]), (gguf_by_magic, ["blob is a GGUF file"]),
+            (adapter_beside, ["adapter_config.json", "LoRA adapters are not supported by this version"]), (adapter_instead, ["adapter_config.json: LoRA"])]
+
+
+@pytest.mark.parametrize("case", NOT_OURS, ids=[c[0].__name__ for c in NOT_OURS])
+@pytest.mark.parametrize("program", ["tandem-router", "tandem-prefill", "tandem-decode", "tokenize", "logits"])
+def test_a_gguf_or_an_adapter_is_told_by_name(program, case, model, tmp_path):
+    what, parts = case
+    path = what(model)
+    if program.startswith("tandem-"):
+        check(program, path, parts)
+        return
+    more = ["--tokens", "1", "--out", tmp_path / "x"] if program == "logits" else []
+    p = subprocess.run([os.path.join(BIN, "tandem"), program, "--model", path, *more], input=b"", capture_output=True, timeout=60 * SLOW, check=False)
+    if program == "tokenize" and what is gguf_for_weights:  # the tokenizer is there, and it needs no weights
+        assert p.returncode == 0, p.stderr
+        return
+    assert p.returncode == 1, (p.returncode, p.stderr)
+    for part in parts:
+        assert part in p.stderr.decode(), (part, p.stderr)
+
+
 SECRET_DIR = tempfile.TemporaryDirectory(prefix="tandem-test-")  # for ports beyond loopback, which are refused without an identity
 SECRET = ["--cluster-secret-file", proofs.write_secret(os.path.join(SECRET_DIR.name, "secret"), "bad-files-0123456789abcdefghijklmn")]
 BAD_OPTIONS = [

@@ -344,6 +344,34 @@ def test_logits(tmp_path):
     assert rc == 1 and "/nowhere/x" in err
 
 
+def poison(model, tensor, element):
+    """One f32, f16 or bf16 element of a tensor becomes NaN."""
+    path = model / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    n, = struct.unpack_from("<Q", data)
+    t = json.loads(data[8:8 + n])[tensor]
+    width = 4 if t["dtype"] == "F32" else 2
+    at = 8 + n + t["data_offsets"][0] + element * width
+    data[at:at + width] = b"\xff" * width  # NaN in all three
+    path.write_bytes(data)
+
+
+def test_logits_of_weights_that_are_no_numbers(tmp_path):
+    """A NaN in one token's embedding: the position where that token first stands is named, and the exit status is 1; without that token nothing is wrong."""
+    model = tmp_path / "model"
+    shutil.copytree(POCKET, model)
+    poison(model, "model.embed_tokens.weight", 300 * json.loads((model / "config.json").read_text())["hidden_size"] + 5)
+    tied = json.loads((model / "config.json").read_text()).get("tie_word_embeddings", True)
+    base = ["tandem", "logits", "--model", model, "--dtype", "f32", "--threads", 1, "--out", tmp_path / "x"]
+    for chunk in (0, 1):
+        rc, _, err = run([*base, "--tokens", "5,7,300,8", "--chunk", chunk])
+        first = "position 0 (token 5): the logit of id 300 is" if tied else "position 2 (token 300): the logit of id 0 is"
+        assert rc == 1 and first in err and "the weights hold NaN or infinity, or config.json does not fit them" in err, err
+        assert (tmp_path / "x").stat().st_size == (0 if tied or chunk == 0 else 2 * 2048 * 4)
+    rc, _, err = run(["tandem", "logits", "--model", POCKET, "--dtype", "f32", "--threads", 1, "--out", tmp_path / "x", "--tokens", "5,7,300,8"])
+    assert rc == 0 and not err, err
+
+
 def test_engine_bench():
     tiny = ["--batch", 2, "--prompt-len", 24, "--output-len", 3, "--repeat", 1, "--threads", 1, "--kv-memory", "64MiB", "--json"]
     models = [["--model", POCKET]] if SHORT else [["--model", POCKET],
