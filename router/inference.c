@@ -271,6 +271,7 @@ static td_status fill_objectives(struct router *r, struct request_state *q, cons
     const struct td_core_class *k = &r->core_cfg.classes[slo_class];
     e->c = slo_class;
     e->d = tenant[0] ? td_hash64(tenant, strlen(tenant), r->prefix_seed) | 1 : 0;
+    e->tenant_weight = who ? (uint32_t)lround(who->weight * 1000) : 0;
     e->priority = in->priority;
     q->salt = router_cache_salt(tenant, in->cache_salt);
     q->ledger.slo_class = (char *)(uintptr_t)k->name;

@@ -151,6 +151,9 @@ def test_who_is_no_tenant_is_refused_and_names_bind(tmp_path):
         c.wait_idle()
         logged = c.router.log()
         assert ACME not in logged and BETA not in logged and NEW not in logged and "ev=keys_in_clear" in logged and "ev=tenant_refused" in logged
+    # what the core was told of whose share is how large: acme, beta, acme, then beta after the file gave it no weight
+    weights = [int(w) for w in re.findall(r"^e kind=10 .* weight=(\d+) ", log.read_text(), re.MULTILINE)]
+    assert weights[:3] == [1000, 3000, 1000] and set(weights[3:]) == {1000}, weights
     replay = subprocess.run([os.path.join(BIN, "tandem"), "sim", "replay", log], capture_output=True, timeout=60 * SLOW)
     assert replay.returncode == 0 and b": the same\n" in replay.stdout, (replay.stdout, replay.stderr.decode()[-3000:])
 
