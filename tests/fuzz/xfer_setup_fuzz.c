@@ -1,10 +1,11 @@
 /* xfer_setup_fuzz.c - a peer that says anything while a connection is being set up: HELLO, MEM, the offers and answers of RDMA and of device memory,
  * with descriptors that do or do not ride along, on both roles, over tcp and the unix socket. xfer_frame_fuzz has the frames that come after it.
  *
- * The engines are whole: one with the host's memory and devices of the provider in memory, one with a device's memory; each input is one connection.
- * First byte: which engine, which role, which socket, which path. Then frames: a byte of repairs, a header, its payload. Repairs put right what a
- * real attacker would (magic, version, crc; on demand the connection's tag, the type's length, sizes that both sides know), so that the fuzzer gets
- * behind them.
+ * The engines are whole: one with the host's memory and devices of the provider in memory, one with a device's memory,
+ * one as the first that asks for a cluster secret, which this side knows; each input is one connection.
+ * First byte: which engine, which role, which socket, which path. Then frames: a byte of repairs, a header, its payload.
+ * Repairs put right what a real attacker would (magic, version, crc; on demand the connection's tag, the type's length,
+ * sizes that both sides know, the MAC of the secret), so that the fuzzer gets behind them.
  *
  * Oracle: the engine's assertions, and: a peer that has gone leaves no connection, no op and no descriptor behind. */
 #include <arpa/inet.h>
@@ -19,10 +20,12 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/base/cluster_secret.h"
 #include "common/base/mem.h"
 #include "common/xfer/verbs_fake.h"
 #include "common/xfer/xfer_wire.h"
@@ -40,7 +43,17 @@ static struct end {
     struct td_arena arena;
     struct td_xfer_grant_blob grant; /* of a slot that stays */
     uint32_t slot;
-} ends[2];
+} ends[3];
+static struct td_cluster_secret *secret; /* of the last */
+
+/* What both sides of the connection under way have said so far, for the MACs. */
+static struct talk {
+    struct td_xfer_frame hello_frame;
+    struct td_xfer_secret_hello hello;
+    uint8_t challenge[TD_XFER_SECRET_BYTES];
+    const char *host;
+    uint16_t port;
+} talk;
 
 static void need(bool ok, const char *what)
 {
@@ -49,9 +62,32 @@ static void need(bool ok, const char *what)
     abort();
 }
 
+/* From a file that has no name. */
+static void load_secret(void)
+{
+    char path[64];
+    struct td_err err = {0};
+    int fd = memfd_create("secret", MFD_CLOEXEC);
+    need(fd >= 0 && dprintf(fd, "0123456789abcdef0123456789abcdef") == 32 && fchmod(fd, 0600) == 0, "memfd");
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    need(td_cluster_secret_load(path, &secret, &err) == TD_OK, err.msg);
+    close(fd);
+}
+
+static void make_mac(bool acceptor, const struct td_xfer_hello *own, uint8_t ret_mac[TD_XFER_SECRET_BYTES])
+{
+    const struct td_xfer_frame *f = &talk.hello_frame;
+    uint32_t numbers[5] = {f->slot, f->op, (uint32_t)f->conn, (uint32_t)(f->conn >> 32), talk.port};
+    const struct td_secret_field fields[] = {{talk.hello.secret, 32}, {talk.challenge, 32}, {&talk.hello.hello, sizeof talk.hello.hello},
+                                             {numbers, sizeof numbers}, {talk.host, strlen(talk.host)}, {own, sizeof *own}};
+    const char *label = acceptor ? "tandem kv 1 acceptor" : "tandem kv 1 initiator";
+    need(td_cluster_secret_prove(secret, label, fields, acceptor ? 6 : 5, ret_mac) == TD_OK, "no MAC");
+}
+
 static void open_ends(void)
 {
-    for (int i = 0; i < 2; i++) {
+    load_secret();
+    for (int i = 0; i < 3; i++) {
         struct end *e = &ends[i];
         struct td_err err = {0};
         struct td_fake_options options;
@@ -68,7 +104,8 @@ static void open_ends(void)
         uint8_t blob[TD_XFER_BLOB_MAX];
         size_t n;
         int32_t ids[2] = {0, 1};
-        if (i == 0) {
+        if (i == 2) config.secret = secret;
+        if (i != 1) {
             td_fake_options_default(&options);
             options.devices = 2;
             options.retry_ms = 1;
@@ -138,9 +175,25 @@ static bool take_hello(int fd, uint64_t *ret_nonce)
     struct td_xfer_hello hello;
     if (!take(fd, header, sizeof header)) return false;
     need(td_xfer_frame_decode(header, &f, NULL) == TD_OK && f.length <= sizeof payload, "the engine sent a malformed frame");
-    if (!take(fd, payload, f.length) || f.status || f.length != sizeof hello) return false;
+    if (!take(fd, payload, f.length) || f.status || (f.length != sizeof hello && f.length != sizeof talk.hello)) return false;
     memcpy(&hello, payload, sizeof hello);
     *ret_nonce = hello.nonce;
+    if (f.type == TD_XFER_HELLO && f.length == sizeof talk.hello) {
+        talk.hello_frame = f;
+        memcpy(&talk.hello, payload, sizeof talk.hello);
+    }
+    return true;
+}
+
+/* What answers a HELLO of this side's that asks for the secret; false: it was refused. */
+static bool take_challenge(int fd)
+{
+    uint8_t header[64], payload[TD_XFER_PAYLOAD_MAX];
+    struct td_xfer_frame f;
+    if (!take(fd, header, sizeof header)) return false;
+    need(td_xfer_frame_decode(header, &f, NULL) == TD_OK && f.length <= sizeof payload, "the engine sent a malformed frame");
+    if (!take(fd, payload, f.length) || f.type != TD_XFER_CHALLENGE) return false;
+    memcpy(talk.challenge, payload, sizeof talk.challenge);
     return true;
 }
 
@@ -177,11 +230,13 @@ static void put(int fd, bool local, const uint8_t *header, const uint8_t *payloa
 
 enum repair { FIX_TAG = 1, FIX_LENGTH = 2, FIX_SIZES = 4, SEALED = 8, ONE_FD = 16, TWO_FDS = 32, FIX_PATH = 64, RAW = 128 };
 
-static uint32_t natural_length(uint8_t type)
+static uint32_t natural_length(uint8_t type, const struct end *e)
 {
     switch (type) {
     case TD_XFER_HELLO:
-    case TD_XFER_HELLO_ACK: return sizeof(struct td_xfer_hello);
+    case TD_XFER_HELLO_ACK: return e == &ends[2] ? sizeof(struct td_xfer_secret_hello) : sizeof(struct td_xfer_hello);
+    case TD_XFER_CHALLENGE:
+    case TD_XFER_PROOF: return TD_XFER_SECRET_BYTES;
     case TD_XFER_MEM: return sizeof(struct td_xfer_mem);
     case TD_XFER_RDMA_OFFER: return TD_XFER_RDMA_SETUP_BYTES;
     case TD_XFER_RDMA_ACCEPT: return TD_XFER_RDMA_SETUP_BYTES + 2 * 4;
@@ -202,6 +257,9 @@ static void fix_sizes(uint8_t type, uint8_t *payload, const struct end *e)
         memcpy(h.proof, e->grant.proof, sizeof h.proof);
         h.instance[sizeof h.instance - 1] = 0;
         memcpy(payload, &h, sizeof h);
+        if (type == TD_XFER_HELLO_ACK && e == &ends[2]) make_mac(true, &h, payload + sizeof h);
+    } else if (type == TD_XFER_PROOF && e == &ends[2]) {
+        make_mac(false, NULL, payload);
     } else if (type == TD_XFER_MEM) {
         struct td_xfer_mem m;
         memcpy(&m, payload, sizeof m);
@@ -254,7 +312,7 @@ static bool next_frame(const uint8_t **data, size_t *n_bytes, const struct end *
     f->type = (uint8_t)(f->type % TD_XFER_N_TYPES);
     if (f->type == 0) f->type = TD_XFER_HELLO;
     if (*repair & FIX_TAG) f->conn = tag;
-    if (*repair & FIX_LENGTH) f->length = natural_length(f->type);
+    if (*repair & FIX_LENGTH) f->length = natural_length(f->type, e);
     if (*repair & FIX_PATH) f->slot = path, f->op = 0, f->status = 0;
     f->length %= TD_XFER_PAYLOAD_MAX + 1;
     memset(payload, 0, TD_XFER_PAYLOAD_MAX);
@@ -296,6 +354,18 @@ static void speak(int fd, bool local, const struct end *e, uint32_t path, uint64
         put(fd, local, header, payload, f.length, n_fds, repair & SEALED);
         struct td_xfer_hello h;
         memcpy(&h, payload, sizeof h);
+        if (f.type == TD_XFER_CHALLENGE) memcpy(talk.challenge, payload, sizeof talk.challenge);
+        if (!greeted && f.type == TD_XFER_HELLO && !their_nonce && f.length == sizeof talk.hello && e == &ends[2] && !(repair & RAW)) {
+            talk.hello_frame = f;
+            memcpy(&talk.hello, payload, sizeof talk.hello);
+            if (!take_challenge(fd)) return;
+        }
+        if (f.type == TD_XFER_HELLO_ACK && e == &ends[2]) tag = their_nonce ^ h.nonce;
+        if (f.type == TD_XFER_PROOF && e == &ends[2] && !their_nonce && f.length == TD_XFER_SECRET_BYTES && !(repair & RAW)) {
+            uint64_t nonce;
+            if (!take_hello(fd, &nonce)) return; /* refused */
+            tag = nonce ^ talk.hello.hello.nonce;
+        }
         if (!greeted && f.type == TD_XFER_HELLO_ACK) tag = their_nonce ^ h.nonce;
         if (!greeted && f.type == TD_XFER_HELLO && !their_nonce && f.length == sizeof h && !(repair & RAW)) { /* else it waits for more */
             uint64_t nonce;
@@ -311,6 +381,7 @@ static void speak(int fd, bool local, const struct end *e, uint32_t path, uint64
 static void as_initiator(struct end *e, bool local, uint32_t path, const uint8_t *data, size_t n_bytes)
 {
     int fd = dial(e, local);
+    talk = (struct talk){.host = e->grant.host, .port = e->grant.port};
     speak(fd, local, e, path, 0, data, n_bytes);
     close(fd);
 }
@@ -322,7 +393,8 @@ static void as_acceptor(struct end *e, bool local, uint32_t path, const uint8_t 
     struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
     socklen_t n = sizeof in;
     struct td_xfer_grant_blob g = {.slot = 1, .generation = 1, .n_blocks = 1, .incarnation = 77, .layout_hash = LAYOUT, .block_bytes = BLOCK_BYTES,
-                                   .path = (uint8_t)path, .has_rdma = true, .device = e == &ends[1], .host = "127.0.0.1", .instance = "liar"};
+                                   .path = (uint8_t)path, .has_rdma = true, .device = e == &ends[1], .secret = e == &ends[2],
+                                   .host = "127.0.0.1", .instance = "liar"};
     uint8_t blob[TD_XFER_BLOB_MAX];
     int listener = limited(socket(local ? AF_UNIX : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     memcpy(g.proof, e->grant.proof, sizeof g.proof);
@@ -336,6 +408,7 @@ static void as_acceptor(struct end *e, bool local, uint32_t path, const uint8_t 
         g.port = ntohs(in.sin_port);
     }
     td_xfer_grant_encode(&g, blob);
+    talk = (struct talk){.host = "127.0.0.1", .port = g.port};
     uint32_t op;
     int32_t n_blocks, block = 0;
     struct td_err err;
@@ -388,7 +461,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     if (n_bytes < 1) return 0;
     bool first = !ends[0].x;
     if (first) open_ends();
-    struct end *e = &ends[data[0] & 1];
+    struct end *e = &ends[data[0] & 64 ? 2 : data[0] & 1];
     uint32_t path = paths[data[0] >> 2 & 3];
     bool local = path == TD_XFER_PATH_SHM || path == TD_XFER_PATH_CUDA_IPC;
     if (data[0] & 32 && path == TD_XFER_PATH_SHM) path = TD_XFER_PATH_SHM_STAGED;
@@ -396,6 +469,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     else as_initiator(e, local != !!(data[0] & 16), path, data + 1, n_bytes - 1); /* bit 4: the path that it names does not go by this socket */
     all_gone(&ends[0]);
     all_gone(&ends[1]);
+    all_gone(&ends[2]);
     if (first) n_fds = count_fds();
     /* what it has yet to accept comes and goes */
     for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS); count_fds() > n_fds; poll(NULL, 0, 1))
