@@ -314,7 +314,8 @@ void td_policy_predict(const struct td_policy_view *v, const struct td_policy_as
     c->gap_s = 0;
     c->tpot_s = a->n_out > 1 ? part.step_s : 0;
     c->ttft_bucket = waiting_bucket(d->n_active + d->n_pending, d->max_seqs);
-    c->tpot_bucket = td_latency_bucket(c->tpot_s, a->tpot_s);
+    /* What is mixed into steps comes and goes: a prediction far below the objective says as much of the margin as one near it. */
+    c->tpot_bucket = TD_LAT_LIMIT_BUCKET;
 }
 
 static void place_by(const struct td_policy_view *v, const struct td_policy_ask *a, pick_fn pick, struct td_choice *c)

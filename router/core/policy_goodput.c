@@ -13,8 +13,8 @@
  *     prediction is no more than IDLE_FACTOR times the objective, it is one in EXPLORE_IDLE: nobody suffers there, and a fleet that thought itself
  *     slow would refuse everything and never see that it is not.
  *
- * A local prefill on a decode worker (deflection) may use what its step budget leaves: rows c such that a step with them keeps the tightest
- * objective there, at most C_MAX and on average MIX_SHARE of its steps' rows.
+ * A local prefill on a decode worker (deflection) is judged as one of a colocated worker is: by the mean of the steps, prefill rows mixed in as often
+ * as lately. The objective is a mean over the sequence: a chunk's stall is spread over all of its tokens, and need not fit into one.
  * Source: reference notes on goodput, C3; DistServe; Mooncake. */
 #include <math.h>
 
@@ -26,9 +26,6 @@
 #define TIE 1.05
 #define TIE_S 1e-4          /* two predictions closer than this are one */
 #define KV_DEFLECT 0.90
-#define C_MAX 512
-#define C_MIN 64
-#define MIX_SHARE 0.20
 #define EXPLORE 128
 #define EXPLORE_IDLE 4
 #define IDLE_FACTOR 8.0     /* predictions may have been learned in a slow hour; not by more than this */
@@ -100,19 +97,6 @@ static void decode_candidates(const struct td_policy_view *v, const struct td_po
         if (a->n_tokens >= w->room_tokens) continue;
         keep_best(s, workers[i], w->decode.promised + n_tokens + a->n_out <= w->decode.kv_limit ? w->decode.key : FULL_KEY + w->decode.key);
     }
-}
-
-/* Rows of prefill that a decode worker's steps can carry without breaking a promise; 0 = none. */
-static double spare_rows(const struct td_policy_view *v, uint32_t at, double margin)
-{
-    const struct td_core_worker *w = &v->workers[at];
-    double most = w->max_step_tokens ? fmin(C_MAX, w->max_step_tokens) : C_MAX;
-    if (w->min_tpot_s >= INFINITY) return most;
-    double idle = td_latency_step(v->latency, at, w->n_active, (double)w->active_tokens, 0, 0);
-    double full = td_latency_step(v->latency, at, w->n_active, (double)w->active_tokens, most, 0);
-    double slope = (full - idle) / most, left = w->min_tpot_s / margin - idle;
-    if (left <= 0) return 0;
-    return slope > 0 ? fmin(most, floor(left / slope)) : most;
 }
 
 struct found {
@@ -225,14 +209,6 @@ static void consider_local(const struct td_policy_view *v, const struct td_polic
         struct td_choice c = {.verdict = TD_PLACE, .prefill = TD_NO_WORKER, .decode = d->c[j].at, .local = true};
         td_policy_predict(v, a, &c);
         bool fits = kv_fits(w, a, a->force_local ? TD_POLICY_KV_CEILING : KV_DEFLECT);
-        if (!a->force_local) {
-            double rows = spare_rows(v, c.decode, tpot_margin(v, a, TD_LAT_LIMIT_BUCKET));
-            double u = (double)(a->n_tokens - c.hit_tokens) + (double)w->local_tokens;
-            if (rows < C_MIN || (w->n_active && w->mix_share * w->mix_rows > MIX_SHARE * rows)) continue;
-            double n_steps = ceil(u / rows);
-            c.prefill_s = c.ttft_s = n_steps * td_latency_step(v->latency, c.decode, w->n_active, (double)w->active_tokens, fmin(rows, u),
-                                                               fmin(rows, u) * (double)a->n_tokens / 2);
-        }
         double doubt = td_worker_doubt(w, v->now_s);
         struct factors x = {.price = price, .doubt_t = doubt, .doubt_d = doubt};
         consider(v, a, &c, fits, &x, f);

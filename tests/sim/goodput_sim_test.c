@@ -265,6 +265,34 @@ static void test_equal_weights_are_equal(void **state)
     td_sim_result_free(&r[1]);
 }
 
+/* ---- hybrid ------------------------------------------------------------------------------------------------------------------------------ */
+
+/* One prefill worker is too few for five decode workers. Hybrid may use it besides what the five could do alone, and lost to them all the same: 89.6
+ * against 97.2 %, since every step with prefill rows had to keep the TPOT. */
+static void test_hybrid_beside_colocated(void **state)
+{
+    (void)state;
+    static const struct load l = {"lognormal:900,0.5", "lognormal:200,0.7", 11, 60};
+    double hybrid[N_SEEDS], colocated[N_SEEDS], pd[N_SEEDS];
+    struct td_sim_config c, five;
+    fleet_of(&c, "opt-13b", 1, 5);
+    objectives_of(&c, 400, 50);
+    fleet_of(&five, "opt-13b", 0, 5);
+    objectives_of(&five, 400, 50);
+    for (uint64_t i = 0; i < N_SEEDS; i++) {
+        struct td_sim_trace t = trace_of(&l, i + 1);
+        c.router.mode = "hybrid";
+        hybrid[i] = run(&c, &t, i + 1, NULL, NULL, 0);
+        c.router.mode = "pd";
+        pd[i] = run(&c, &t, i + 1, NULL, NULL, 0);
+        five.router.mode = "colocated";
+        colocated[i] = run(&five, &t, i + 1, NULL, NULL, 0);
+        td_sim_trace_free(&t);
+    }
+    expect_not_below("hybrid on 1 + 5 against colocated on 5", hybrid, colocated, 0);
+    expect_not_below("hybrid against pd on 1 + 5", hybrid, pd, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -273,6 +301,7 @@ int main(void)
         cmocka_unit_test(test_tenants_beside_a_flood),
         cmocka_unit_test(test_classes_beside_one_class),
         cmocka_unit_test(test_equal_weights_are_equal),
+        cmocka_unit_test(test_hybrid_beside_colocated),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

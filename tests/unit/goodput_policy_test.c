@@ -563,60 +563,40 @@ static void test_no_herd(void **state)
 
 /* ---- deflection ----------------------------------------------------------------------------------------------------------------------- */
 
-/* Hybrid: a slow prefill worker, an objective that only a decode worker can keep. What it may spend is what the tightest there leaves: nothing, then
- * enough. */
-static void test_deflection_has_a_budget(void **state)
+/* TPOT is a mean over the sequence: a decode worker prefills a prompt whose chunk is longer than a whole step may take, while few of its steps carry
+ * prefill; once all of them do, the mean of 40.4 ms decides. (Every step once had to keep the objective, and hybrid lost to colocated.) */
+static void test_deflection_is_judged_by_the_mean(void **state)
 {
     (void)state;
     uint32_t n_local = 0, n_refused = 0;
     for (uint64_t tpot_us = 11000; tpot_us < 60000; tpot_us += 1000) {
-        struct td_core_config cfg = config_of(TD_MODE_HYBRID);
-        cfg.thetas[1] = theta;
-        cfg.thetas[1].prefill[0] = 1;
-        cfg.n_thetas = 2;
-        struct td_core *c = core_of(&cfg);
-        join(c, 0, 0, TD_ROLE_PREFILL, (struct node){1000000, 1024, 1, 1000});
-        join(c, 0, 1, TD_ROLE_DECODE, usual);
-        uint64_t resident = plain_id();
-        assert_int_equal(arrive(c, 0, 0, resident, (struct ask){100, 400, 0, tpot_us, 0}), 1);
-        assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
-        assert_true(actions[0].local); /* an empty worker is free to */
-        leg(c, TD_EV_TOKEN, 0, 0, resident, 101, 0);
-        /* rows that fit beside the resident's step of 10.2 ms: 0.1 ms each, 64 at least, with the margin before any learning, 1 */
-        bool may = floor(((double)tpot_us * 1e-6 - (10e-3 + 1e-4 + 101e-6)) / 1e-4) >= 64;
-        assert_int_equal(arrive(c, 2, 1, plain_id(), (struct ask){60, 20, 200000, 0, 0}), 1);
-        bool local = actions[0].kind == TD_ACT_START_DECODE;
-        if (local != may) fail_msg("tpot %llu us: %s", (unsigned long long)tpot_us, may ? "not deflected" : "deflected over the budget");
-        if (local) assert_true(actions[0].local);
-        else assert_int_equal(actions[0].code, 8);
-        n_local += local;
-        n_refused += !local;
-        if (local) { /* a prompt of many steps would hold the resident up for more than its share: rows are bounded, so its time is not short */
-            leg(c, TD_EV_CANCEL, 2, 1, last_id, 0, 0);
-            assert_int_equal(arrive(c, 3, 1, plain_id(), (struct ask){20000, 20, 800000, 0, 0}), 1);
-            assert_int_equal(actions[0].kind, TD_ACT_FAIL);
-            assert_int_equal(leg(c, TD_EV_CANCEL, 3, 0, resident, 0, 0), 1);
-            expect_empty_accounts(c, 2);
+        for (int mixed = 0; mixed < 2; mixed++) {
+            struct td_core_config cfg = config_of(TD_MODE_HYBRID);
+            cfg.thetas[1] = theta;
+            cfg.thetas[1].prefill[0] = 1; /* the prefill worker takes a second: too long */
+            cfg.n_thetas = 2;
+            struct td_core *c = core_of(&cfg);
+            join(c, 0, 0, TD_ROLE_PREFILL, (struct node){1000000, 1024, 1, 1000});
+            join(c, 0, 1, TD_ROLE_DECODE, usual);
+            uint64_t resident = plain_id();
+            assert_int_equal(arrive(c, 0, 0, resident, (struct ask){100, 400, 0, tpot_us, 0}), 1);
+            assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
+            assert_true(actions[0].local); /* an empty worker is free to */
+            leg(c, TD_EV_TOKEN, 0, 0, resident, 101, 0);
+            for (uint32_t i = 0; mixed && i < 100; i++)
+                step(c, (struct td_core_event){
+                            .kind = TD_EV_WORKER_STEP, .now_ns = 1, .worker = 1, .a = 300, .b = 300 * 150, .c = 1, .d = 101, .e = 40200});
+            bool may = !mixed || tpot_us > 40400; /* alone 10.4 ms; 300 rows take 30 more */
+            size_t n = arrive(c, 2, 1, plain_id(), (struct ask){600, 20, 200000, 0, 0});
+            bool local = n == 1 && actions[0].kind == TD_ACT_START_DECODE;
+            if (local != may) fail_msg("tpot %llu us, mixed %d: %s", (unsigned long long)tpot_us, mixed, may ? "not deflected" : "deflected");
+            if (local) assert_true(actions[0].local);
+            n_local += local;
+            n_refused += !local;
+            td_core_destroy(c);
         }
-        td_core_destroy(c);
     }
-    assert_true(n_local > 20 && n_refused > 5);
-    /* steps that carry prefill already have no share left */
-    struct td_core_config cfg = config_of(TD_MODE_HYBRID);
-    cfg.thetas[1] = theta;
-    cfg.thetas[1].prefill[0] = 1;
-    cfg.n_thetas = 2;
-    struct td_core *c = core_of(&cfg);
-    join(c, 0, 0, TD_ROLE_PREFILL, (struct node){1000000, 1024, 1, 1000});
-    join(c, 0, 1, TD_ROLE_DECODE, usual);
-    uint64_t resident = plain_id();
-    arrive(c, 0, 0, resident, (struct ask){100, 400, 0, 60000, 0});
-    leg(c, TD_EV_TOKEN, 0, 0, resident, 101, 0);
-    for (uint32_t i = 0; i < 100; i++)
-        step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .now_ns = 1, .worker = 1, .a = 300, .b = 300 * 150, .c = 1, .d = 101, .e = 40200});
-    assert_int_equal(arrive(c, 2, 1, plain_id(), (struct ask){60, 20, 200000, 0, 0}), 1);
-    assert_int_equal(actions[0].kind, TD_ACT_FAIL);
-    td_core_destroy(c);
+    assert_true(n_local > 50 && n_refused > 20);
 }
 
 /* ---- head of line --------------------------------------------------------------------------------------------------------------------- */
@@ -987,7 +967,7 @@ int main(void)
         cmocka_unit_test(test_impossible_objectives),
         cmocka_unit_test(test_strange_objectives),
         cmocka_unit_test(test_no_herd),
-        cmocka_unit_test(test_deflection_has_a_budget),
+        cmocka_unit_test(test_deflection_is_judged_by_the_mean),
         cmocka_unit_test(test_large_do_not_block_small),
         cmocka_unit_test(test_small_do_not_starve_large),
         cmocka_unit_test(test_tight_do_not_block_loose),
