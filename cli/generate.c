@@ -120,7 +120,8 @@ static void print_stats(const struct stream *s)
             m->usage->prompt_tokens, m->usage->cached_tokens, n, m->finish_reason == TANDEM__V1__FINISH_REASON__FINISH_STOP ? "stop" : "length",
             (unsigned long long)m->seed, ms(l->ttft_us), (double)(s->first_ns - s->start_ns) / 1e6, tpot, ms(l->e2e_us), ms(l->router_queue_us),
             ms(l->reserve_us), ms(l->prefill_queue_us), ms(l->prefill_us), ms(l->rpc_us), ms(l->transfer_us), (unsigned long long)l->transfer_bytes,
-            l->transfer_path, ms(l->transfer_exposed_us), ms(l->decode_queue_us), ms(l->first_step_us), l->prefill_worker, l->decode_worker, l->mode,
+            l->transfer_path, ms(l->transfer_exposed_us), ms(l->decode_queue_us), ms(l->first_step_us), l->prefill_worker,
+            l->decode_worker[0] ? l->decode_worker : "none", l->mode,
             l->preemptions, l->failovers);
 }
 

@@ -57,10 +57,13 @@ def test_max_tokens_1_has_no_decode_leg(tmp_path, oracle):
         s = c.status()
         assert (s.finished, s.failed, s.failovers) == (N, 0, 0)
         c.wait_idle()
+        told = subprocess.run([os.path.join(BIN, "tandem"), "generate", "--server", f"127.0.0.1:{c.port}", "--stats", "--max-tokens", "1", "Once"],
+                              capture_output=True, text=True, timeout=60 * SLOW, check=True)
+        assert re.search(r"prefill on prefill-[01], decode on none \(pd\)", told.stdout + told.stderr), told
     with open(log, encoding="ascii") as f:
         text = f.read()
     assert len(re.findall(r"^a kind=1 ", text, re.M)) == 0  # no Decode call
-    assert len(re.findall(r"^a kind=2 .* local=1 ", text, re.M)) == N
+    assert len(re.findall(r"^a kind=2 .* local=1 ", text, re.M)) == N + 1
     replay = subprocess.run([os.path.join(BIN, "tandem"), "sim", "replay", log], capture_output=True, timeout=60 * SLOW, check=False)
     assert replay.returncode == 0, replay.stderr.decode()[-3000:]
 
