@@ -24,16 +24,18 @@
 struct lane {
     cudaStream_t stream;
     cudaEvent_t event[N_EVENTS];   /* of batch n: n % N_EVENTS */
-    uint64_t n_issued, n_done;
+    uint64_t n_issued;             /* issue_lock's */
+    uint64_t n_done;               /* atomic; only grows */
     struct td_device_run *table[N_TABLES];
-    uint64_t table_of[N_TABLES];   /* the batch that reads it */
+    uint64_t table_of[N_TABLES];   /* the batch that reads it; issue_lock's */
 };
 
 static struct {
     struct td_device_memory memory;
     struct lane lane[N_STREAMS];
 } self;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/* Of each lane: held while a batch is issued, which may wait for an older one of the same lane. `done`, `wait` and other lanes take none of it. */
+static pthread_mutex_t issue_locks[N_STREAMS] = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER};
 
 static __global__ void copy_runs(const struct td_device_run *runs)
 {
@@ -59,16 +61,27 @@ static bool on_device(void)
     return !is_lost() && td_cuda_ok(cudaSetDevice(td_cuda.index), "copy: cudaSetDevice");
 }
 
-/* Batches up to n of the lane are done. The lock is held. */
+static bool lane_is_done(const struct lane *l, uint64_t n)
+{
+    return n <= __atomic_load_n(&l->n_done, __ATOMIC_ACQUIRE);
+}
+
+static void lane_set_done(struct lane *l, uint64_t n)
+{
+    uint64_t before = __atomic_load_n(&l->n_done, __ATOMIC_RELAXED);
+    while (before < n && !__atomic_compare_exchange_n(&l->n_done, &before, n, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) continue;
+}
+
+/* Until batches up to n of the lane are done. Its event may have been recorded again meanwhile, for batch n + N_EVENTS: that comes when n is done. */
 static bool lane_wait(struct lane *l, uint64_t n)
 {
-    if (n <= l->n_done) return true;
+    if (lane_is_done(l, n)) return true;
     if (!td_cuda_ok(cudaEventSynchronize(l->event[n % N_EVENTS]), "KV copy")) return false;
-    l->n_done = n;
+    lane_set_done(l, n);
     return true;
 }
 
-/* A list that no launch reads any more. The lock is held. */
+/* A list that no launch reads any more. The lane's lock is held. */
 static int take_table(struct lane *l, uint64_t batch)
 {
     int oldest = 0;
@@ -93,8 +106,7 @@ static bool launch_small(struct lane *l, uint64_t batch, const struct td_device_
             if (runs[i].bytes < SMALL_RUN) l->table[t][n++] = runs[i];
         if (!n) return true;
         TD_LAUNCH(copy_runs, dim3(n), dim3(256), 0, l->stream, l->table[t]);
-        TD_LAUNCHED("copy_runs");
-        if (is_lost()) return false;
+        if (!td_cuda_ok(cudaGetLastError(), "copy_runs")) return false;
     }
     return true;
 }
@@ -121,10 +133,10 @@ static td_status copy(void *ctx, enum td_device_copy kind, const struct td_devic
 {
     (void)ctx;
     struct lane *l = &self.lane[kind];
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&issue_locks[kind]);
     bool ok = on_device() && issue(l, kind, runs, n_runs);
     if (ok) *ret_ticket = l->n_issued << 2 | (uint64_t)kind;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&issue_locks[kind]);
     return ok ? TD_OK : td_cuda_lost(err);
 }
 
@@ -133,25 +145,19 @@ static td_status done(void *ctx, uint64_t ticket, struct td_err *err)
     (void)ctx;
     struct lane *l = &self.lane[ticket & 3];
     uint64_t n = ticket >> 2;
-    pthread_mutex_lock(&lock);
-    bool ok = on_device(), is_done = n <= l->n_done;
-    if (ok && !is_done) {
-        cudaError_t e = cudaEventQuery(l->event[n % N_EVENTS]);
-        is_done = e == cudaSuccess;
-        if (e != cudaErrorNotReady) ok = td_cuda_ok(e, "KV copy");
-        if (ok && is_done) l->n_done = n;
-    }
-    pthread_mutex_unlock(&lock);
-    return !ok ? td_cuda_lost(err) : is_done ? TD_OK : TD_INPROGRESS;
+    if (!on_device()) return td_cuda_lost(err);
+    if (lane_is_done(l, n)) return TD_OK;
+    cudaError_t e = cudaEventQuery(l->event[n % N_EVENTS]);
+    if (e == cudaErrorNotReady) return TD_INPROGRESS; /* or of a later batch: the next look finds n done */
+    if (!td_cuda_ok(e, "KV copy")) return td_cuda_lost(err);
+    lane_set_done(l, n);
+    return TD_OK;
 }
 
 static td_status wait_for(void *ctx, uint64_t ticket, struct td_err *err)
 {
     (void)ctx;
-    pthread_mutex_lock(&lock);
-    bool ok = on_device() && lane_wait(&self.lane[ticket & 3], ticket >> 2);
-    pthread_mutex_unlock(&lock);
-    return ok ? TD_OK : td_cuda_lost(err);
+    return on_device() && lane_wait(&self.lane[ticket & 3], ticket >> 2) ? TD_OK : td_cuda_lost(err);
 }
 
 static td_status alloc_pinned(void *ctx, size_t bytes, void **ret_memory, struct td_err *err)

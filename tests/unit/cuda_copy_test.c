@@ -10,6 +10,8 @@
 
 #include <cmocka.h>
 
+#include <pthread.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -340,6 +342,81 @@ static void a_lost_device_says_so(void **state)
     assert_int_equal(unsetenv("TD_CUDA_EMU_FAULT"), 0);
 }
 
+/* A page that a copy comes to and cannot go on from: the thread that reads it waits in the handler until a byte comes through the pipe. */
+static uint8_t *page;
+static size_t page_bytes;
+static int reached[2], go_on[2];
+
+static void on_fault(int sig, siginfo_t *info, void *context)
+{
+    char byte = 0;
+    (void)sig, (void)context;
+    if ((uint8_t *)info->si_addr < page || (uint8_t *)info->si_addr >= page + page_bytes) abort();
+    if (write(reached[1], &byte, 1) != 1 || read(go_on[0], &byte, 1) != 1) abort();
+    if (mprotect(page, page_bytes, PROT_READ | PROT_WRITE)) abort();
+}
+
+static void *wait_for_ticket(void *arg)
+{
+    struct td_err e;
+    return m->wait(m->ctx, *(uint64_t *)arg, &e) ? arg : NULL;
+}
+
+/* While one thread waits for a copy to the device that does not end, copies of the other kinds are issued, asked for and waited for, and the next to
+ * the device is issued and asked for. */
+static void a_wait_holds_up_nobody(void **state)
+{
+    (void)state;
+    struct sigaction fault = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO}, before[2];
+    struct td_device_run run;
+    uint64_t stuck, next, other;
+    pthread_t waiter;
+    char byte = 0;
+    open_device();
+    if (!dev->info.is_emulated) { /* a copy engine raises no signal */
+        close_device();
+        skip();
+    }
+    page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+    page = mmap(NULL, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(page != MAP_FAILED && pipe(reached) == 0 && pipe(go_on) == 0);
+    assert_int_equal(m->pin(m->ctx, page, page_bytes, &err), TD_OK);
+    uint8_t *pin = pinned(page_bytes), *pool = device_bytes(pin, page_bytes), *pool2 = device_bytes(pin, page_bytes);
+    assert_int_equal(sigaction(SIGSEGV, &fault, &before[0]), 0);
+    assert_int_equal(sigaction(SIGBUS, &fault, &before[1]), 0);
+    assert_int_equal(mprotect(page, page_bytes, PROT_NONE), 0);
+    run = (struct td_device_run){pool, page, page_bytes};
+    assert_int_equal(m->copy(m->ctx, TD_COPY_TO_DEVICE, &run, 1, &stuck, &err), TD_OK);
+    assert_int_equal(pthread_create(&waiter, NULL, wait_for_ticket, &stuck), 0);
+    assert_int_equal(read(reached[0], &byte, 1), 1);
+    alarm(20); /* who is held up here ends the test */
+    for (int kind = TD_COPY_TO_HOST; kind <= TD_COPY_ON_DEVICE; kind++) {
+        if (kind == TD_COPY_TO_DEVICE) continue;
+        run = (struct td_device_run){kind == TD_COPY_TO_HOST ? pin : pool2, pool2, 64};
+        if (kind == TD_COPY_ON_DEVICE) run.from = pool2 + 64;
+        assert_int_equal(m->copy(m->ctx, (enum td_device_copy)kind, &run, 1, &other, &err), TD_OK);
+        until_done(other);
+        assert_int_equal(m->wait(m->ctx, other, &err), TD_OK);
+    }
+    run = (struct td_device_run){pool2, pin, 64};
+    assert_int_equal(m->copy(m->ctx, TD_COPY_TO_DEVICE, &run, 1, &next, &err), TD_OK);
+    assert_int_equal(m->done(m->ctx, next, &err), TD_INPROGRESS);
+    alarm(0);
+    assert_int_equal(write(go_on[1], &byte, 1), 1);
+    void *failed;
+    assert_int_equal(pthread_join(waiter, &failed), 0);
+    assert_null(failed);
+    until_done(next);
+    assert_int_equal(sigaction(SIGSEGV, &before[0], NULL), 0);
+    assert_int_equal(sigaction(SIGBUS, &before[1], NULL), 0);
+    m->unpin(m->ctx, page);
+    munmap(page, page_bytes);
+    dev->release(pool), dev->release(pool2);
+    m->release_pinned(m->ctx, pin);
+    for (int i = 0; i < 2; i++) close(reached[i]), close(go_on[i]);
+    close_device();
+}
+
 int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "--child") == 0) return child_main((int)strtol(argv[2], NULL, 10));
@@ -348,6 +425,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(copies_are_the_hosts),
         cmocka_unit_test(pages_that_are_there_are_pinned),
         cmocka_unit_test(many_batches_are_under_way),
+        cmocka_unit_test(a_wait_holds_up_nobody),
         cmocka_unit_test(another_process_reads_the_allocation),
         cmocka_unit_test(a_lost_device_says_so),
     };
