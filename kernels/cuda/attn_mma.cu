@@ -197,7 +197,8 @@ template <int D> static void launch(const struct attn_params *a, const struct at
 {
     enum { MANY_BYTES = layout<D>::MANY_BYTES, FEW_BYTES = layout<D>::FEW_BYTES };
     static bool is_allowed;
-    if (!is_allowed) is_allowed = attn_allow((const void *)attn_many<D>, MANY_BYTES, "attn_many") && attn_allow((const void *)attn_few<D>, FEW_BYTES, "attn_few");
+    if (!is_allowed)
+        is_allowed = td_cuda_allow_shared((const void *)attn_many<D>, MANY_BYTES, "attn_many") && td_cuda_allow_shared((const void *)attn_few<D>, FEW_BYTES, "attn_few");
     ATTN_LAUNCH(attn_many<D>, "attn_many", plan->n_many_grid, WARPS_MANY * LANES, MANY_BYTES);
     ATTN_LAUNCH(attn_merge_many<D>, "attn_merge_many", plan->n_merged_grid * MERGE_GROUPS, MERGE_THREADS, 0);
     ATTN_LAUNCH(attn_few<D>, "attn_few", plan->n_few_grid, WARPS_FEW * LANES, FEW_BYTES);

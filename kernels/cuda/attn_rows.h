@@ -347,12 +347,6 @@ template <int D> static __global__ void __launch_bounds__(MERGE_THREADS, 4) attn
 
 /* ---- launchers */
 
-/* Shared memory beyond 48 KiB is asked for once. */
-static inline bool attn_allow(const void *kernel, int bytes, const char *label)
-{
-    return td_cuda_ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), label);
-}
-
 /* For n blocks of each kv head, in a function with a, device_plan, scratch. */
 #define ATTN_LAUNCH(kernel, label, n, n_threads, bytes)                                                                           \
     if ((n) > 0) {                                                                                                                \

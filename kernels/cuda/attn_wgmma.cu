@@ -173,7 +173,8 @@ template <int D> static void launch(const struct attn_params *a, const struct at
 {
     enum { WIDE_BYTES = shape<D, true>::BYTES, THIN_BYTES = shape<D, false>::BYTES };
     static bool is_allowed;
-    if (!is_allowed) is_allowed = attn_allow((const void *)attn_wide<D>, WIDE_BYTES, "attn_wide") && attn_allow((const void *)attn_thin<D>, THIN_BYTES, "attn_thin");
+    if (!is_allowed)
+        is_allowed = td_cuda_allow_shared((const void *)attn_wide<D>, WIDE_BYTES, "attn_wide") && td_cuda_allow_shared((const void *)attn_thin<D>, THIN_BYTES, "attn_thin");
     ATTN_LAUNCH(attn_wide<D>, "attn_wide", plan->n_many_grid, WARPS_WIDE * LANES, WIDE_BYTES);
     ATTN_LAUNCH(attn_merge_many<D>, "attn_merge_many", plan->n_merged_grid * MERGE_GROUPS, MERGE_THREADS, 0);
     ATTN_LAUNCH(attn_thin<D>, "attn_thin", plan->n_few_grid, WARPS_THIN * LANES, THIN_BYTES);

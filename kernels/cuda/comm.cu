@@ -206,6 +206,7 @@ static void sum_in_order(struct td_nccl_comm *comm, float *x, size_t n)
                   (int64_t)each, self.rank, self.n_ranks);
         TD_LAUNCHED("tp: sum over ranks");
     }
+    td_cuda.behind_kernel = false;
     good = good && ok(nccl.ncclGroupStart(), "tp: group");
     if (!good) return;
     for (int32_t r = 0; r < self.n_ranks && good; r++) {
@@ -221,6 +222,7 @@ static void all_reduce_sum(float *x, size_t n)
 {
     struct td_nccl_comm *comm = n ? use_begin() : NULL;
     if (!comm) return;
+    td_cuda.behind_kernel = false;
     TD_ASSERT(n <= self.max_floats);
     if (self.n_ranks == 2 || !td_cuda.is_deterministic)
         (void)ok(nccl.ncclAllReduce(x, x, n, TD_NCCL_FLOAT, TD_NCCL_SUM, comm, td_cuda.compute), "tp: sum over ranks");
@@ -254,6 +256,7 @@ static void gather_columns(const float *mine, int32_t n_rows, const int32_t *fir
 {
     struct td_nccl_comm *comm = use_begin();
     if (!comm) return;
+    td_cuda.behind_kernel = false;
     size_t width = (size_t)(first[self.rank + 1] - first[self.rank]);
     if (self.rank == 0) gather_on_first(comm, (size_t)n_rows, first, out);
     else if (width)
@@ -312,6 +315,7 @@ static void run_call(void *arg)
 static void issue(float *x, size_t n, const int32_t *first, float *out)
 {
     struct call *c = (struct call *)malloc(sizeof *c);
+    td_cuda.behind_kernel = false;
     if (!c) {
         (void)td_cuda_ok(cudaErrorMemoryAllocation, "tp: a call");
         return;

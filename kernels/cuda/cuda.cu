@@ -78,6 +78,12 @@ bool td_cuda_ok(cudaError_t error, const char *label)
     return !is_lost();
 }
 
+bool td_cuda_allow_shared(const void *kernel, size_t bytes, const char *label)
+{
+    return td_cuda_ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), label) &&
+           td_cuda_ok(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared), label);
+}
+
 td_status td_cuda_lost(struct td_err *err)
 {
     cudaError_t e = td_cuda.first_error;
@@ -267,6 +273,7 @@ static bool step_begin(uint64_t graph_key)
     self.key = graph_key;
     self.n_marks = 0;
     self.state = STEP_DIRECT;
+    td_cuda.behind_kernel = false;
     if (!on_device("step_begin") || graph_key == 0) return true; /* lost: entries do no harm, step_end says it */
     if ((self.replay = graph_of(graph_key))) {
         self.state = STEP_REPLAY;
@@ -278,11 +285,13 @@ static bool step_begin(uint64_t graph_key)
 
 static void put(void *device_memory, const void *pinned, size_t bytes)
 {
+    td_cuda.behind_kernel = false;
     if (bytes && !is_lost()) (void)td_cuda_ok(cudaMemcpyAsync(device_memory, pinned, bytes, cudaMemcpyHostToDevice, td_cuda.compute), "put");
 }
 
 static void get(void *pinned, const void *device_memory, size_t bytes)
 {
+    td_cuda.behind_kernel = false;
     if (bytes && !is_lost()) (void)td_cuda_ok(cudaMemcpyAsync(pinned, device_memory, bytes, cudaMemcpyDeviceToHost, td_cuda.compute), "get");
 }
 
@@ -330,6 +339,7 @@ static td_status wait_done(struct td_err *err)
 static void mark(void)
 {
     TD_ASSERT(self.state == STEP_DIRECT && self.n_marks < TD_DEVICE_MARKS_MAX);
+    td_cuda.behind_kernel = false;
     if (!is_lost()) (void)td_cuda_ok(cudaEventRecord(self.marks[self.n_marks], td_cuda.compute), "mark");
     self.n_marks++;
 }

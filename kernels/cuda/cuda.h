@@ -11,6 +11,7 @@ struct td_cuda {
     bool is_deterministic;
     bool overlaps;                    /* kernels that can begin while the one before them ends (port.h); TANDEM_CUDA_OVERLAP=1, sm_90 */
     cudaStream_t compute;             /* entries go here, in order */
+    bool behind_kernel;               /* what went there last is a kernel of this table */
     cudaError_t first_error;          /* sticky: the device is lost for this process */
     const char *first_error_at;
 };
@@ -19,8 +20,18 @@ extern struct td_cuda td_cuda;        /* the singleton; cuda.cu */
 /* Checks a runtime call or the launch before it (TD_LAUNCHED); remembers the first error with its label. False: failed, now or before. */
 bool td_cuda_ok(cudaError_t error, const char *label);
 td_status td_cuda_lost(struct td_err *err); /* TD_ERR_DEVICE with what td_cuda_ok has kept */
-#define TD_LAUNCHED(label) ((void)td_cuda_ok(cudaGetLastError(), (label)))
+/* After each launch to td_cuda.compute, and only there. */
+#define TD_LAUNCHED(label) (td_cuda.behind_kernel = true, (void)td_cuda_ok(cudaGetLastError(), (label)))
 
+/* For TD_LAUNCH_EARLY. Only a kernel lets the next one begin early: behind a copy, an event or another library's work a recording refuses it. */
+static inline bool td_cuda_is_early(void)
+{
+    return td_cuda.overlaps && td_cuda.behind_kernel;
+}
+
+/* Before a kernel's first launch with more than 48 KiB of dynamic shared memory: as much of the multiprocessor's memory as there is for it, too,
+ * since by itself the driver may leave room for one block where launch bounds count on two. */
+bool td_cuda_allow_shared(const void *kernel, size_t bytes, const char *label);
 void td_cuda_drop_graphs(void); /* waits for what was issued, then destroys every kept graph; the owning thread, outside a step */
 
 /* library.cu: dlopen of NVIDIA's library `name`, looked for in the toolkit's folders too; `variable` of the environment names another file.

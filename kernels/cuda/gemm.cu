@@ -14,13 +14,17 @@
  *
  * TANDEM_CUDA_GEMM=auto|own|cublas|plain forces one way where it exists: for benches and tests.
  *
+ * A product that cuBLASLt refuses goes the own way.
+ *
  * Order at the end (ops.h): y + (dot + bias). cuBLASLt adds bias in its epilogue, or y as beta = 1, exactly so; both at once go through the
  * workspace and a small kernel, since the order inside the library is not written down. */
 #include <stdlib.h>
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/gemm.h"
-#ifndef TD_CUDA_EMULATE
+#ifdef TD_CUDA_EMULATE
+#include "kernels/cuda/emu/cublaslt.h"
+#else
 #include <cublasLt.h>
 #include <dlfcn.h>
 #endif
@@ -125,7 +129,7 @@ static __global__ void __launch_bounds__(EXACT_THREADS) gemm_exact_kernel(struct
 static void exact_launch(const struct td_gemm_params *p)
 {
     dim3 grid((unsigned)((p->n_out + EXACT_TILE - 1) / EXACT_TILE), (unsigned)((p->n_rows + EXACT_TILE - 1) / EXACT_TILE));
-    TD_LAUNCH_EARLY(td_cuda.overlaps, gemm_exact_kernel, grid, dim3(EXACT_THREADS), 0, td_cuda.compute, *p);
+    TD_LAUNCH_EARLY(td_cuda_is_early(), gemm_exact_kernel, grid, dim3(EXACT_THREADS), 0, td_cuda.compute, *p);
     TD_LAUNCHED("gemm (exact)");
 }
 
@@ -186,27 +190,24 @@ static void plain_launch(const struct td_gemm_params *p)
 
 /* ---- cuBLASLt ---------------------------------------------------------------------------------------------------------------------------------- */
 
-#ifdef TD_CUDA_EMULATE
-static void cublas_gemm(const struct td_gemm_params *p)
-{
-    (void)p;
-}
-static td_status cublas_open(struct td_err *err)
-{
-    (void)err;
-    return TD_OK;
-}
-static void cublas_close(void) {}
-#else
 /* The library's first proposal, never the fastest of a few timed ones: what was fastest differs from run to run, and with it the bits of a request
  * that another worker finishes (I4). */
 #define N_ALGORITHMS 4096  /* direct-mapped: a shape that falls on another's place is chosen anew */
 #define INVARIANT_ROWS 256 /* deterministic: the algorithm of so many rows serves every M */
 
-struct algorithm {
+/* What an algorithm was chosen for. All of it: one that was chosen with more workspace, or for another distance of rows, is refused or wrong here. */
+struct problem_key {
     int32_t n_rows, n_out, n_in; /* n_rows 0: free */
-    uint16_t dtype, epilogue;
     uint32_t y_align;
+    uint16_t dtype, epilogue;
+    uint32_t pad;
+    int64_t y_stride;
+    size_t workspace_bytes;
+};
+
+struct algorithm {
+    struct problem_key key;
+    bool is_refused; /* the library has none: the product goes the own way, now and later */
     cublasLtMatmulAlgo_t algo;
 };
 
@@ -241,6 +242,16 @@ static bool lt_ok(cublasStatus_t s, const char *label)
     return s == CUBLAS_STATUS_SUCCESS || td_cuda_ok(cudaErrorUnknown, label);
 }
 
+#ifdef TD_CUDA_EMULATE
+static td_status lt_load(struct td_err *err)
+{
+    (void)err;
+    lt.library = &lt;
+#define LT_TAKE(name) lt.name = ::name;
+    LT_FUNCTIONS(LT_TAKE)
+    return TD_OK;
+}
+#else
 static td_status lt_load(struct td_err *err)
 {
     lt.library = td_cuda_open_library(LT_LIBRARY, "TANDEM_CUBLASLT_LIBRARY", "run deterministic, which does without", err);
@@ -252,10 +263,11 @@ static td_status lt_load(struct td_err *err)
     return missing ? td_fail(err, TD_ERR_UNSUPPORTED, LT_LIBRARY " has no %s: it is of another version than this library was built with", missing)
                    : TD_OK;
 }
+#endif
 
 static td_status cublas_open(struct td_err *err)
 {
-    if (self.forced == WAY_OWN || (self.forced == WAY_AUTO && td_cuda.is_deterministic)) return TD_OK;
+    if (self.forced == WAY_OWN || self.forced == WAY_PLAIN || (self.forced == WAY_AUTO && td_cuda.is_deterministic)) return TD_OK;
     td_status status = lt.library ? TD_OK : lt_load(err);
     if (status) return status;
     algorithms = (struct algorithm *)calloc(N_ALGORITHMS, sizeof *algorithms);
@@ -334,37 +346,43 @@ static bool choose(struct lt_problem *problem, uint32_t y_align, size_t workspac
     return true;
 }
 
-static const cublasLtMatmulAlgo_t *algorithm_of(const struct td_gemm_params *p, bool with_bias, int64_t y_stride, uint32_t y_align,
-                                                size_t workspace_bytes)
+static struct algorithm *algorithm_of(const struct td_gemm_params *p, bool with_bias, int64_t y_stride, uint32_t y_align, size_t workspace_bytes)
 {
-    int32_t n_rows = td_cuda.is_deterministic ? INVARIANT_ROWS : p->n_rows;
-    uint64_t h = ((uint64_t)(uint32_t)n_rows << 32 | (uint32_t)p->n_out) * 0x9e3779b97f4a7c15u ^
-                 ((uint64_t)(uint32_t)p->n_in << 8 | (uint64_t)with_bias << 4 | y_align) * 0xbf58476d1ce4e5b9u;
-    struct algorithm *a = &algorithms[(h ^ h >> 32) % N_ALGORITHMS];
-    if (a->n_rows == n_rows && a->n_out == p->n_out && a->n_in == p->n_in && a->dtype == p->w_dtype && a->epilogue == with_bias &&
-        a->y_align == y_align)
-        return &a->algo;
+    struct problem_key key;
+    memset(&key, 0, sizeof key); /* compared and hashed as bytes */
+    key.n_rows = td_cuda.is_deterministic ? INVARIANT_ROWS : p->n_rows, key.n_out = p->n_out, key.n_in = p->n_in;
+    key.dtype = (uint16_t)p->w_dtype, key.epilogue = with_bias;
+    key.y_align = y_align, key.y_stride = y_stride, key.workspace_bytes = workspace_bytes;
+    uint64_t words[sizeof key / 8], h = 0;
+    static_assert(sizeof words == sizeof key, "whole words");
+    memcpy(words, &key, sizeof words);
+    for (size_t i = 0; i < sizeof words / 8; i++) h = (h ^ words[i]) * 0x9e3779b97f4a7c15u, h ^= h >> 32;
+    struct algorithm *a = &algorithms[h % N_ALGORITHMS];
+    if (memcmp(&a->key, &key, sizeof key) == 0) return a;
     struct lt_problem problem;
-    a->n_rows = 0;
-    if (!problem_make(p, n_rows, with_bias, y_stride, &problem) || !choose(&problem, y_align, workspace_bytes, &a->algo)) return NULL;
-    a->n_rows = n_rows, a->n_out = p->n_out, a->n_in = p->n_in, a->dtype = (uint16_t)p->w_dtype, a->epilogue = with_bias, a->y_align = y_align;
-    return &a->algo;
+    a->is_refused = !problem_make(p, key.n_rows, with_bias, y_stride, &problem) || !choose(&problem, y_align, workspace_bytes, &a->algo);
+    a->key = key;
+    return a;
 }
 
-/* to [n_rows, n_out] = dot (+ bias) (+ to). */
-static void matmul(const struct td_gemm_params *p, float *to, int64_t to_stride, bool with_bias, bool accumulate, void *workspace,
+/* to [n_rows, n_out] = dot (+ bias) (+ to). False: the library refuses such a product, and has done nothing. What it says then is about the call, not
+ * the device, which goes on; anything else loses the device. */
+static bool matmul(const struct td_gemm_params *p, float *to, int64_t to_stride, bool with_bias, bool accumulate, void *workspace,
                    size_t workspace_bytes)
 {
     struct lt_problem problem;
     float one = 1.0f, beta = accumulate ? 1.0f : 0.0f;
-    const cublasLtMatmulAlgo_t *algo = algorithm_of(p, with_bias, to_stride, alignment_of(to, to_stride * 4), workspace_bytes);
-    if (!algo || !problem_make(p, p->n_rows, with_bias, to_stride, &problem)) {
-        (void)td_cuda_ok(cudaErrorNotSupported, "gemm: cuBLASLt has no algorithm");
-        return;
+    struct algorithm *a = algorithm_of(p, with_bias, to_stride, alignment_of(to, to_stride * 4), workspace_bytes);
+    if (a->is_refused || !problem_make(p, p->n_rows, with_bias, to_stride, &problem)) return false;
+    cublasStatus_t s = lt.cublasLtMatmul(handle, &problem.desc, &one, p->w, &problem.w, p->x, &problem.x, &beta, to, &problem.y, to, &problem.y,
+                                         &a->algo, workspace, workspace_bytes, td_cuda.compute);
+    if (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE || s == CUBLAS_STATUS_ARCH_MISMATCH) {
+        a->is_refused = true;
+        return false;
     }
-    (void)lt_ok(lt.cublasLtMatmul(handle, &problem.desc, &one, p->w, &problem.w, p->x, &problem.x, &beta, to, &problem.y, to, &problem.y, algo,
-                                  workspace, workspace_bytes, td_cuda.compute),
-                "gemm: cublasLtMatmul");
+    td_cuda.behind_kernel = false; /* a kernel of the library's, which says nothing of when the next may begin */
+    (void)lt_ok(s, "gemm: cublasLtMatmul");
+    return true;
 }
 
 static __global__ void add_rows_kernel(float *y, int64_t y_stride, const float *sums, int32_t n_out, int64_t n)
@@ -375,10 +393,21 @@ static __global__ void add_rows_kernel(float *y, int64_t y_stride, const float *
     *at = *at + sums[i];
 }
 
+static void own_gemm(const struct td_gemm_params *p);
+
+/* Rows from m on. */
+static struct td_gemm_params rows_from(const struct td_gemm_params *p, int32_t m)
+{
+    struct td_gemm_params rest = *p;
+    rest.n_rows = p->n_rows - m, rest.y = p->y + m * p->y_stride;
+    rest.x = (const uint8_t *)p->x + m * p->k_stride * (p->w_dtype == TD_BF16 ? 2 : 4);
+    return rest;
+}
+
 static void cublas_gemm(const struct td_gemm_params *p)
 {
     if (!(p->bias && p->accumulate)) {
-        matmul(p, p->y, p->y_stride, p->bias != NULL, p->accumulate, self.workspace, WORKSPACE_BYTES);
+        if (!matmul(p, p->y, p->y_stride, p->bias != NULL, p->accumulate, self.workspace, WORKSPACE_BYTES)) own_gemm(p);
         return;
     }
     size_t half_bytes = WORKSPACE_BYTES / 2, row_bytes = (size_t)p->n_out * 4;
@@ -386,17 +415,17 @@ static void cublas_gemm(const struct td_gemm_params *p)
     float *sums = (float *)((uint8_t *)self.workspace + half_bytes);
     int32_t at_once = (int32_t)(half_bytes / row_bytes < (size_t)p->n_rows ? half_bytes / row_bytes : (size_t)p->n_rows);
     for (int32_t m = 0; m < p->n_rows; m += at_once) {
-        struct td_gemm_params piece = *p;
-        piece.n_rows = p->n_rows - m < at_once ? p->n_rows - m : at_once;
-        piece.x = (const uint8_t *)p->x + m * p->k_stride * (p->w_dtype == TD_BF16 ? 2 : 4);
-        matmul(&piece, sums, p->n_out, true, false, self.workspace, half_bytes);
+        struct td_gemm_params piece = rows_from(p, m);
+        if (piece.n_rows > at_once) piece.n_rows = at_once;
+        if (!matmul(&piece, sums, p->n_out, true, false, self.workspace, half_bytes)) {
+            own_gemm(&piece);
+            continue;
+        }
         int64_t n = (int64_t)piece.n_rows * p->n_out;
-        TD_LAUNCH(add_rows_kernel, dim3((unsigned)((n + 255) / 256)), dim3(256), 0, td_cuda.compute, p->y + m * p->y_stride, p->y_stride, sums,
-                  p->n_out, n);
+        TD_LAUNCH(add_rows_kernel, dim3((unsigned)((n + 255) / 256)), dim3(256), 0, td_cuda.compute, piece.y, p->y_stride, sums, p->n_out, n);
         TD_LAUNCHED("gemm: add the residual");
     }
 }
-#endif
 
 /* ---- the choice -------------------------------------------------------------------------------------------------------------------------------- */
 
@@ -447,13 +476,13 @@ td_status td_cuda_gemm_open(struct td_err *err)
     for (int i = 0; way < 0 && i < 4; i++)
         if (strcmp(forced, names[i]) == 0) way = i;
 #ifdef TD_CUDA_EMULATE
-    bool is_here = way >= 0 && way != WAY_CUBLAS;
+    bool is_here = way >= 0;
 #else
     bool is_here = way >= 0 && way != WAY_PLAIN;
 #endif
     if (!is_here)
-        return td_fail(err, TD_ERR_INVALID,
-                       "TANDEM_CUDA_GEMM=%s: this library has no such way (auto, own, or cublas on a GPU, plain on an emulated one)", forced);
+        return td_fail(err, TD_ERR_INVALID, "TANDEM_CUDA_GEMM=%s: this library has no such way (auto, own, cublas; plain on an emulated GPU)",
+                       forced);
     self.forced = (enum way)way;
     cudaError_t e = cudaMalloc(&self.workspace, WORKSPACE_BYTES);
     if (e != cudaSuccess) {

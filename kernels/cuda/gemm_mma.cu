@@ -227,7 +227,7 @@ template <int BN, int BM, int WN, int WM> static __global__ void __launch_bounds
 template <int MT, int NT, int GROUP> static void skinny_launch(const struct td_gemm_params *p)
 {
     dim3 grid((unsigned)((p->n_out + 16 * MT - 1) / (16 * MT)), (unsigned)((p->n_rows + 8 * NT - 1) / (8 * NT)));
-    TD_LAUNCH_EARLY(td_cuda.overlaps, (gemm_skinny_kernel<MT, NT, GROUP>), grid, dim3(THREADS), 0, td_cuda.compute, *p);
+    TD_LAUNCH_EARLY(td_cuda_is_early(), (gemm_skinny_kernel<MT, NT, GROUP>), grid, dim3(THREADS), 0, td_cuda.compute, *p);
     TD_LAUNCHED("gemm (skinny)");
 }
 
@@ -236,10 +236,9 @@ template <int BN, int BM, int WN, int WM> static void tile_launch(const struct t
     static bool is_set; /* more than 48 KiB of shared memory must be asked for once */
     size_t shared_bytes = (size_t)STAGES * (BN + BM) * CHUNK * sizeof(uint16_t);
     if (!is_set)
-        is_set = td_cuda_ok(cudaFuncSetAttribute(gemm_tile_kernel<BN, BM, WN, WM>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes),
-                            "gemm (tile): shared memory");
+        is_set = td_cuda_allow_shared((const void *)gemm_tile_kernel<BN, BM, WN, WM>, shared_bytes, "gemm (tile): shared memory");
     unsigned n_tiles = (unsigned)((p->n_out + BN - 1) / BN) * (unsigned)((p->n_rows + BM - 1) / BM);
-    TD_LAUNCH_EARLY(td_cuda.overlaps, (gemm_tile_kernel<BN, BM, WN, WM>), dim3(n_tiles), dim3(THREADS), shared_bytes, td_cuda.compute, *p);
+    TD_LAUNCH_EARLY(td_cuda_is_early(), (gemm_tile_kernel<BN, BM, WN, WM>), dim3(n_tiles), dim3(THREADS), shared_bytes, td_cuda.compute, *p);
     TD_LAUNCHED("gemm (tile)");
 }
 

@@ -20,7 +20,11 @@
 #include "kernels/cuda/emu/emu.h"     /* __global__, threadIdx .., __syncthreads, __shfl_*_sync, atomics, TD_LAUNCH, TD_SHARED_BYTES */
 #include "kernels/cuda/emu/runtime.h" /* cudaMalloc, streams, events, graphs, IPC: the calls we use, on the host */
 
-#define TD_LAUNCH_EARLY(is_early, kernel, grid, block, shared_bytes, stream, ...) TD_LAUNCH(kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
+#define TD_LAUNCH_EARLY(is_early, kernel, grid, block, shared_bytes, stream, ...) \
+    do {                                                                          \
+        td_emu_next_is_early(is_early);                                           \
+        TD_LAUNCH(kernel, grid, block, shared_bytes, stream, __VA_ARGS__);        \
+    } while (0)
 static inline void td_wait_for_previous(void) {}
 #else
 #include <cuda_runtime.h>

@@ -145,7 +145,7 @@ static void norm_launch(const struct td_rmsnorm_args *a, struct norm_params *p, 
     p->x = a->x, p->w = a->w, p->x_stride = a->x_stride, p->dim = a->dim, p->eps = a->eps;
     p->x_vector = aligned_to(a->x, a->x_stride * 4, 16), p->w_vector = aligned_to(a->w, 0, 16);
     int32_t threads = min_i32(round_up((a->dim + 3) / 4, WARP), ROW_THREADS_MAX);
-    TD_LAUNCH_EARLY(td_cuda.overlaps, norm_kernel, dim3((unsigned)a->n_rows), dim3((unsigned)threads), 0, td_cuda.compute, *p);
+    TD_LAUNCH_EARLY(td_cuda_is_early(), norm_kernel, dim3((unsigned)a->n_rows), dim3((unsigned)threads), 0, td_cuda.compute, *p);
     TD_LAUNCHED(label);
 }
 
@@ -205,7 +205,7 @@ static void flat_launch(struct flat_params *p, int32_t n_rows, const char *label
     p->n_quads = (int64_t)n_rows * p->row_quads;
     if (p->n_quads <= 0) return;
     p->x_vector = aligned_to(p->x, p->x_stride * 4, 16), p->up_vector = aligned_to(p->up, p->up_stride * 4, 16);
-    TD_LAUNCH_EARLY(td_cuda.overlaps, flat_kernel, dim3(n_blocks(p->n_quads, FLAT_THREADS)), dim3(FLAT_THREADS), 0, td_cuda.compute, *p);
+    TD_LAUNCH_EARLY(td_cuda_is_early(), flat_kernel, dim3(n_blocks(p->n_quads, FLAT_THREADS)), dim3(FLAT_THREADS), 0, td_cuda.compute, *p);
     TD_LAUNCHED(label);
 }
 
@@ -287,7 +287,7 @@ void td_cuda_embed(float *out, const void *table, enum td_dtype dtype, const int
     p.n_quads = (int64_t)n_rows * p.row_quads;
     p.vector = aligned_to(out, (int64_t)dim * 4, 16) && aligned_to(table, (int64_t)dim * (int64_t)td_dtype_bytes(dtype), dtype == TD_F32 ? 16 : 8);
     if (p.n_quads <= 0) return;
-    TD_LAUNCH_EARLY(td_cuda.overlaps, embed_kernel, dim3(n_blocks(p.n_quads, FLAT_THREADS)), dim3(FLAT_THREADS), 0, td_cuda.compute, p);
+    TD_LAUNCH_EARLY(td_cuda_is_early(), embed_kernel, dim3(n_blocks(p.n_quads, FLAT_THREADS)), dim3(FLAT_THREADS), 0, td_cuda.compute, p);
     TD_LAUNCHED("embed");
 }
 
@@ -343,7 +343,7 @@ void td_cuda_rope(const struct td_rope_args *a, int part, int n_parts)
     p.n_items = (int64_t)a->n_rows * a->n_heads * p.half_quads;
     p.vector = a->head_dim % 8 == 0 && aligned_to(a->x, a->x_stride * 4, 16) && aligned_to(a->cos_sin, 0, 16);
     if (p.n_items <= 0) return;
-    TD_LAUNCH_EARLY(td_cuda.overlaps, rope_kernel, dim3(n_blocks(p.n_items, FLAT_THREADS)), dim3(FLAT_THREADS), 0, td_cuda.compute, p);
+    TD_LAUNCH_EARLY(td_cuda_is_early(), rope_kernel, dim3(n_blocks(p.n_items, FLAT_THREADS)), dim3(FLAT_THREADS), 0, td_cuda.compute, p);
     TD_LAUNCHED("rope");
 }
 
@@ -414,7 +414,7 @@ void td_cuda_kv_store(const struct td_kv_store_args *a, int part, int n_parts)
     (void)part, (void)n_parts;
     struct store_params p = store_params_of(a);
     if (p.n_items <= 0) return;
-    TD_LAUNCH_EARLY(td_cuda.overlaps, kv_store_kernel, dim3(n_blocks(p.n_items, FLAT_THREADS)), dim3(FLAT_THREADS), 0, td_cuda.compute, p);
+    TD_LAUNCH_EARLY(td_cuda_is_early(), kv_store_kernel, dim3(n_blocks(p.n_items, FLAT_THREADS)), dim3(FLAT_THREADS), 0, td_cuda.compute, p);
     TD_LAUNCHED("kv_store");
 }
 
@@ -515,6 +515,6 @@ void td_cuda_rope_store(const struct td_rmsnorm_args *q_norm, const struct td_rm
     p.turn_vector = rope->head_dim % 8 == 0 && aligned_to(rope->cos_sin, 0, 16);
     p.norm_vector = (!q_norm || aligned_to(q_norm->w, 0, 16)) && (!k_norm || aligned_to(k_norm->w, 0, 16));
     if (p.n_items <= 0) return;
-    TD_LAUNCH_EARLY(td_cuda.overlaps, rope_store_kernel, dim3(n_blocks(p.n_items, FLAT_THREADS / WARP)), dim3(FLAT_THREADS), 0, td_cuda.compute, p);
+    TD_LAUNCH_EARLY(td_cuda_is_early(), rope_store_kernel, dim3(n_blocks(p.n_items, FLAT_THREADS / WARP)), dim3(FLAT_THREADS), 0, td_cuda.compute, p);
     TD_LAUNCHED("rope_store");
 }

@@ -327,6 +327,22 @@ static void test_steps_and_graphs(void **state)
     close_device();
 }
 
+/* Behind a copy no kernel begins early: a recording refuses it, and the emulated one does (emu/runtime.h). */
+static void test_early_launch(void **state)
+{
+    (void)state;
+    assert_int_equal(setenv("TANDEM_CUDA_OVERLAP", "1", 1), 0);
+    open_device();
+    struct rig r = rig_make();
+    rig_check(&r, 0, true);
+    rig_check(&r, 7, true);
+    rig_check(&r, 7, false);
+    rig_check(&r, 0, true);
+    rig_free(&r);
+    close_device();
+    assert_int_equal(unsetenv("TANDEM_CUDA_OVERLAP"), 0);
+}
+
 static void test_graph_cache_is_bounded(void **state)
 {
     (void)state;
@@ -422,6 +438,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_out_of_memory_is_no_loss),
         cmocka_unit_test(test_copies),
         cmocka_unit_test(test_steps_and_graphs),
+        cmocka_unit_test(test_early_launch),
         cmocka_unit_test(test_graph_cache_is_bounded),
         cmocka_unit_test(test_failed_launch_is_a_loss),
         cmocka_unit_test(test_ecc_is_a_loss),

@@ -766,6 +766,11 @@ static void test_launch_limits(void **state)
     }
     OK(cudaFuncSetAttribute(nothing, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024));
     TD_LAUNCH(nothing, 1, 32, 227 * 1024, 0);
+    assert_int_equal(cudaGetLastError(), cudaErrorInvalidConfiguration); /* no carve-out: a rule of the house */
+    assert_int_equal(cudaFuncSetAttribute(nothing, cudaFuncAttributePreferredSharedMemoryCarveout, 101), cudaErrorInvalidValue);
+    OK(cudaFuncSetAttribute(nothing, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
+    (void)cudaGetLastError();
+    TD_LAUNCH(nothing, 1, 32, 227 * 1024, 0);
     OK(cudaGetLastError());
     assert_int_equal(cudaFuncSetAttribute(nothing, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024 + 1), cudaErrorInvalidValue);
     OK(cudaDeviceSynchronize());

@@ -428,9 +428,11 @@ struct shape {
     int32_t m, n, k;
 };
 
+static int32_t y_gap = -1; /* between rows of y; -1: drawn */
+
 static void check_shape(struct shape s, enum td_dtype src_dtype, enum td_dtype dtype, bool with_bias, bool accumulate)
 {
-    int64_t xs = s.k + rng_int(0, 5), ys = s.n + rng_int(0, 5);
+    int64_t xs = s.k + rng_int(0, 5), ys = s.n + (y_gap < 0 ? rng_int(0, 5) : y_gap);
     float *x = random_rows(s.m, s.k, xs), *want = accumulate ? random_rows(s.m, s.n, ys) : alloc_poisoned((size_t)(s.m * ys) * 4);
     float *bias = with_bias ? random_rows(1, s.n, s.n) : NULL;
     void *src = alloc_poisoned((size_t)s.n * (size_t)s.k * td_dtype_bytes(src_dtype));
@@ -553,6 +555,38 @@ static void test_products_deterministic(void **state)
     if (!dev->info.is_emulated) products_of_way("auto", true); /* the plain way again on an emulated device */
 }
 
+/* What cuBLASLt refuses, the table's own kernels do, and the device goes on. */
+static void test_refused_products(void **state)
+{
+    (void)state;
+    static const char *const faults[] = {"ltnone", "ltrefuse"};
+    if (!dev->info.is_emulated) skip(); /* a real library refuses what it likes */
+    for (int i = 0; i < 2; i++) {
+        close_device();
+        assert_int_equal(setenv("TD_CUDA_EMU_FAULT", faults[i], 1), 0);
+        if (open_way("cublas", false)) fail_msg("%s", err.msg);
+        for (int how = 0; how < 8; how++) check_shape((struct shape){5 + how, 40, 72}, how & 4 ? TD_F32 : TD_BF16, TD_BF16, how & 1, how & 2);
+        assert_int_equal(dev->wait(&err), TD_OK);
+        close_device();
+        assert_int_equal(unsetenv("TD_CUDA_EMU_FAULT"), 0);
+        assert_int_equal(open_way(NULL, false), TD_OK);
+    }
+}
+
+/* Products of one shape that differ in what an algorithm depends on beside it: the distance of rows, and how much workspace is left (a bias and a
+ * residual together take half). The emulated library ends a process that mixes their algorithms up. */
+static void test_algorithms_are_for_their_problem(void **state)
+{
+    (void)state;
+    close_device();
+    td_status s = open_way("cublas", false);
+    for (y_gap = 0; y_gap < 3 && !s; y_gap++)
+        for (int i = 0; i < 4; i++) check_shape((struct shape){33, 64, 128}, TD_BF16, TD_BF16, i < 3, i % 2);
+    y_gap = -1;
+    if (!s) close_device();
+    assert_int_equal(open_way(NULL, false), TD_OK);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -561,6 +595,7 @@ int main(void)
         cmocka_unit_test(test_silu_mul),        cmocka_unit_test(test_embed),
         cmocka_unit_test(test_products_plain),  cmocka_unit_test(test_products_own),
         cmocka_unit_test(test_products_cublas), cmocka_unit_test(test_products_deterministic),
+        cmocka_unit_test(test_refused_products), cmocka_unit_test(test_algorithms_are_for_their_problem),
     };
     rng_start();
     const char *named = getenv("TANDEM_CUDA_LIBRARY");

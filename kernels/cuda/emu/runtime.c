@@ -66,6 +66,7 @@ struct queue {
 struct td_emu_graph {
     struct queue works;
     size_t n_works;
+    enum work_kind last; /* of n_works */
 };
 
 struct td_emu_graph_exec {
@@ -116,15 +117,16 @@ static struct capture *captures;
 static cudaError_t lost;
 static char environment[512]; /* as it was read */
 static bool is_eager, has_no_device, has_no_driver, has_no_image, is_read;
-static int cc = 90, n_devices = 1;
+static int cc = 90, n_devices = 1, n_sms = N_SMS;
 static int64_t launches_to_fault, launches_to_ecc, mallocs_to_fault; /* 0: none */
 static int fault_device = -1, used_device; /* -1: any; the one that this process chose last */
 static bool has_no_peers;
-static struct { const void *kernel; int shared_bytes; } functions[MAX_FUNCTIONS];
+static struct { const void *kernel; int shared_bytes; bool has_carveout; } functions[MAX_FUNCTIONS];
 static int n_functions;
 
 static __thread cudaError_t last_error;
 static __thread int current_device;
+static __thread bool next_is_early;
 
 static cudaError_t answer(cudaError_t error)
 {
@@ -154,14 +156,15 @@ static uint64_t parse_bytes(const char *text, uint64_t fallback)
 static void read_environment(void)
 {
     char now[sizeof environment];
-    snprintf(now, sizeof now, "%s|%s|%s|%s|%s", env("TD_CUDA_EMU_FAULT"), env("TD_CUDA_EMU_MEMORY"), env("TD_CUDA_EMU_DEVICES"),
-             env("TD_CUDA_EMU_EAGER"), env("TD_CUDA_EMU_STRICT"));
+    snprintf(now, sizeof now, "%s|%s|%s|%s|%s|%s", env("TD_CUDA_EMU_FAULT"), env("TD_CUDA_EMU_MEMORY"), env("TD_CUDA_EMU_DEVICES"),
+             env("TD_CUDA_EMU_EAGER"), env("TD_CUDA_EMU_STRICT"), env("TD_CUDA_EMU_SMS"));
     if (is_read && !strcmp(now, environment)) return;
     is_read = true;
     memcpy(environment, now, sizeof environment);
     td_emu_memory_set_total(parse_bytes(env("TD_CUDA_EMU_MEMORY"), (uint64_t)4 << 30));
     td_emu_memory_set_strict(*env("TD_CUDA_EMU_STRICT") == '1');
     is_eager = *env("TD_CUDA_EMU_EAGER") == '1';
+    n_sms = (int)parse_bytes(env("TD_CUDA_EMU_SMS"), N_SMS);
     int n = (int)parse_bytes(env("TD_CUDA_EMU_DEVICES"), 1);
     n_devices = n < MAX_DEVICES ? n : MAX_DEVICES;
     lost = cudaSuccess;
@@ -189,7 +192,9 @@ static void read_environment(void)
         else if (!strcmp(word, "nodriver") && !number) has_no_driver = true;
         else if (!strcmp(word, "noimage") && !number) has_no_image = true;
         else if (!strcmp(word, "nopeer") && !number) has_no_peers = true;
-        else td_emu_die("TD_CUDA_EMU_FAULT: \"%s\" is not launch:N, ecc:N, malloc:N, cc:N, nodevice, nodriver, noimage or nopeer", word);
+        else if (strcmp(word, "ltnone") != 0 && strcmp(word, "ltrefuse") != 0) /* cublaslt.c's */
+            td_emu_die("TD_CUDA_EMU_FAULT: \"%s\" is not launch:N, ecc:N, malloc:N, cc:N, nodevice, nodriver, noimage, nopeer, ltnone or ltrefuse",
+                       word);
     }
 }
 
@@ -371,6 +376,7 @@ static cudaError_t submit(struct td_emu_stream *s, struct work *w)
         } else {
             append(&s->capture->graph->works, w);
             s->capture->graph->n_works++;
+            s->capture->graph->last = w->kind;
             s->n_captured++;
             s->is_unjoined = true;
             return cudaSuccess;
@@ -454,7 +460,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret_properties, int d
                                    .maxThreadsPerBlock = TD_EMU_MAX_THREADS,
                                    .major = cc / 10,
                                    .minor = cc % 10,
-                                   .multiProcessorCount = N_SMS,
+                                   .multiProcessorCount = n_sms,
                                    .l2CacheSize = 50 << 20,
                                    .ECCEnabled = 1,
                                    .pciBusID = 0xe0 + device,
@@ -478,7 +484,7 @@ cudaError_t cudaDeviceGetAttribute(int *ret_value, enum cudaDeviceAttr attribute
     case cudaDevAttrMaxThreadsPerBlock: value = TD_EMU_MAX_THREADS; break;
     case cudaDevAttrMaxSharedMemoryPerBlock: value = SHARED_DEFAULT; break;
     case cudaDevAttrWarpSize: value = TD_EMU_LANES; break;
-    case cudaDevAttrMultiProcessorCount: value = N_SMS; break;
+    case cudaDevAttrMultiProcessorCount: value = n_sms; break;
     case cudaDevAttrPciBusId: value = 0xe0 + device; break;
     case cudaDevAttrPciDeviceId: value = 0; break;
     case cudaDevAttrUnifiedAddressing: value = 1; break;
@@ -1134,13 +1140,15 @@ cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *ret_event, cudaIpcEventHandle_t 
 cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attribute, int value)
 {
     enter();
-    if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return leave(cudaSuccess);
-    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > SHARED_MAX) return leave(cudaErrorInvalidValue);
+    bool is_carveout = attribute == cudaFuncAttributePreferredSharedMemoryCarveout;
+    if (!is_carveout && attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return leave(cudaErrorInvalidValue);
+    if (value < (is_carveout ? -1 : 0) || value > (is_carveout ? 100 : SHARED_MAX)) return leave(cudaErrorInvalidValue);
     int i = 0;
     while (i < n_functions && functions[i].kernel != kernel) i++;
     if (i == MAX_FUNCTIONS) td_emu_die("more than %d kernels with shared memory of their own", MAX_FUNCTIONS);
     functions[i].kernel = kernel;
-    functions[i].shared_bytes = value;
+    if (is_carveout) functions[i].has_carveout = true;
+    else functions[i].shared_bytes = value;
     if (i == n_functions) n_functions++;
     return leave(cudaSuccess);
 }
@@ -1152,10 +1160,19 @@ static cudaError_t check_launch(const void *kernel, struct td_emu_dims grid, str
     if (!block.x || !block.y || !block.z || block.x > 1024 || block.y > 1024 || block.z > 64) return cudaErrorInvalidConfiguration;
     if ((uint64_t)block.x * block.y * block.z > TD_EMU_MAX_THREADS) return cudaErrorInvalidConfiguration;
     size_t limit = SHARED_DEFAULT;
+    bool has_carveout = false;
     for (int i = 0; i < n_functions; i++) {
-        if (functions[i].kernel == kernel && (size_t)functions[i].shared_bytes > limit) limit = (size_t)functions[i].shared_bytes;
+        if (functions[i].kernel != kernel) continue;
+        if ((size_t)functions[i].shared_bytes > limit) limit = (size_t)functions[i].shared_bytes;
+        has_carveout = functions[i].has_carveout;
     }
-    return shared_bytes > limit ? cudaErrorInvalidValue : cudaSuccess;
+    if (shared_bytes > limit) return cudaErrorInvalidValue;
+    return shared_bytes > SHARED_DEFAULT && !has_carveout ? cudaErrorInvalidConfiguration : cudaSuccess; /* the house's rule: runtime.h */
+}
+
+void td_emu_next_is_early(bool is_early)
+{
+    next_is_early = is_early;
 }
 
 void td_emu_launch(const char *name, const void *kernel, struct td_emu_dims grid, struct td_emu_dims block, size_t shared_bytes, cudaStream_t stream,
@@ -1164,6 +1181,9 @@ void td_emu_launch(const char *name, const void *kernel, struct td_emu_dims grid
     enter();
     cudaError_t error = check_device(current_device);
     if (!error) error = check_launch(kernel, grid, block, shared_bytes);
+    const struct capture *c = stream_of(stream)->capture;
+    if (!error && next_is_early && c && c->graph->n_works && c->graph->last != WORK_KERNEL) error = cudaErrorStreamCaptureUnsupported;
+    next_is_early = false;
     if (!error) {
         struct work *w = work_new(WORK_KERNEL, closure, closure_bytes);
         w->u.kernel.name = name;

@@ -13,11 +13,13 @@
  * Environment (read again by each cudaGetDeviceCount, which every opening of a device makes):
  *   TD_CUDA_EMU_MEMORY   bytes of the device, with K, M or G (4G)
  *   TD_CUDA_EMU_DEVICES  how many (1)
+ *   TD_CUDA_EMU_SMS      multiprocessors (8)
  *   TD_CUDA_EMU_STRICT   1: the host may not follow pointers into device memory (SIGSEGV); for tests where no stand-in for a NIC writes there
  *   TD_CUDA_EMU_SEED     order of threads and blocks (1)
  *   TD_CUDA_EMU_NCCL     a library that stands in for libnccl.so.2 (tests/unit/nccl_stub.c); unset: ranks meet in the host's memory (comm.cu)
  *   TD_CUDA_EMU_FAULT    comma list: launch:N, ecc:N (the N-th kernel fails and the device is lost), malloc:N (the N-th cudaMalloc finds no memory),
  *                        each with @D behind it only in processes that use device D; nodevice, nodriver, nopeer (no memory of another process opens),
+ *                        ltnone, ltrefuse (cublaslt.h),
  *                        noimage (the library has no code for this device), cc:75 (another compute capability; default 90)
  *
  * Threads: any. Every call may be made beside any other; a stream does its work in order, on the thread of the host that first needs it done. */
@@ -90,6 +92,8 @@ enum cudaDeviceAttr {
     cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
     cudaDevAttrGPUDirectRDMASupported = 116,
 };
+
+enum { cudaSharedmemCarveoutDefault = -1, cudaSharedmemCarveoutMaxShared = 100 };
 
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal = 0, cudaStreamCaptureModeThreadLocal = 1, cudaStreamCaptureModeRelaxed = 2 };
 
@@ -188,7 +192,11 @@ cudaError_t cudaIpcCloseMemHandle(void *memory);
 cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *ret_handle, cudaEvent_t event);
 cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *ret_event, cudaIpcEventHandle_t handle);
 
-/* ---- kernels: TD_LAUNCH comes here; what was wrong is cudaGetLastError's */
+/* ---- kernels: TD_LAUNCH comes here; what was wrong is cudaGetLastError's. Two rules that are stricter than CUDA's:
+ * the next launch of this thread may begin early (programmatic serialization): refused in a recording unless what was recorded last is a kernel;
+ * more than 48 KiB of dynamic shared memory: refused unless the kernel has asked for a carve-out, since the driver's own choice may have room for one
+ * block of a multiprocessor where two were meant. */
+void td_emu_next_is_early(bool is_early);
 void td_emu_launch(const char *name, const void *kernel, struct td_emu_dims grid, struct td_emu_dims block, size_t shared_bytes, cudaStream_t stream,
                    void (*run)(const void *closure), const void *closure, size_t closure_bytes);
 cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attribute, int value);
