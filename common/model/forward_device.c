@@ -10,8 +10,8 @@
  * Graphs. A batch in which every row is a sequence's wanted one is a decode step. It is padded (rows of position -1) to one of a few sizes, and so
  * is the space of the block ids, so that most steps repeat the shape of an earlier one: all that decides the entries' arguments. A shape's first
  * step runs as it is, which also lets the table choose its algorithms; its second is recorded under a key of its own and later ones only launch
- * that. A workspace knows SHAPES_MAX shapes; steps of further ones run as they are. Keys are never used twice in a process, since a graph holds the
- * addresses of its workspace. */
+ * that. A workspace knows SHAPES_MAX shapes; a further one takes the place of the shape that was seen longest ago. Keys are never used twice in a
+ * process, since a graph holds the addresses of its workspace and the arguments of its shape; the table drops the graphs that nobody asks for. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@
 #include "common/model/model_internal.h"
 #include "kernels/device.h"
 
-#define SHAPES_MAX 512
+#define SHAPES_MAX 128 /* more than a table keeps graphs of (64), so that shapes seen once do not push out those in use */
 #define TABLE_INTS_MAX ((size_t)1 << 24) /* block ids of one step; a batch with more is refused */
 #define TABLE_INTS_MIN ((size_t)256)
 #define BLOCK_SIZE_MIN 8
@@ -42,7 +42,8 @@ struct td_forward_device {
     uint8_t *pinned, *device; /* the descriptor, twice */
     size_t table_ints_max;
     float *logits; /* [max_logit_rows, vocab], the host's; untouched, and so not there, while a tail reads the logits */
-    uint32_t serial;
+    uint32_t serial, n_keys;
+    uint64_t n_steps; /* with a shape */
     /* Several ranks: a thread that looks after the others, since entries that wait for a dead one would wait for ever. */
     bool has_ranks, stop;
     struct td_comm *watched;
@@ -51,7 +52,8 @@ struct td_forward_device {
     pthread_cond_t watch_cond;
     struct {
         struct shape shape;
-        uint32_t n_seen;
+        uint32_t key;      /* 0: seen once */
+        uint64_t last_step;
     } shapes[SHAPES_MAX];
     int32_t n_shapes;
 };
@@ -213,23 +215,29 @@ int32_t td_workspace_padded_rows(const struct td_workspace *ws, int32_t n_rows)
     return n < ws->max_logit_rows ? n : ws->max_logit_rows;
 }
 
-/* 0 the first time a shape is seen, and when there are too many of them; else its graph's key. */
+static bool is_same(const struct shape *a, const struct shape *b)
+{
+    return a->n_rows == b->n_rows && a->block_size == b->block_size && a->table_ints == b->table_ints && a->attn == b->attn && a->tail == b->tail &&
+           a->kv_base == b->kv_base && a->has_tail == b->has_tail;
+}
+
+/* 0 the first time a shape is seen, or seen again after others took its place; else its graph's key. */
 static uint64_t graph_key(struct td_forward_device *d, const struct shape *s)
 {
-    int32_t i = 0;
-    for (; i < d->n_shapes; i++) {
-        const struct shape *o = &d->shapes[i].shape;
-        if (o->n_rows == s->n_rows && o->block_size == s->block_size && o->table_ints == s->table_ints && o->attn == s->attn && o->tail == s->tail &&
-            o->kv_base == s->kv_base && o->has_tail == s->has_tail)
-            break;
-    }
-    if (i == SHAPES_MAX) return 0;
-    if (i == d->n_shapes) {
+    int32_t i = 0, oldest = 0;
+    d->n_steps++;
+    for (; i < d->n_shapes && !is_same(&d->shapes[i].shape, s); i++)
+        if (d->shapes[i].last_step < d->shapes[oldest].last_step) oldest = i;
+    bool is_known = i < d->n_shapes;
+    if (!is_known) {
+        i = d->n_shapes < SHAPES_MAX ? d->n_shapes++ : oldest;
         d->shapes[i].shape = *s;
-        d->shapes[i].n_seen = 0;
-        d->n_shapes++;
+        d->shapes[i].key = 0;
+    } else if (!d->shapes[i].key) {
+        d->shapes[i].key = ++d->n_keys;
     }
-    return d->shapes[i].n_seen++ ? (uint64_t)d->serial << 32 | (uint32_t)(i + 1) : 0;
+    d->shapes[i].last_step = d->n_steps;
+    return is_known ? (uint64_t)d->serial << 32 | d->shapes[i].key : 0;
 }
 
 /* Waits for the marks that the walk left, in their order, and tells. *ret_told: so many layers. */

@@ -276,6 +276,36 @@ static void contexts_grow(void **state)
     unlink(path);
 }
 
+static void count_issue(void *ctx, const float *logits, int32_t n_rows)
+{
+    (void)logits, (void)n_rows;
+    ++*(int *)ctx;
+}
+
+/* However many shapes of steps there were: the fourth step of a shape is a graph's (the strict table looks at the third), and so are those of a shape that
+ * is in use meanwhile. */
+static void shapes_come_and_go(void **state)
+{
+    (void)state;
+    enum { SHAPES = 600, IN_USE = 1 << 20, NEW_ONES = 5, STEPS_OF_EACH = 4 };
+    struct rig g;
+    rig_open(&g, &(struct td_model_params){.random_config = FIXTURES "/llama_odd_sizes/config.json", .dtype = "f32", .ops = device}, 1, BLOCK_SIZE, 16, 16);
+    int n_issued = 0, n_in_use = 0;
+    for (int i = 0; i < SHAPES + NEW_ONES * STEPS_OF_EACH; i++) {
+        bool is_in_use = i < SHAPES && i % 10 == 9;
+        uint64_t shape = is_in_use ? IN_USE : i < SHAPES ? (uint64_t)i : IN_USE + 1 + (uint64_t)(i - SHAPES) / STEPS_OF_EACH;
+        int seen = is_in_use ? n_in_use++ : i < SHAPES ? 0 : (i - SHAPES) % STEPS_OF_EACH, before = n_issued;
+        const struct td_forward_tail tail = {.issue = count_issue, .ctx = &n_issued, .shape = shape};
+        const int32_t zero = 0, *tables[] = {g.tables[0]};
+        struct td_forward_args a = {.tokens = (int32_t[]){1}, .positions = &zero, .row_seq = &zero, .block_tables = tables, .n_rows = 1,
+                                    .kv_base = g.cache, .kv = &g.kv, .logit_rows = &zero, .n_logit_rows = 1, .tail = &tail};
+        float *logits;
+        assert_int_equal(td_model_forward(g.model, g.ws, &a, &logits), TD_OK);
+        if (seen != 2 && n_issued != before + (seen < 2)) fail_msg("step %d: issued %d times, must be %d", i, n_issued - before, seen < 2);
+    }
+    rig_close(&g);
+}
+
 static void random_weights_are_the_hosts(void **state)
 {
     (void)state;
@@ -339,6 +369,7 @@ int main(void)
         cmocka_unit_test(as_the_plain_kernels),
         cmocka_unit_test(batches_padding_and_graphs),
         cmocka_unit_test(contexts_grow),
+        cmocka_unit_test(shapes_come_and_go),
         cmocka_unit_test(random_weights_are_the_hosts),
         cmocka_unit_test(layers_are_told_when_they_are_there),
         cmocka_unit_test(too_much_is_refused),
