@@ -76,15 +76,16 @@ static td_status choose_dtype(const char *name, const struct td_model_config *c,
     return TD_OK;
 }
 
-/* Everything that decides a logit's bits. Text, so that padding cannot. */
+/* Everything that decides a logit's bits. Text, so that padding cannot. Not the number of multiprocessors: it decides how a step's work is cut and
+ * spread, while every sum keeps its order, so cards of one architecture, or slices of one, may finish each other's requests. (Where the device need
+ * not be deterministic, cuBLASLt's choice may follow it; but then a row's bits follow its batch, too.) */
 static uint64_t model_hash(const struct td_model *m, uint64_t digest)
 {
     const struct td_model_config *c = &m->config;
     char text[800], device[160] = "";
     if (m->ops->device) { /* the same kernels of another architecture, or with other algorithms, are another instruction set */
         const struct td_device_info *i = &m->ops->device->info;
-        snprintf(device, sizeof device, "sm_%d%d x%d deterministic %d emulated %d ", i->cc_major, i->cc_minor, i->n_sms, i->is_deterministic,
-                 i->is_emulated);
+        snprintf(device, sizeof device, "sm_%d%d deterministic %d emulated %d ", i->cc_major, i->cc_minor, i->is_deterministic, i->is_emulated);
     }
     int n = snprintf(text, sizeof text,
                      "arch %d layers %d hidden %d inter %d heads %d kv %d dim %d vocab %d eps %a tied %d bias %d %d %d qknorm %d "

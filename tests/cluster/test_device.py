@@ -109,6 +109,16 @@ def test_pd(emulated_oracle, transfer, tmp_path):
         c.wait_idle()
 
 
+def test_pd_unequal_multiprocessors(emulated_oracle):
+    """Two cards of one architecture, or a card and a slice of one: their number of multiprocessors decides no bit, and so is no part of what must be equal."""
+    with on_device(envs={"prefill-0": {"TD_CUDA_EMU_SMS": "3"}, "decode-0": {"TD_CUDA_EMU_SMS": "114"}}, library=EMULATED,
+                   worker_args=["--transfer", "cuda-ipc", "--kv-digest", "always"]) as c:
+        assert " n_sms=3 " in c.workers["prefill-0"].wait_log(r"ev=device .*").group(0)
+        assert " n_sms=114 " in c.workers["decode-0"].wait_log(r"ev=device .*").group(0)
+        check_results(c.generate_many(cluster_requests(c)), emulated_oracle)
+        c.wait_idle()
+
+
 def test_pd_killed_in_the_middle(emulated_oracle):
     """A prefill worker is killed while decode's device copies from its memory; later the decode worker of the rest, while others copy to it."""
     with on_device(2, library=EMULATED, prefill=2, worker_args=["--transfer", "cuda-ipc"]) as c:
