@@ -29,7 +29,7 @@ const struct td_option decode_options[] = {
 static void send_event(struct td_req *r, Tandem__V1__DecodeEvent *ev)
 {
     td_status s = td_rpc_call_send(r->call, &ev->base);
-    if (s && s != TD_ERR_CANCELLED) td_warn("stream_dropped", "req=%llx status=%s", (unsigned long long)r->seq->request, td_status_name(s));
+    if (s && s != TD_ERR_CANCELLED) td_warn_limited("stream_dropped", "req=%llx status=%s", (unsigned long long)r->seq->request, td_status_name(s));
 }
 
 static void send_token(struct td_req *r, Tandem__V1__TokenOut *out)
@@ -201,7 +201,7 @@ static void decode_xfer_event(struct td_worker *w, struct td_req *r, const struc
         } else if (r->state == TD_REQ_IMPORT) {
             char msg[256], q[200];
             snprintf(msg, sizeof msg, "KV transfer failed: %s", ev->reason);
-            td_info("kv_import_failed", "req=%llx reason=%s action=fail_attempt", (unsigned long long)r->seq->request,
+            td_info_limited("kv_import_failed", "req=%llx reason=%s action=fail_attempt", (unsigned long long)r->seq->request,
                     td_log_quote(q, sizeof q, ev->reason));
             td_worker_end(w, r, TD_ERR_PEER, msg); /* revokes through xfer_stop */
         } else {

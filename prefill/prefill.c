@@ -30,7 +30,7 @@ const struct td_option prefill_options[] = {
 static void send_event(struct td_req *r, Tandem__V1__PrefillEvent *ev)
 {
     td_status s = td_rpc_call_send(r->call, &ev->base);
-    if (s && s != TD_ERR_CANCELLED) td_warn("stream_dropped", "req=%llx status=%s", (unsigned long long)r->seq->request, td_status_name(s));
+    if (s && s != TD_ERR_CANCELLED) td_warn_limited("stream_dropped", "req=%llx status=%s", (unsigned long long)r->seq->request, td_status_name(s));
 }
 
 /* ---- admission ------------------------------------------------------------------------------------------------------------------------- */
@@ -213,7 +213,7 @@ static void prefill_xfer_event(struct td_worker *w, struct td_req *r, const stru
     if (ev->kind == TD_XFER_OP_FAILED && r->state != TD_REQ_RETIRING) {
         char msg[256], q[200];
         snprintf(msg, sizeof msg, "KV transfer failed: %s", ev->reason);
-        td_info("kv_push_failed", "req=%llx reason=%s action=fail_attempt", (unsigned long long)r->seq->request,
+        td_info_limited("kv_push_failed", "req=%llx reason=%s action=fail_attempt", (unsigned long long)r->seq->request,
                 td_log_quote(q, sizeof q, ev->reason));
         r->xfer_live = false;
         td_worker_end(w, r, TD_ERR_PEER, msg);

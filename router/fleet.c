@@ -29,8 +29,9 @@ void worker_conn_release(struct worker_conn *w)
 void fleet_gone(struct worker_conn *w, const char *why)
 {
     struct router *r = w->router;
-    td_log(w->draining ? TD_LOG_INFO : TD_LOG_WARN, "worker_gone", "worker=%s role=%s why=\"%s\" legs=%u", w->name, w->role_name,
-           w->draining ? "it drained" : why, w->n_legs);
+    char q[600];
+    td_log_at_most(w->draining ? TD_LOG_INFO : TD_LOG_WARN, "worker_gone", "worker=%s role=%s why=%s legs=%u", w->logged_name, w->role_name,
+                   td_log_quote(q, sizeof q, w->draining ? "it drained" : why), w->n_legs);
     join_lose_worker(w->join, why);
     w->join = NULL;
     w->n_legs++; /* held while the core cancels legs */
@@ -47,7 +48,8 @@ static void on_warm(struct td_rpc_call *call, const struct td_rpc_result *res, v
     struct worker_conn *w = user;
     char q[600];
     if (res->code != GRPC_STATUS_OK && !w->gone)
-        td_warn("worker_unreachable", "worker=%s address=%s msg=%s", w->name, w->address, td_log_quote(q, sizeof q, res->details));
+        td_warn_limited("worker_unreachable", "worker=%s address=%s msg=%s", w->logged_name, w->logged_address,
+                        td_log_quote(q, sizeof q, res->details));
     worker_conn_release(w);
 }
 
@@ -157,7 +159,8 @@ static void tell_degrees(const struct router *r, const struct worker_conn *joine
     for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
         const struct worker_conn *w = &r->workers[i];
         if (!w->used || w->gone || w == joined || w->tp == joined->tp) continue;
-        td_warn("tp_differs", "worker=%s tp=%u other=%s other_tp=%u action=pair_them", joined->name, joined->tp, w->name, w->tp);
+        td_warn_limited("tp_differs", "worker=%s tp=%u other=%s other_tp=%u action=pair_them", joined->logged_name, joined->tp, w->logged_name,
+                        w->tp);
         return;
     }
 }
@@ -166,7 +169,7 @@ td_status fleet_channel(struct router *r, const char *address, struct td_rpc_cha
 {
     struct td_rpc_channel_config c = {.loop = r->loop, .target = address, .tls = r->use_tls ? &r->tls : NULL,
                                       .keepalive_ms = (uint32_t)r->cfg.worker_timeout_ms / 2 + 1, /* given up after twice this */
-                                      .max_message_bytes = (uint32_t)r->cfg.max_message_bytes};
+                                      .max_message_bytes = 32 << 20}; /* workers' answers: tokens, a grant */
     return td_rpc_channel_create(&c, ret_channel, err);
 }
 
@@ -204,6 +207,8 @@ struct worker_conn *fleet_join(struct router *r, struct join *j, const Tandem__V
     snprintf(w->name, sizeof w->name, "%s", h->name);
     snprintf(w->role_name, sizeof w->role_name, "%s", h->role);
     snprintf(w->address, sizeof w->address, "%s", h->address);
+    td_log_quote(w->logged_name, sizeof w->logged_name, w->name);
+    td_log_quote(w->logged_address, sizeof w->logged_address, w->address);
     snprintf(w->version, sizeof w->version, "%s", h->version);
     snprintf(w->transfer, sizeof w->transfer, "%s", h->transfer);
     snprintf(w->kv_tls, sizeof w->kv_tls, "%s", h->kv_tls);
@@ -223,7 +228,8 @@ struct worker_conn *fleet_join(struct router *r, struct join *j, const Tandem__V
     w->n_proofs = 1; /* the dial-back's */
     router_update_max_len(r);
     welcome(r, w);
-    td_info("worker_joined", "worker=%s role=%s address=%s tp=%u kv_blocks=%u block_size=%u max_len=%u", w->name, w->role_name, w->address, w->tp,
+    td_info_limited("worker_joined", "worker=%s role=%s address=%s tp=%u kv_blocks=%u block_size=%u max_len=%u",
+                    w->logged_name, w->role_name, w->logged_address, w->tp,
             w->kv_blocks, w->block_size, w->max_model_len);
     tell_degrees(r, w);
     router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_JOIN, .worker = w->index, .role = w->role,
@@ -256,7 +262,8 @@ void fleet_snapshot(struct worker_conn *w, const Tandem__V1__Snapshot *s)
     bool flood = s->n_blocks_added > MAX_BLOCKS || s->n_blocks_evicted > MAX_BLOCKS; /* its blocks are not believed, and this thread is not held up by
                                                                                       * them */
     if (flood)
-        td_warn("blocks_flood", "worker=%s added=%zu evicted=%zu limit=%d action=forget_its_blocks", w->name, s->n_blocks_added, s->n_blocks_evicted,
+        td_warn_limited("blocks_flood", "worker=%s added=%zu evicted=%zu limit=%d action=forget_its_blocks",
+                        w->logged_name, s->n_blocks_added, s->n_blocks_evicted,
                 MAX_BLOCKS);
     if (s->blocks_reset || flood) router_event(r, (struct td_core_event){.kind = TD_EV_BLOCKS_RESET, .worker = w->index});
     for (size_t i = 0; i < s->n_blocks_evicted && !flood; i++)
@@ -273,7 +280,7 @@ void fleet_snapshot(struct worker_conn *w, const Tandem__V1__Snapshot *s)
 
 void fleet_drain(struct worker_conn *w, uint64_t timeout_ms)
 {
-    td_info("worker_draining", "worker=%s timeout_ms=%llu", w->name, (unsigned long long)timeout_ms);
+    td_info_limited("worker_draining", "worker=%s timeout_ms=%llu", w->logged_name, (unsigned long long)timeout_ms);
     w->draining = true;
     router_event(w->router, (struct td_core_event){.kind = TD_EV_WORKER_DRAIN, .worker = w->index});
 }

@@ -50,10 +50,30 @@ static td_status check_message(size_t i, const Tandem__V1__ChatMessage *m, struc
     return TD_OK;
 }
 
+enum { MAX_CHAT_MESSAGES = 4096 };
+
+/* Told before a message is unpacked: a million chat messages of four bytes would become 200 MB. */
+static struct td_rpc_field_limit input_limits[] = {
+    {&tandem__v1__generate_request__descriptor, 0, UINT32_MAX, ""}, /* on the way to the others: no field is 0 */
+    {&tandem__v1__tokenize_request__descriptor, 0, UINT32_MAX, ""},
+    {&tandem__v1__chat__descriptor, 1, MAX_CHAT_MESSAGES, "chat.messages"},
+    {&tandem__v1__sampling__descriptor, 9, TD_MAX_LOGIT_BIAS, "sampling.logit_bias"},
+    {&tandem__v1__stop_conditions__descriptor, 2, ROUTER_MAX_STOP_STRINGS, "stop.stop"},
+    {&tandem__v1__stop_conditions__descriptor, 3, TD_MAX_STOP_TOKENS, "stop.stop_token_ids"},
+    {&tandem__v1__token_ids__descriptor, 1, UINT32_MAX, "token_ids"}, /* the last: by the context's length */
+    {0},
+};
+
+void inference_update_limits(const struct router *r)
+{
+    input_limits[sizeof input_limits / sizeof *input_limits - 2].max = router_max_len(r);
+}
+
 static td_status chat_tokens(const struct router *r, const Tandem__V1__Chat *chat, struct td_token_list *list, struct td_err *err)
 {
     if (chat->n_messages == 0) return td_fail(err, TD_ERR_INVALID, "chat.messages is empty");
-    if (chat->n_messages > 4096) return td_fail(err, TD_ERR_INVALID, "chat.messages has %zu messages, limit 4096", chat->n_messages);
+    if (chat->n_messages > MAX_CHAT_MESSAGES)
+        return td_fail(err, TD_ERR_INVALID, "chat.messages has %zu messages, limit %d", chat->n_messages, MAX_CHAT_MESSAGES);
     struct td_chat_message *m = calloc(chat->n_messages, sizeof *m);
     if (!m) return td_fail(err, TD_ERR_AGAIN, "no memory for %zu messages", chat->n_messages);
     size_t total = 0;
@@ -399,7 +419,7 @@ static void on_generate_end(struct td_rpc_call *call, bool cancelled, void *ctx)
     if (!q || !q->live || q->call != call) return;
     uint32_t slot = q->slot;
     uint64_t id = q->id;
-    td_info("request_cancelled", "req=%s prompt=%u output=%u", q->logged_name, q->n_prompt, q->n_tokens - q->n_prompt);
+    td_info_limited("request_cancelled", "req=%s prompt=%u output=%u", q->logged_name, q->n_prompt, q->n_tokens - q->n_prompt);
     td_metric_add(r->m->cancelled, 1);
     router_event(r, (struct td_core_event){.kind = TD_EV_CANCEL, .slot = slot, .id = id});
     request_free(r, q);
@@ -518,9 +538,8 @@ void request_fail(struct router *r, struct request_state *q, const struct td_cor
     snprintf(retry, sizeof retry, "%u", a->retry_ms);
     struct td_rpc_metadata md = {"retry-delay-ms", retry};
     td_rpc_call_finish(q->call, (grpc_status_code)a->code, details, &md, a->retry_ms ? 1 : 0);
-    td_warn("request_failed", "req=%s code=%u msg=%s prompt=%u output=%u", q->logged_name, a->code, td_log_quote(quoted, sizeof quoted, details),
-            q->n_prompt,
-            q->n_tokens - q->n_prompt);
+    td_warn_limited("request_failed", "req=%s code=%u msg=%s prompt=%u output=%u", q->logged_name, a->code,
+                    td_log_quote(quoted, sizeof quoted, details), q->n_prompt, q->n_tokens - q->n_prompt);
     td_metric_add(r->m->failed, 1);
     request_free(r, q);
 }
@@ -637,9 +656,9 @@ static void on_status(struct td_rpc_call *call, const ProtobufCMessage *msg, voi
 
 const struct td_rpc_method inference_methods[] = {
     {.path = "/tandem.v1.Inference/Generate", .request = &tandem__v1__generate_request__descriptor, .on_message = on_generate,
-     .on_end = on_generate_end},
+     .on_end = on_generate_end, .field_limits = input_limits},
     {.path = "/tandem.v1.Inference/Tokenize", .request = &tandem__v1__tokenize_request__descriptor, .on_message = on_tokenize,
-     .on_end = on_nothing_end},
+     .on_end = on_nothing_end, .field_limits = input_limits},
     {.path = "/tandem.v1.Inference/Models", .request = &tandem__v1__models_request__descriptor, .on_message = on_models, .on_end = on_nothing_end},
     {.path = "/tandem.v1.Inference/Status", .request = &tandem__v1__status_request__descriptor, .on_message = on_status, .on_end = on_nothing_end},
     {0},

@@ -52,7 +52,9 @@ static void leg_broken(struct leg *l, const char *why)
     struct td_core_event e = leg_event(l, l->kind == LEG_DECODE ? TD_EV_DECODE_END : TD_EV_PREFILL_END);
     e.a = 13; /* INTERNAL */
     snprintf(l->request->last_error, sizeof l->request->last_error, "%s: %s", l->worker->name, why);
-    td_warn("leg_broken", "req=%s worker=%s why=\"%s\" action=fail_over", l->request->logged_name, l->worker->name, why);
+    char q[600];
+    td_warn_limited("leg_broken", "req=%s worker=%s why=%s action=fail_over", l->request->logged_name, l->worker->logged_name,
+                    td_log_quote(q, sizeof q, why));
     leg_cancel(l->kind == LEG_DECODE ? &l->request->decode : &l->request->prefill);
     router_event(r, e);
 }

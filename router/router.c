@@ -9,6 +9,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/descriptors.h"
+#include "common/base/give_back.h"
 #include "common/base/hash.h"
 #include "common/base/log.h"
 #include "common/base/metrics.h"
@@ -48,7 +49,10 @@ const struct td_option router_options[] = {
     {"queue_timeout_ms", TD_OPT_U64, "30000", 1, 3600000, NULL, OFF(queue_timeout_ms), "longest wait for a worker"},
     {"stall_ms", TD_OPT_U64, "120000", 100, 3600000, NULL, OFF(stall_ms), "a request in which nothing moves for so long fails over"},
     {"max_failovers", TD_OPT_U64, "8", 0, 1000, NULL, OFF(max_failovers), "per request; then the client sees UNAVAILABLE"},
-    {"max_message_bytes", TD_OPT_SIZE, "32MiB", 65536, 1 << 30, NULL, OFF(max_message_bytes), "largest message taken from anybody"},
+    {"max_message_bytes", TD_OPT_SIZE, "0", 0, 1 << 30, NULL, OFF(max_message_bytes),
+     "largest message taken from anybody; 0 = what max_model_len tokens of this tokenizer can need, 4MiB..32MiB"},
+    {"max_calls_bytes", TD_OPT_SIZE, "256MiB", 1 << 20, 1ll << 40, NULL, OFF(max_calls_bytes),
+     "of all messages that are coming in at once; calls beyond are refused; at least two of max_message_bytes"},
     {"max_connections", TD_OPT_U64, "0", 0, 1 << 20, NULL, OFF(max_connections),
      "connections at once; more are closed; 0 = what the limit of open files allows, at most 16384"},
     {"max_connections_per_peer", TD_OPT_U64, "0", 0, 1 << 20, NULL, OFF(max_connections_per_peer),
@@ -120,6 +124,7 @@ void router_update_max_len(struct router *r)
     for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++)
         if (r->workers[i].used && !r->workers[i].gone && r->workers[i].max_model_len < len) len = r->workers[i].max_model_len;
     r->max_len = len;
+    inference_update_limits(r);
 }
 
 /* The core counts, the metrics follow. */
@@ -202,6 +207,7 @@ static void follow_connections(struct router *r)
     uint64_t now = td_now_ns();
     if (!r->server || now - r->counted_ns < TD_NS_PER_S) return;
     r->counted_ns = now;
+    td_log_tell_suppressed();
     struct td_rpc_server_stats st;
     td_rpc_server_stats(r->server, &st);
     td_metric_set(r->m->connections, st.connections);
@@ -326,6 +332,16 @@ static td_status open_model(struct router *r, struct td_err *err)
     return TD_OK;
 }
 
+/* The longest text that max_len tokens can be, or as many ids of at most five bytes; what else is in a request is bounded
+ * by counts (stop strings, biases, messages' heads) and is below 1 MiB. The bounds: a message of gRPC's own default always
+ * fits, and 32 MiB are more text than the tokenizer takes in a second. */
+static uint64_t derived_message_bytes(const struct router *r)
+{
+    uint64_t per_token = r->longest_token_bytes > 5 ? r->longest_token_bytes : 5;
+    uint64_t bytes = per_token * router_max_len(r) + (1u << 20);
+    return bytes < 4u << 20 ? 4u << 20 : bytes > 32u << 20 ? 32u << 20 : bytes;
+}
+
 static td_status open_core(struct router *r, struct td_err *err)
 {
     const struct router_config *g = &r->cfg;
@@ -420,6 +436,7 @@ static td_status open_server(struct router *r, struct td_err *err)
     uint32_t max_peer_calls = r->cfg.max_calls_per_peer ? (uint32_t)r->cfg.max_calls_per_peer : max_calls / 4 * 3;
     struct td_rpc_server_config c = {.loop = r->loop, .address = r->cfg.listen, .tls = r->use_tls ? &server_tls : NULL, .services = services,
                                      .limits = {.max_message_bytes = (uint32_t)r->cfg.max_message_bytes,
+                                                .max_calls_bytes = r->cfg.max_calls_bytes,
                                                 .max_live_calls = max_calls,
                                                 .max_peer_calls = max_peer_calls,
                                                 .max_connections = (uint32_t)r->cfg.max_connections,
@@ -449,17 +466,23 @@ td_status router_open(struct router *r, const struct router_config *config, stru
     pthread_sigmask(SIG_BLOCK, &set, NULL); /* before gRPC: its threads inherit the mask */
     signal(SIGPIPE, SIG_IGN);
     td_descriptors_raise();
+    td_give_back_start();
     r->cfg = *config;
     r->incarnation = td_random_u64();
     r->started_ns = td_now_ns();
     r->m = metrics_new();
     td_status s = open_model(r, err);
     if (!s) router_update_max_len(r);
+    if (!s && r->cfg.max_message_bytes && r->cfg.max_message_bytes < 65536)
+        s = td_fail(err, TD_ERR_INVALID, "--max-message-bytes is %llu, must be 0 or at least 65536",
+                    (unsigned long long)r->cfg.max_message_bytes);
+    if (!s && !r->cfg.max_message_bytes) r->cfg.max_message_bytes = derived_message_bytes(r);
     if (!s) s = open_core(r, err);
     if (!s) s = open_server(r, err);
     if (!s && config->metrics_listen[0]) s = td_metrics_http_start(config->metrics_listen, port_answers, r, &r->metrics, err);
     if (s) return s;
     r->tick = td_rpc_timer_start(r->loop, TICK_MS, on_tick, r);
+    td_give_back(); /* what it has now is what it needs */
     set_serving(r, true);
     td_info("ready", "model=%s worker_port=%d port=%d mode=%s policy=%s pid=%d", r->model_name,
             td_rpc_server_port(r->worker_server ? r->worker_server : r->server), td_rpc_server_port(r->server), r->cfg.mode, r->cfg.policy,
@@ -472,11 +495,13 @@ td_status router_open(struct router *r, const struct router_config *config, stru
 int router_run(struct router *r)
 {
     int sig;
-    while (!(sig = td_stop_signal_wait((int)r->cfg.port_check_ms)))
-        if (td_rpc_server_is_deaf(r->server)) {
+    while (!(sig = td_stop_signal_wait((int)r->cfg.port_check_ms))) {
+        td_give_back();
+        if (td_rpc_server_is_deaf(r->server) || (r->worker_server && td_rpc_server_is_deaf(r->worker_server))) {
             td_error("port_deaf", "port=%d action=exit hint=\"no new client can come in\"", td_rpc_server_port(r->server));
             return 1;
         }
+    }
     td_info("signal", "sig=%d action=drain", sig);
     return 0;
 }

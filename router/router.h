@@ -36,7 +36,7 @@ struct router_config {
         *tenants;
     struct td_identity_config identity;
     int64_t max_requests, max_queued, max_model_len;
-    uint64_t hybrid_local_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, max_failovers, drain_timeout_ms, max_message_bytes;
+    uint64_t hybrid_local_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, max_failovers, drain_timeout_ms, max_message_bytes, max_calls_bytes;
     uint64_t prefix_entries, max_connections, max_connections_per_peer, max_calls_per_peer, port_check_ms;
     double attainment;
     bool tls_client_auth;
@@ -119,6 +119,7 @@ struct worker_conn {
     uint64_t n_proofs;                     /* counter of the last */
     struct td_rpc_channel *channel;
     char name[128], role_name[16], address[256], version[64];
+    char logged_name[520], logged_address[1030]; /* the same, quoted for the log: they are what the worker says */
     char transfer[16], kv_tls[8];          /* of its hello: what of its KV port must agree */
     enum td_core_role role;
     uint64_t incarnation, layout_hash;
@@ -186,6 +187,7 @@ void router_update_max_len(struct router *r);    /* a worker came or went */
 
 /* inference.c */
 extern const struct td_rpc_method inference_methods[];
+void inference_update_limits(const struct router *r); /* of ids in a message, by the longest sequence */
 void request_complete(struct router *r, struct request_state *q);
 void request_fail(struct router *r, struct request_state *q, const struct td_core_action *a);
 

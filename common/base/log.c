@@ -6,6 +6,7 @@
 #include "common/base/log.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -50,9 +51,8 @@ static void write_all(const char *p, size_t n)
     }
 }
 
-void td_log(enum td_log_level level, const char *ev, const char *fmt, ...)
+static void log_line(enum td_log_level level, const char *ev, unsigned suppressed, const char *fmt, va_list args)
 {
-    if (level < g_level) return;
     int saved_errno = errno; /* callers log errno and may still want it */
 
     static const char cut[] = " log_cut=1";
@@ -68,10 +68,11 @@ void td_log(enum td_log_level level, const char *ev, const char *fmt, ...)
     n += k < 0 ? 0 : (size_t)k;
     if (n < room && fmt[0] != '\0') {
         line[n++] = ' ';
-        va_list args;
-        va_start(args, fmt);
         k = vsnprintf(line + n, room - n, fmt, args);
-        va_end(args);
+        n += k < 0 ? 0 : (size_t)k;
+    }
+    if (n < room && suppressed) {
+        k = snprintf(line + n, room - n, " suppressed=%u", suppressed);
         n += k < 0 ? 0 : (size_t)k;
     }
     bool is_cut = n >= room;
@@ -86,6 +87,68 @@ void td_log(enum td_log_level level, const char *ev, const char *fmt, ...)
     line[n++] = '\n';
     write_all(line, n);
     errno = saved_errno;
+}
+
+void td_log(enum td_log_level level, const char *ev, const char *fmt, ...)
+{
+    if (level < g_level) return;
+    va_list args;
+    va_start(args, fmt);
+    log_line(level, ev, 0, fmt, args);
+    va_end(args);
+}
+
+/* ---- lines that strangers can cause -------------------------------------------------------------------------------- */
+
+static pthread_mutex_t g_limits_mu = PTHREAD_MUTEX_INITIALIZER;
+static struct td_log_limit *g_limits;            /* g_limits_mu, and the fields of all of them */
+
+int td_log_limit_take(struct td_log_limit *l, const char *ev, unsigned long long now_ns, unsigned *ret_suppressed)
+{
+    const unsigned long long token_ns = TD_NS_PER_S / TD_LOG_PER_S, full_ns = TD_LOG_BURST * token_ns;
+    pthread_mutex_lock(&g_limits_mu);
+    if (!l->ev) l->tokens_ns = full_ns;
+    else if (now_ns > l->last_ns) l->tokens_ns += now_ns - l->last_ns;
+    if (l->tokens_ns > full_ns) l->tokens_ns = full_ns;
+    l->ev = ev;
+    l->last_ns = now_ns;
+    int passes = l->tokens_ns >= token_ns;
+    if (passes) {
+        l->tokens_ns -= token_ns;
+        *ret_suppressed = l->suppressed;
+        l->suppressed = 0;
+    } else {
+        l->suppressed++;
+        if (!l->is_listed) {
+            l->is_listed = 1;
+            l->next = g_limits;
+            g_limits = l;
+        }
+    }
+    pthread_mutex_unlock(&g_limits_mu);
+    return passes;
+}
+
+void td_log_limited(struct td_log_limit *limit, enum td_log_level level, const char *ev, const char *fmt, ...)
+{
+    unsigned suppressed = 0;
+    if (level < g_level || !td_log_limit_take(limit, ev, td_now_ns(), &suppressed)) return;
+    va_list args;
+    va_start(args, fmt);
+    log_line(level, ev, suppressed, fmt, args);
+    va_end(args);
+}
+
+void td_log_tell_suppressed(void)
+{
+    unsigned long long now = td_now_ns();
+    pthread_mutex_lock(&g_limits_mu);
+    for (struct td_log_limit *l = g_limits; l; l = l->next) {
+        if (!l->suppressed || now - l->last_ns < TD_NS_PER_S) continue;
+        td_warn("lines_suppressed", "event=%s suppressed=%u", l->ev, l->suppressed);
+        l->suppressed = 0;
+    }
+    pthread_mutex_unlock(&g_limits_mu);
 }
 
 static bool needs_quotes(const char *value)

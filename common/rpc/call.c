@@ -20,6 +20,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/rpc/rpc_internal.h"
+#include "common/rpc/scan.h"
 
 enum { OUT_OVERHEAD_BYTES = 64 };            /* so that a queue of empty messages is bounded too */
 
@@ -133,7 +134,7 @@ grpc_metadata *td_rpc_metadata_copy(const struct td_rpc_metadata *pairs, size_t 
             copy[n++].value = value;
         } else {
             char text[128];
-            td_warn("rpc_metadata_dropped", "key=%s", td_log_quote(text, sizeof text, pairs[i].key));
+            td_warn_limited("rpc_metadata_dropped", "key=%s", td_log_quote(text, sizeof text, pairs[i].key));
             grpc_slice_unref(key);
             grpc_slice_unref(value);
         }
@@ -403,19 +404,26 @@ void td_rpc_call_read(struct td_rpc_call *call)
     td_rpc_call_batch(call, ops, n, &call->ev_recv);
 }
 
+static td_status scan_and_unpack(struct td_rpc_call *call, const ProtobufCMessageDescriptor *type, grpc_slice slice, size_t max,
+                                 const ProtobufCMessage **ret_msg, struct td_err *err)
+{
+    const uint8_t *bytes = GRPC_SLICE_START_PTR(slice);
+    size_t n_bytes = GRPC_SLICE_LENGTH(slice);
+    td_status status = call->is_server ? td_rpc_scan(type, call->method->field_limits, bytes, n_bytes, err) : TD_OK;
+    return status ? status : td_rpc_unpack(&call->loop->unpacker, type, bytes, n_bytes, max, ret_msg, err);
+}
+
 static td_status unpack(struct td_rpc_call *call, grpc_byte_buffer *buffer, const ProtobufCMessage **ret_msg, struct td_err *err)
 {
     const ProtobufCMessageDescriptor *type = call->is_server ? call->method->request : call->client_method->response;
     size_t max = call->is_server ? call->server->limits.max_unpack_bytes : (size_t)1 << 30;
     if (buffer->type == GRPC_BB_RAW && buffer->data.raw.compression == GRPC_COMPRESS_NONE && buffer->data.raw.slice_buffer.count == 1) {
-        const grpc_slice *slice = buffer->data.raw.slice_buffer.slices;
-        return td_rpc_unpack(&call->loop->unpacker, type, GRPC_SLICE_START_PTR(*slice), GRPC_SLICE_LENGTH(*slice), max, ret_msg, err);
+        return scan_and_unpack(call, type, buffer->data.raw.slice_buffer.slices[0], max, ret_msg, err);
     }
     grpc_byte_buffer_reader reader;
     if (!grpc_byte_buffer_reader_init(&reader, buffer)) return td_fail(err, TD_ERR_INVALID, "%s: unreadable message", type->name);
     grpc_slice slice = grpc_byte_buffer_reader_readall(&reader);
-    td_status status =
-        td_rpc_unpack(&call->loop->unpacker, type, GRPC_SLICE_START_PTR(slice), GRPC_SLICE_LENGTH(slice), max, ret_msg, err);
+    td_status status = scan_and_unpack(call, type, slice, max, ret_msg, err);
     grpc_slice_unref(slice);
     grpc_byte_buffer_reader_destroy(&reader);
     return status;

@@ -100,7 +100,7 @@ void td_rpc_health_changed(struct td_rpc_server *server)
 }
 
 const struct td_rpc_method td_rpc_health_methods[] = {
-    {"/grpc.health.v1.Health/Check", &grpc__health__v1__health_check_request__descriptor, false, on_check, on_check_end, NULL},
-    {"/grpc.health.v1.Health/Watch", &grpc__health__v1__health_check_request__descriptor, false, on_watch, on_watch_end, NULL},
+    {"/grpc.health.v1.Health/Check", &grpc__health__v1__health_check_request__descriptor, false, on_check, on_check_end, NULL, NULL},
+    {"/grpc.health.v1.Health/Watch", &grpc__health__v1__health_check_request__descriptor, false, on_watch, on_watch_end, NULL, NULL},
     {0},
 };

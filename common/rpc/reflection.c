@@ -293,8 +293,8 @@ static void on_end(struct td_rpc_call *call, bool cancelled, void *ctx)
 
 const struct td_rpc_method td_rpc_reflection_methods[] = {
     {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", &grpc__reflection__v1__server_reflection_request__descriptor, true,
-     on_message, on_end, NULL},
+     on_message, on_end, NULL, NULL},
     {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", &grpc__reflection__v1__server_reflection_request__descriptor, true,
-     on_message, on_end, NULL},
+     on_message, on_end, NULL, NULL},
     {0},
 };

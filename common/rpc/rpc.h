@@ -55,6 +55,14 @@ struct td_rpc_tls {
 
 /* ---- server -------------------------------------------------------------------------------------------------------------------------- */
 
+/* How many elements a repeated field may have, told before a message is unpacked (INVALID_ARGUMENT). */
+struct td_rpc_field_limit {
+    const ProtobufCMessageDescriptor *type;              /* NULL ends a list */
+    uint32_t field;                                      /* its number in type */
+    uint32_t max;
+    const char *name;                                    /* as the client knows it: "chat.messages" */
+};
+
 struct td_rpc_method {
     const char *path;                                    /* "/tandem.v1.Inference/Generate"; NULL ends the table */
     const ProtobufCMessageDescriptor *request;
@@ -66,16 +74,19 @@ struct td_rpc_method {
     void (*on_end)(struct td_rpc_call *call, bool cancelled, void *ctx);
     void (*on_open)(struct td_rpc_call *call, void *ctx); /* optional: call accepted, before any message; one that it
                                                                finishes is read no further */
+    const struct td_rpc_field_limit *field_limits;        /* optional; read on the loop thread */
 };
 
 struct td_rpc_limits {
     uint32_t max_message_bytes;         /* received; default 64 MiB */
     uint32_t max_unpack_bytes;          /* heap one message may take to unpack; default 8x max_message_bytes, at most 1 GiB */
+    uint64_t max_calls_bytes;           /* of all calls' messages that are coming in; default 256 MiB, at least two messages */
     uint32_t max_live_calls;            /* default 4096 */
     uint32_t max_peer_calls;            /* of them of one address (peers.h); default 0 = all */
     uint32_t max_queued_bytes;          /* unsent messages per call; a slower reader is cancelled with RESOURCE_EXHAUSTED; default 16 MiB.
                                            One message may be larger when nothing else is queued */
     uint32_t max_stall_ms;              /* a message the peer does not take for so long ends the call the same way; default 60 s */
+    uint32_t max_request_ms;            /* a call whose (first) message has not come whole ends the same way; default 60 s */
     /* Connections above these are closed as they come (accept.h). 0 = as many as descriptors allow, at most 16384; and
      * half of max_connections, so that no single address can take them all, and one load balancer has thousands. */
     uint32_t max_connections, max_peer_connections;

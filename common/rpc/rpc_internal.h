@@ -39,6 +39,8 @@ void __tsan_release(void *addr);
 
 enum {
     TD_RPC_DEFAULT_MESSAGE_BYTES = 64 << 20,
+    TD_RPC_DEFAULT_CALLS_BYTES = 256 << 20,
+    TD_RPC_READ_BYTES = 256 << 10,           /* of a connection at once */
     TD_RPC_DEFAULT_LIVE_CALLS = 4096,
     TD_RPC_MAX_BUILTIN_CALLS = 1024,         /* health and reflection: answered even when the live calls are at their limit */
     TD_RPC_DEFAULT_QUEUED_BYTES = 16 << 20,
@@ -107,6 +109,7 @@ struct td_rpc_call {
     atomic_bool over;                        /* closed: nothing can be sent any more, whatever is asked is ignored */
     bool is_server;
     uint64_t deadline_ns;                    /* TD_NEVER_NS = none */
+    uint64_t began_ns;                       /* server */
     void *user;                              /* loop */
     uint32_t max_queued_bytes;
 
@@ -243,6 +246,8 @@ void td_rpc_health_changed(struct td_rpc_server *server);      /* tells every Wa
 /* tls.c */
 td_status td_rpc_tls_server(const struct td_rpc_tls *tls, struct td_rpc_tls_files **ret_files, grpc_server_credentials **ret_creds,
                             struct td_err *err);
+/* Renews the metric of days left; warns once a day while they are few. NULL is fine. [any] */
+void td_rpc_tls_look_at_expiry(struct td_rpc_tls_files *files);
 void td_rpc_tls_files_destroy(struct td_rpc_tls_files *files);
 td_status td_rpc_tls_client(const struct td_rpc_tls *tls, struct td_rpc_tls_files **ret_files, grpc_channel_credentials **ret_creds,
                             struct td_err *err);

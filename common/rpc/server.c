@@ -100,6 +100,7 @@ static void on_new(struct td_rpc_event *event, bool ok)
     call->call = core_call;
     call->request_metadata = metadata;
     call->ev_close.fn = on_close;
+    call->began_ns = td_now_ns();
     if (gpr_time_cmp(details.deadline, gpr_inf_future(details.deadline.clock_type)) != 0) {
         gpr_timespec left = gpr_time_sub(details.deadline, gpr_now(GPR_CLOCK_MONOTONIC));
         int64_t left_ns = left.tv_sec < 0 ? 0 : left.tv_sec > 1000000000 ? 1000000000ll * 1000000000 : left.tv_sec * 1000000000ll + left.tv_nsec;
@@ -222,7 +223,13 @@ static void check_stalls(void *arg)
 {
     struct td_rpc_server *server = arg;
     uint64_t now = td_now_ns();
+    td_rpc_tls_look_at_expiry(server->tls);
     for (struct td_rpc_call *call = server->live; call; call = call->next_live) {
+        if (!call->got_message && !call->builtin && !call->closed && now - call->began_ns > server->limits.max_request_ms * TD_NS_PER_MS) {
+            char late[120];
+            snprintf(late, sizeof late, "the request has not come whole within %u ms", server->limits.max_request_ms);
+            td_rpc_call_cancel_with(call, GRPC_STATUS_RESOURCE_EXHAUSTED, late);
+        }
         if (!call->send_busy || now - call->send_started_ns < server->limits.max_stall_ms * TD_NS_PER_MS) continue;
         char why[120];
         snprintf(why, sizeof why, "the peer has not read for more than %u ms", server->limits.max_stall_ms);
@@ -344,9 +351,12 @@ td_status td_rpc_server_start(const struct td_rpc_server_config *config, struct 
     if (limits->max_message_bytes > 1u << 30) limits->max_message_bytes = 1u << 30;
     if (!limits->max_unpack_bytes)
         limits->max_unpack_bytes = limits->max_message_bytes > 1u << 27 ? 1u << 30 : limits->max_message_bytes * 8;
+    if (!limits->max_calls_bytes) limits->max_calls_bytes = TD_RPC_DEFAULT_CALLS_BYTES;
+    if (limits->max_calls_bytes < 2ull * limits->max_message_bytes) limits->max_calls_bytes = 2ull * limits->max_message_bytes;
     if (!limits->max_live_calls) limits->max_live_calls = TD_RPC_DEFAULT_LIVE_CALLS;
     if (!limits->max_queued_bytes) limits->max_queued_bytes = TD_RPC_DEFAULT_QUEUED_BYTES;
     if (!limits->max_stall_ms) limits->max_stall_ms = TD_RPC_DEFAULT_STALL_MS;
+    if (!limits->max_request_ms) limits->max_request_ms = TD_RPC_DEFAULT_STALL_MS;
 
     td_status status = TD_OK;
     for (const struct td_rpc_method *const *table = config->services; table && *table && !status; table++)
@@ -373,9 +383,18 @@ td_status td_rpc_server_start(const struct td_rpc_server_config *config, struct 
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, .value.integer = 1},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, .value.integer = 0},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, .value.integer = 100},
+        /* A read in hand is memory of a connection: core would take up to 4 MiB at once. */
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, .value.integer = TD_RPC_READ_BYTES},
+        {.type = GRPC_ARG_POINTER, .key = (char *)GRPC_ARG_RESOURCE_QUOTA}, /* filled below */
     };
+    grpc_resource_quota *quota = grpc_resource_quota_create("calls");
+    grpc_resource_quota_resize(quota, limits->max_calls_bytes);
+    grpc_arg *quota_arg = &args[sizeof args / sizeof *args - 1];
+    quota_arg->value.pointer.p = quota;
+    quota_arg->value.pointer.vtable = grpc_resource_quota_arg_vtable();
     grpc_channel_args channel_args = {sizeof args / sizeof *args, args};
     server->server = grpc_server_create(&channel_args, NULL);
+    grpc_resource_quota_unref(quota);
     grpc_server_register_completion_queue(server->server, server->loop->cq, NULL);
     status = listen_on(server, config, err);
     if (status) goto err_free;

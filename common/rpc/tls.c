@@ -9,16 +9,30 @@
 #include <grpc/support/alloc.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+
+#ifdef TD_HAVE_OPENSSL
+#include <openssl/err.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
+#endif
+
+#include "common/base/clock.h"
 
 #include "common/base/file_stamp.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
+#include "common/base/metrics.h"
 #include "common/base/peer_names.h"
 #include "common/rpc/rpc_internal.h"
 
 enum { MAX_PEM_BYTES = 1 << 20, N_FILES = 3 };
 
+enum { EXPIRY_WARN_DAYS = 14, EXPIRY_AGAIN_S = 24 * 3600 };
+
 struct td_rpc_tls_files {
+    int64_t ends_s[N_FILES];                 /* mu: when the first certificate of the file to expire does; 0 = unknown */
+    int64_t told_s;                          /* mu: when that was last said to be soon */
     pthread_mutex_t mu;
     char *paths[N_FILES];                    /* cert, key, ca (NULL = none) */
     struct td_file_stamp stamps[N_FILES];    /* mu: of what was last tried */
@@ -71,6 +85,60 @@ static struct td_rpc_tls_files *open_files(const struct td_rpc_tls *tls)
     return files;
 }
 
+/* ---- expiry -------------------------------------------------------------------------------------------------------- */
+
+/* Unix time at which the first of the PEM text's certificates ends; 0 = there is none that can be read. */
+static int64_t first_end_s(const char *text)
+{
+    int64_t first = 0;
+#ifdef TD_HAVE_OPENSSL
+    BIO *in = text ? BIO_new_mem_buf(text, -1) : NULL;
+    X509 *x;
+    while (in && (x = PEM_read_bio_X509(in, NULL, NULL, NULL))) {
+        struct tm tm;
+        if (ASN1_TIME_to_tm(X509_get0_notAfter(x), &tm) == 1) {
+            int64_t end = (int64_t)timegm(&tm);
+            if (!first || end < first) first = end;
+        }
+        X509_free(x);
+    }
+    ERR_clear_error(); /* "no more certificates" */
+    BIO_free(in);
+#else
+    (void)text;
+#endif
+    return first;
+}
+
+/* mu held, or not shared yet. At load, at each reload and then at most once a day. */
+static void tell_expiry(struct td_rpc_tls_files *files, bool loaded)
+{
+    static const char *const labels[N_FILES] = {"file=\"cert\"", NULL, "file=\"ca\""};
+    int64_t now_s = (int64_t)(td_wall_ns() / TD_NS_PER_S);
+    bool again = loaded || now_s - files->told_s >= EXPIRY_AGAIN_S;
+    for (int i = 0; i < N_FILES; i++) {
+        if (!labels[i] || !files->texts[i]) continue;
+        if (loaded) files->ends_s[i] = first_end_s(files->texts[i]);
+        if (!files->ends_s[i]) continue;
+        double days = (double)(files->ends_s[i] - now_s) / 86400.0;
+        td_metric_set(td_gauge("td_tls_certificate_expiry_days", labels[i],
+                               "Days until the first certificate of the file expires; negative = it has"), days);
+        if (!again || days >= EXPIRY_WARN_DAYS) continue;
+        char text[600];
+        files->told_s = now_s;
+        td_log(days < 0 ? TD_LOG_ERROR : TD_LOG_WARN, "tls_certificate_expires", "file=%s days_left=%.1f expired=%s",
+               td_log_quote(text, sizeof text, files->paths[i]), days, days < 0 ? "true" : "false");
+    }
+}
+
+void td_rpc_tls_look_at_expiry(struct td_rpc_tls_files *files)
+{
+    if (!files) return;
+    pthread_mutex_lock(&files->mu);
+    tell_expiry(files, false);
+    pthread_mutex_unlock(&files->mu);
+}
+
 /* Takes what the files hold now; false = unreadable, the old texts stay. */
 static bool reload(struct td_rpc_tls_files *files, const struct td_file_stamp *now)
 {
@@ -86,6 +154,7 @@ static bool reload(struct td_rpc_tls_files *files, const struct td_file_stamp *n
     free_texts(files->texts);
     memcpy(files->texts, texts, sizeof texts);
     td_info("tls_reloaded", "file=%s", name);
+    tell_expiry(files, true);
     return true;
 }
 
@@ -123,6 +192,7 @@ td_status td_rpc_tls_server(const struct td_rpc_tls *tls, struct td_rpc_tls_file
     grpc_ssl_server_credentials_options *options = grpc_ssl_server_credentials_create_options_using_config_fetcher(
         tls->ca_file ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE, fetch, files);
     *ret_creds = grpc_ssl_server_credentials_create_with_options(options);
+    tell_expiry(files, true);
     *ret_files = files;
     return TD_OK;
 }
@@ -182,6 +252,7 @@ td_status td_rpc_tls_client(const struct td_rpc_tls *tls, struct td_rpc_tls_file
     }
     *ret_creds = client_credentials(files);
     *ret_files = files;
+    tell_expiry(files, true);
     return TD_OK;
 }
 

@@ -77,7 +77,7 @@ REFERENCE = dict(prompt="Once upon a time, there was a little fox who lived in t
 
 @pytest.fixture(scope="module")
 def cluster():
-    with Cluster(router_args=["--policy", "round_robin"], worker_args=["--metrics-listen", "127.0.0.1:0"]) as c:
+    with Cluster(router_args=["--policy", "round_robin", "--max-message-bytes", "32MiB"], worker_args=["--metrics-listen", "127.0.0.1:0"]) as c:
         want = c.generate(**REFERENCE)
         assert want.code == OK and len(want.tokens) == REFERENCE["max_tokens"]
         c.want = want.tokens

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 import resource
 import socket
 import ssl
@@ -17,7 +18,7 @@ import urllib.request
 import grpc
 import pytest
 
-from harness import SLOW, Cluster, free_port
+from harness import POCKET, SLOW, Cluster, Daemon, free_port
 
 SYS_PIDFD_OPEN, SYS_PIDFD_GETFD = 434, 438
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -322,3 +323,158 @@ def test_slow_http_does_not_hide_health():
         assert len(held) > 192  # more than are kept: the oldest were closed
         for s in held:
             s.close()
+
+
+# --- messages -------------------------------------------------------------------------------------------------------
+
+
+def varint(n):
+    out = b""
+    while n > 127:
+        out += bytes([n & 127 | 128])
+        n >>= 7
+    return out + bytes([n])
+
+
+def field(number, data):
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def send_raw(channel, method, body, timeout=30):
+    """(status code, details) of one message of raw bytes."""
+    try:
+        channel.unary_unary(f"/tandem.v1.Inference/{method}")(body, timeout=timeout * SLOW)
+        return grpc.StatusCode.OK, ""
+    except grpc.RpcError as e:
+        return e.code(), e.details()
+
+
+def test_a_million_elements_are_refused_before_they_are_unpacked():
+    million = 1_000_000
+    bodies = {
+        "chat.messages": field(3, field(1, b"") * million),
+        "token_ids": field(4, field(1, b"\x01" * million)),
+        "stop.stop": field(7, field(2, b"") * million),
+        "sampling.logit_bias": field(6, field(9, b"") * million),
+    }
+    with Cluster(prefill=0, decode=0) as c:
+        send_raw(c.channel, "Generate", bodies["chat.messages"][:1000])
+        before = memory(c.router.pid)[0]
+        for name, body in bodies.items():
+            code, details = send_raw(c.channel, "Generate", body)
+            assert code == grpc.StatusCode.INVALID_ARGUMENT and f"{name} has 1000000 elements, limit " in details, (name, code, details)
+        # The bytes of one message, twice (as it came and in one piece), and the sockets'. Unpacked, a million messages were 100 MB.
+        assert memory(c.router.pid)[1] - before < 16 * SLOW
+
+
+# --- the log --------------------------------------------------------------------------------------------------------
+
+
+def test_cancels_cannot_fill_the_log():
+    """300 cancels: a burst of lines, then a few a second, and the rest is told as a number. A request's name is quoted whatever its bytes."""
+    with Cluster() as c:
+        evil = 'x" lvl=error\nts=2026-01-01T00:00:00.000Z lvl=error ev=forged \x1b[2J\u00e9'
+        for i in range(300):
+            s = c.stream(c.request(ids=[1, 2, 3], max_tokens=1000, ignore_eos=True, request_id=evil if i == 0 else f"r{i}"))
+            next(s)
+            s.cancel()
+        c.wait_idle()
+        c.router.wait_log("ev=lines_suppressed event=request_cancelled suppressed=", 10 * SLOW)
+        log = c.router.log()
+        told = log.count("ev=request_cancelled ")
+        left_out = sum(int(n) for n in re.findall(r"(?:ev=request_cancelled .*|event=request_cancelled) suppressed=(\d+)", log))
+        assert told >= 20 and left_out > 0 and told + left_out == 300, (told, left_out)
+        assert not re.search(r"^ts=\S+ lvl=error", log, re.MULTILINE) and "\x1b" not in log
+        assert r'req="x\" lvl=error\nts=' in log
+
+
+# --- certificates ---------------------------------------------------------------------------------------------------
+
+
+def test_a_certificate_that_ends_soon_is_told(tmp_path):
+    port = free_port()
+    args = make_certificate(tmp_path, days=3)
+    credentials = grpc.ssl_channel_credentials((tmp_path / "cert.pem").read_bytes())
+    with Cluster(prefill=0, decode=0, router_args=[*args, "--metrics-listen", f"127.0.0.1:{port}"], tls=credentials) as c:
+        c.router.wait_log(r"lvl=warn .*ev=tls_certificate_expires file=\S+cert.pem days_left=(2\.9|3\.0) expired=false")
+        assert 2.9 < metric(port, 'td_tls_certificate_expiry_days{file="cert"}') <= 3.0
+        make_certificate(tmp_path, days=100)
+
+        def renewed():
+            with contextlib.suppress(grpc.FutureTimeoutError):  # a handshake makes the server look at its files
+                channel = grpc.secure_channel(f"127.0.0.1:{c.port}", credentials, [("grpc.use_local_subchannel_pool", 1)])
+                with contextlib.closing(channel):
+                    grpc.channel_ready_future(channel).result(0.3)
+            return "ev=tls_reloaded" in c.router.log()
+
+        c.wait_for(renewed, "the new certificate", 20 * SLOW)
+        assert 99.9 < metric(port, 'td_tls_certificate_expiry_days{file="cert"}') <= 100
+
+
+def test_an_expired_certificate_is_told(tmp_path):
+    args = make_certificate(tmp_path)
+    (tmp_path / "ca.conf").write_text("[ca]\ndefault_ca = a\n[a]\ndatabase = index.txt\nserial = serial\nnew_certs_dir = .\ndefault_md = sha256\n"
+                                      "policy = p\n[p]\ncommonName = supplied\n[req]\ndistinguished_name = d\n[d]\n")
+    (tmp_path / "index.txt").write_text("")
+    (tmp_path / "serial").write_text("01\n")
+    for command in ("req -new -key key.pem -subj /CN=localhost -config ca.conf -out request.pem",
+                    "ca -batch -config ca.conf -selfsign -keyfile key.pem -in request.pem -startdate 20200101000000Z -enddate 20200102000000Z -notext -out cert.pem"):
+        subprocess.run(["openssl", *command.split()], check=True, capture_output=True, cwd=tmp_path)
+    router = Daemon("router", "tandem-router", ["--model", POCKET, "--listen", "127.0.0.1:0", *args], tmp_path)
+    try:
+        router.wait_log(r"lvl=error .*ev=tls_certificate_expires file=\S+cert.pem days_left=-[0-9.]+ expired=true")
+    finally:
+        router.process.terminate()
+        router.wait_exit(20 * SLOW)
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+def send_many(port, body, n):
+    """n messages at once, a connection each; {code name: how many}."""
+    codes = []
+
+    def one():
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
+        with grpc.insecure_channel(f"127.0.0.1:{port}", options) as channel:
+            codes.append(send_raw(channel, "Tokenize", body, 60))
+
+    threads = [threading.Thread(target=one) for _ in range(n)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    return codes
+
+
+def check_given_back(c, before):
+    """Of what a flood took, less than the 16 MiB stay from which on the router asks malloc to return what is free; and 8 MiB that live on (logs, tables)."""
+    c.wait_for(lambda: memory(c.router.pid)[0] - before < (16 + 8) * SLOW, "memory back", 20 * SLOW)
+
+
+def test_messages_that_no_context_can_hold_are_refused_as_they_begin():
+    """31 MiB where the model's context can hold 32 KiB: 48 of them took 710 MB, and kept it. What is on its way when core refuses is part of what all
+    messages together may take."""
+    body = field(2, b"x" * (31 << 20))
+    with Cluster(prefill=0, decode=0, router_args=["--max-calls-bytes", "64MiB"]) as c:
+        before = memory(c.router.pid)[0]
+        [(code, details)] = send_many(c.port, body, 1)
+        assert code == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max (" in details and f"vs. {4 << 20})" in details, details
+        codes = {code for code, _ in send_many(c.port, body, 24)}
+        assert codes <= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}, codes  # too large, or no room at all for the moment
+        assert memory(c.router.pid)[1] - before < 64 + MAX_GROWTH_MB
+        check_given_back(c, before)
+
+
+def test_all_messages_together_have_a_bound():
+    """The same, allowed one by one by an explicit limit: all together take no more than max_calls_bytes and a message more for each of two in hand."""
+    with Cluster(prefill=0, decode=0, router_args=["--max-message-bytes", "32MiB", "--max-calls-bytes", "128MiB"]) as c:
+        before = memory(c.router.pid)[0]
+        codes = [code for code, _ in send_many(c.port, field(2, b"x" * (31 << 20)), 24)]
+        told = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
+        assert set(codes) <= told and grpc.StatusCode.INVALID_ARGUMENT in codes, codes  # too long for the context; no room; sent away to try again
+        assert memory(c.router.pid)[1] - before < 128 + 2 * 32 + MAX_GROWTH_MB
+        check_given_back(c, before)
+        check_code, _ = send_raw(c.channel, "Tokenize", field(2, b"x" * 100))
+        assert check_code == grpc.StatusCode.OK

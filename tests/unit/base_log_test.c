@@ -48,6 +48,50 @@ static void quoting(void **state)
     assert_int_equal(untouched, 'x');
 }
 
+/* A burst, then a steady rate, on a clock of the test's own; what was left out is told once. */
+static void limits(void **state)
+{
+    (void)state;
+    static struct td_log_limit l;
+    unsigned long long now = 1000000000ull, second = 1000000000ull;
+    unsigned suppressed = 99;
+    for (int i = 0; i < TD_LOG_BURST; i++) {
+        assert_true(td_log_limit_take(&l, "flood", now, &suppressed));
+        assert_int_equal(suppressed, 0);
+    }
+    for (int i = 0; i < 1000; i++) assert_false(td_log_limit_take(&l, "flood", now, &suppressed));
+    int passed = 0;
+    for (int i = 1; i <= 1000; i++) { /* ten seconds, a line every 10 ms */
+        unsigned before = 0;
+        if (!td_log_limit_take(&l, "flood", now + (unsigned)i * second / 100, &before)) continue;
+        assert_int_equal(before, passed ? 19 : 1019);
+        passed++;
+    }
+    assert_int_equal(passed, 10 * TD_LOG_PER_S);
+    now += 3600 * second; /* a quiet hour saves up one burst, not more */
+    passed = 0;
+    for (int i = 0; i < 1000; i++) passed += td_log_limit_take(&l, "flood", now, &suppressed);
+    assert_int_equal(passed, TD_LOG_BURST);
+}
+
+static void flood_and_tell(void *arg)
+{
+    (void)arg;
+    for (int i = 0; i < 200; i++) td_warn_limited("flooded", "i=%d", i);
+    td_log_tell_suppressed(); /* too early: it may still go on */
+}
+
+static void a_flood_of_lines_is_cut(void **state)
+{
+    (void)state;
+    struct capture c;
+    capture_run(&c, flood_and_tell, NULL);
+    int n = 0;
+    for (const char *at = c.text; (at = strstr(at, "ev=flooded")); at++) n++;
+    assert_in_range(n, TD_LOG_BURST, TD_LOG_BURST + 10 * TD_LOG_PER_S); /* should it take ten seconds */
+    assert_null(strstr(c.text, "ev=lines_suppressed event=flooded"));
+}
+
 static void levels_parse(void **state)
 {
     (void)state;
@@ -158,6 +202,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(quoting),
+        cmocka_unit_test(limits),
+        cmocka_unit_test(a_flood_of_lines_is_cut),
         cmocka_unit_test(levels_parse),
         cmocka_unit_test(a_line_has_its_shape),
         cmocka_unit_test(a_long_line_is_cut_and_says_so),

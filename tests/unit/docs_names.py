@@ -7,7 +7,7 @@ import sys
 
 from tree import ROOT, code_only, read, source_files
 
-EVENT = re.compile(r'(?:\btd_(?:debug|info|warn|error)\(|\bTD_LOG_(?:INFO|WARN|ERROR|DEBUG), |\bdead \? |(?<=_dead") : )"([a-z0-9_]+)"')
+EVENT = re.compile(r'(?:\btd_(?:debug|info|warn|error)(?:_limited)?\(|\bTD_LOG_(?:INFO|WARN|ERROR|DEBUG), |\bdead \? |(?<=_dead") : )"([a-z0-9_]+)"')
 ENDINGS = (".md",)
 
 

@@ -81,8 +81,8 @@ static void on_end(struct td_rpc_call *call, bool cancelled, void *ctx)
 }
 
 static const struct td_rpc_method inference[] = {
-    {"/tandem.v1.Inference/Generate", &tandem__v1__generate_request__descriptor, false, on_generate, on_end, NULL},
-    {"/tandem.v1.Inference/Tokenize", &tandem__v1__tokenize_request__descriptor, false, on_tokenize, on_end, NULL},
+    {"/tandem.v1.Inference/Generate", &tandem__v1__generate_request__descriptor, false, on_generate, on_end, NULL, NULL},
+    {"/tandem.v1.Inference/Tokenize", &tandem__v1__tokenize_request__descriptor, false, on_tokenize, on_end, NULL, NULL},
     {0},
 };
 

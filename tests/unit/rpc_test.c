@@ -22,6 +22,7 @@
 
 #include "common/base/clock.h"
 #include "common/rpc/rpc.h"
+#include "common/rpc/scan.h"
 #include "common/rpc/unpack.h"
 #include "grpc/health/v1/health.pb-c.h"
 #include "grpc/reflection/v1/reflection.pb-c.h"
@@ -242,18 +243,18 @@ static void on_threads(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
 }
 
 static const struct td_rpc_method test_methods[] = {
-    {"/test.Rpc/Echo", TICKET, false, on_echo, on_end, NULL},
-    {"/test.Rpc/Count", TICKET, false, on_count, on_end, NULL},
-    {"/test.Rpc/Chat", TICKET, true, on_chat, on_end, NULL},
-    {"/test.Rpc/Hang", TICKET, false, on_hang, on_end, on_hang_open},
-    {"/test.Rpc/HangChat", TICKET, true, on_hang, on_end, on_hang_open},
-    {"/test.Rpc/Fail", TICKET, false, on_fail, on_end, NULL},
-    {"/test.Rpc/ServerCancel", TICKET, false, on_server_cancel, on_end, NULL},
-    {"/test.Rpc/Block", TICKET, false, on_block, on_end, NULL},
-    {"/test.Rpc/Flood", TICKET, false, on_flood, on_end, NULL},
-    {"/test.Rpc/Threads", TICKET, false, on_threads, on_end, NULL},
-    {"/test.Rpc/Text", &tandem__v1__abort_request__descriptor, false, on_echo, on_end, NULL},
-    {"/test.Rpc/Workers", &tandem__v1__status_response__descriptor, false, on_echo, on_end, NULL},
+    {"/test.Rpc/Echo", TICKET, false, on_echo, on_end, NULL, NULL},
+    {"/test.Rpc/Count", TICKET, false, on_count, on_end, NULL, NULL},
+    {"/test.Rpc/Chat", TICKET, true, on_chat, on_end, NULL, NULL},
+    {"/test.Rpc/Hang", TICKET, false, on_hang, on_end, on_hang_open, NULL},
+    {"/test.Rpc/HangChat", TICKET, true, on_hang, on_end, on_hang_open, NULL},
+    {"/test.Rpc/Fail", TICKET, false, on_fail, on_end, NULL, NULL},
+    {"/test.Rpc/ServerCancel", TICKET, false, on_server_cancel, on_end, NULL, NULL},
+    {"/test.Rpc/Block", TICKET, false, on_block, on_end, NULL, NULL},
+    {"/test.Rpc/Flood", TICKET, false, on_flood, on_end, NULL, NULL},
+    {"/test.Rpc/Threads", TICKET, false, on_threads, on_end, NULL, NULL},
+    {"/test.Rpc/Text", &tandem__v1__abort_request__descriptor, false, on_echo, on_end, NULL, NULL},
+    {"/test.Rpc/Workers", &tandem__v1__status_response__descriptor, false, on_echo, on_end, NULL, NULL},
     {0},
 };
 static const struct td_rpc_method *const test_services[] = {test_methods, NULL};
@@ -703,6 +704,20 @@ static void test_stalled_reader(void **state)
     stop(f);
 }
 
+static void test_a_request_that_never_comes(void **state)
+{
+    (void)state;
+    struct fixture *f = start_with((struct td_rpc_limits){.max_request_ms = 200}, "127.0.0.1:0", 60000);
+    const struct td_rpc_client_method silent = {"/test.Rpc/Echo", TICKET, true}; /* keeps its side open, sends nothing */
+    struct outcome o;
+    outcome_init(&o);
+    td_rpc_call_start(f->channel, &silent, NULL, 0, false, NULL, 0, &keep, &o);
+    check_done(&o, GRPC_STATUS_RESOURCE_EXHAUSTED);
+    assert_non_null(strstr(o.details, "not come whole within 200 ms"));
+    outcome_free(&o);
+    stop(f);
+}
+
 /* A wire that freezes: forwards one connection until told to stop, then holds it open in silence. In one process the two loops answer
  * pings for each other (gRPC has one epoll set), so a peer that stands still needs a wire of its own. */
 struct wire {
@@ -1147,6 +1162,53 @@ static void test_as_bytes(void **state)
     td_rpc_unpacker_close(&u);
 }
 
+/* ---- elements are counted before a message is unpacked -------------------------------------------------------------- */
+
+static td_status scan(const uint8_t *bytes, size_t n, struct td_err *err)
+{
+    static const struct td_rpc_field_limit limits[] = {
+        {&tandem__v1__chat__descriptor, 1, 3, "chat.messages"},
+        {&tandem__v1__token_ids__descriptor, 1, 4, "token_ids"},
+        {0},
+    };
+    err->msg[0] = 0;
+    return td_rpc_scan(&tandem__v1__generate_request__descriptor, limits, bytes, n, err);
+}
+
+static void test_elements_are_counted(void **state)
+{
+    (void)state;
+    static const uint8_t
+        three[] = {0x1a, 6, 0x0a, 0, 0x0a, 0, 0x0a, 0},                                       /* chat {messages {} x 3} */
+        four[] = {0x1a, 8, 0x0a, 0, 0x0a, 0, 0x0a, 0, 0x0a, 0},
+        four_in_two[] = {0x1a, 4, 0x0a, 0, 0x0a, 0, 0x1a, 4, 0x0a, 0, 0x0a, 0},               /* merged by protobuf */
+        ids[] = {0x22, 7, 0x0a, 5, 1, 0x80, 1, 3, 4},                                         /* packed: 1 128 3 4 */
+        ids_many[] = {0x22, 8, 0x0a, 6, 1, 0x80, 1, 3, 4, 5},
+        ids_plain[] = {0x22, 10, 8, 1, 8, 2, 8, 3, 8, 4, 8, 5},                               /* not packed */
+        ids_negative[] = {0x22, 12, 0x0a, 10, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1},
+        cut[] = {0x1a, 100, 0x0a, 0},                                                          /* unpacking says so */
+        unknown[] = {0xf8, 0x7f, 1, 0xf9, 0x7f, 1, 2, 3, 4, 5, 6, 7, 8, 0xfa, 0x7f, 1, 0, 0x1a, 0};
+    struct td_err err = {0};
+    assert_int_equal(scan(three, sizeof three, &err), TD_OK);
+    assert_int_equal(scan(four, sizeof four, &err), TD_ERR_INVALID);
+    assert_string_equal(err.msg, "chat.messages has 4 elements, limit 3");
+    assert_int_equal(scan(four_in_two, sizeof four_in_two, &err), TD_ERR_INVALID);
+    assert_int_equal(scan(ids, sizeof ids, &err), TD_OK);
+    assert_int_equal(scan(ids_many, sizeof ids_many, &err), TD_ERR_INVALID);
+    assert_string_equal(err.msg, "token_ids has 5 elements, limit 4");
+    assert_int_equal(scan(ids_plain, sizeof ids_plain, &err), TD_ERR_INVALID);
+    assert_int_equal(scan(ids_negative, sizeof ids_negative, &err), TD_OK);
+    assert_int_equal(scan(cut, sizeof cut, &err), TD_OK);
+    assert_int_equal(scan(unknown, sizeof unknown, &err), TD_OK);
+    assert_int_equal(scan(NULL, 0, &err), TD_OK);
+    for (size_t i = 0; i < sizeof four_in_two; i++) { /* every cut, in memory that ends there */
+        uint8_t *copy = malloc(i + 1);
+        memcpy(copy, four_in_two, i);
+        assert_int_equal(scan(copy, i, &err), TD_OK);
+        free(copy);
+    }
+}
+
 int main(int argc, char **argv)
 {
     signal(SIGPIPE, SIG_IGN);
@@ -1166,6 +1228,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_response_that_does_not_parse),
         cmocka_unit_test(test_slow_reader),
         cmocka_unit_test(test_stalled_reader),
+        cmocka_unit_test(test_a_request_that_never_comes),
         cmocka_unit_test(test_keepalive),
         cmocka_unit_test(test_garbage_connection),
         cmocka_unit_test(test_health_watch),
@@ -1176,6 +1239,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_drain),
         cmocka_unit_test(test_start_stop_cycles),
         cmocka_unit_test(test_unix_socket),
+        cmocka_unit_test(test_elements_are_counted),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests_name("rpc", tests, NULL, NULL);
