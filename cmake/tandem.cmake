@@ -132,6 +132,7 @@ endfunction()
 # finds of interest goes to BUILD/corpus/NAME, is kept from run to run, and never into the source tree. Only with -DTANDEM_FUZZ=ON (clang).
 function(td_fuzzer name)
   cmake_parse_arguments(A "" "" "SOURCES;DEPS" ${ARGN})
+  set_property(GLOBAL APPEND PROPERTY TD_FUZZERS ${name})
   if(NOT TANDEM_FUZZ)
     return()
   endif()
