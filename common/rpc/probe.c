@@ -33,7 +33,7 @@ struct td_rpc_probe {
     struct sockaddr_storage to;
     socklen_t n_to;
     uint32_t period_ms;
-    uint8_t hello[1024];                     /* what is sent */
+    uint8_t hello[8192];                     /* what is sent; a ClientHello with post-quantum key shares (OpenSSL 3.5) has 1,542 bytes */
     size_t n_hello;
     atomic_uint failed;                      /* in a row */
     char why[96];
@@ -173,7 +173,7 @@ static td_status tls_hello(struct td_rpc_probe *p, struct td_err *err)
     }
     SSL_free(ssl);
     SSL_CTX_free(ctx);
-    return p->n_hello ? TD_OK : td_fail(err, TD_ERR_IO, "port check: OpenSSL made no ClientHello");
+    return p->n_hello ? TD_OK : td_fail(err, TD_ERR_IO, "port check: OpenSSL made no ClientHello of at most %zu bytes", sizeof p->hello);
 #else
     (void)p;
     return td_fail(err, TD_ERR_UNSUPPORTED, "port check with TLS: built without OpenSSL");
