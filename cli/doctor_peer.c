@@ -467,8 +467,8 @@ static td_status send_grants(struct lead *l, struct grant *g, size_t n_grants, d
         if (!s && n_blocks != (int32_t)g[i].n) s = td_fail(err, TD_ERR_CORRUPT, "the grant is for %d blocks, %u were asked for", n_blocks, g[i].n);
         if (s) return s;
         s = td_xfer_submit(l->end.x, g[i].op, 0, ids, n_blocks, true, NULL, 0);
-        if (s == TD_ERR_PEER) continue; /* the op has failed since it began: its event, below, says why */
-        if (s) return td_fail(err, s, "submit: %s", td_status_name(s));
+        if (s == TD_ERR_INVALID || s == TD_ERR_NOT_FOUND) return td_fail(err, s, "submit: %s", td_status_name(s));
+        /* Any other status is the op's own, which has failed since it began: its event, below, says why. */
     }
     for (size_t i = 0; i < n_grants; i++) {
         td_status s = end_event(&l->end, TD_XFER_OP_DONE, TD_XFER_OP_FAILED, g[i].op, until + TD_NS_PER_S, &ev, err);
