@@ -54,7 +54,7 @@ static void objectives_of(struct td_sim_config *c, double ttft_ms, double tpot_m
 static struct td_sim_trace trace_of(const struct load *l, uint64_t seed)
 {
     struct td_sim_load x = {.arrival = TD_ARRIVAL_POISSON, .rate = l->rate, .duration_s = l->duration_s, .seed = seed};
-    struct td_sim_trace t;
+    struct td_sim_trace t = {0};
     struct td_err err = {0};
     if (td_sim_length_parse(l->isl, "isl", &x.isl, &err) || td_sim_length_parse(l->osl, "osl", &x.osl, &err) ||
         td_sim_trace_make(&x, NULL, &t, &err))

@@ -476,8 +476,9 @@ static void test_older_log_replays(void **state)
 {
     (void)state;
     static const char *const log[] = {
-        "c version=3 mode=0 policy=least_token max_requests=64 max_queued=32 hybrid_local_tokens=10 worker_timeout_ms=1000 queue_timeout_ms=5000 "
-        "stall_ms=20000 max_failovers=3 max_prefix_entries=0 attainment=0x0p+0 seed=0 classes=0 thetas=0\n",
+        ("c version=3 mode=0 policy=least_token max_requests=64 max_queued=32 hybrid_local_tokens=10 "
+         "worker_timeout_ms=1000 queue_timeout_ms=5000 stall_ms=20000 max_failovers=3 max_prefix_entries=0 "
+         "attainment=0x0p+0 seed=0 classes=0 thetas=0\n"),
         "e kind=2 now=1 worker=0 slot=0 attempt=0 role=0 priority=0 id=0 a=10000 b=8 c=0 d=0 e=0 f=0 weight=1 hashes=0 hash_tokens=0\n",
         "e kind=2 now=1 worker=1 slot=0 attempt=0 role=1 priority=0 id=0 a=10000 b=8 c=0 d=0 e=0 f=0 weight=1 hashes=0 hash_tokens=0\n",
         "e kind=10 now=2 worker=0 slot=0 attempt=0 role=0 priority=0 id=1 a=40 b=1 c=0 d=0 e=0 f=0 weight=1 hashes=0 hash_tokens=0\n",
