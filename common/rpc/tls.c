@@ -20,6 +20,7 @@
 #include "common/base/clock.h"
 
 #include "common/base/file_stamp.h"
+#include "common/base/hash.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/base/metrics.h"
@@ -32,7 +33,6 @@ enum { EXPIRY_WARN_DAYS = 14, EXPIRY_AGAIN_S = 24 * 3600 };
 
 struct td_rpc_tls_files {
     int64_t ends_s[N_FILES];                 /* mu: when the first certificate of the file to expire does; 0 = unknown */
-    int64_t told_s;                          /* mu: when that was last said to be soon */
     pthread_mutex_t mu;
     char *paths[N_FILES];                    /* cert, key, ca (NULL = none) */
     struct td_file_stamp stamps[N_FILES];    /* mu: of what was last tried */
@@ -110,12 +110,37 @@ static int64_t first_end_s(const char *text)
     return first;
 }
 
+/* True when this file's expiry is to be told: once a day for each end that it has had, whoever loads it. A router has a
+ * channel to each worker, all with the same files. */
+static bool is_news(const char *path, int64_t end_s, int64_t now_s)
+{
+    static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
+    static struct { uint64_t path_hash; int64_t end_s, told_s; } told[16]; /* the oldest is forgotten: then it is told again */
+    uint64_t hash = td_hash64(path, strlen(path), 0);
+    bool news = true;
+    pthread_mutex_lock(&mu);
+    size_t at = 0;
+    for (size_t i = 0; i < sizeof told / sizeof *told; i++) {
+        bool same = told[i].path_hash == hash && told[i].end_s == end_s;
+        if (same || told[i].told_s < told[at].told_s) at = i;
+        if (!same) continue;
+        news = now_s - told[i].told_s >= EXPIRY_AGAIN_S;
+        break;
+    }
+    if (news) {
+        told[at].path_hash = hash;
+        told[at].end_s = end_s;
+        told[at].told_s = now_s;
+    }
+    pthread_mutex_unlock(&mu);
+    return news;
+}
+
 /* mu held, or not shared yet. At load, at each reload and then at most once a day. */
 static void tell_expiry(struct td_rpc_tls_files *files, bool loaded)
 {
     static const char *const labels[N_FILES] = {"file=\"cert\"", NULL, "file=\"ca\""};
     int64_t now_s = (int64_t)(td_wall_ns() / TD_NS_PER_S);
-    bool again = loaded || now_s - files->told_s >= EXPIRY_AGAIN_S;
     for (int i = 0; i < N_FILES; i++) {
         if (!labels[i] || !files->texts[i]) continue;
         if (loaded) files->ends_s[i] = first_end_s(files->texts[i]);
@@ -123,9 +148,8 @@ static void tell_expiry(struct td_rpc_tls_files *files, bool loaded)
         double days = (double)(files->ends_s[i] - now_s) / 86400.0;
         td_metric_set(td_gauge("td_tls_certificate_expiry_days", labels[i],
                                "Days until the first certificate of the file expires; negative = it has"), days);
-        if (!again || days >= EXPIRY_WARN_DAYS) continue;
+        if (days >= EXPIRY_WARN_DAYS || !is_news(files->paths[i], files->ends_s[i], now_s)) continue;
         char text[600];
-        files->told_s = now_s;
         td_log(days < 0 ? TD_LOG_ERROR : TD_LOG_WARN, "tls_certificate_expires", "file=%s days_left=%.1f expired=%s",
                td_log_quote(text, sizeof text, files->paths[i]), days, days < 0 ? "true" : "false");
     }

@@ -85,13 +85,16 @@ def test_kv_digest_checks_a_sample(tmp_path):
 
 def test_blocks_stay_held_while_a_writer_may_write(tmp_path):
     """A request is cancelled while its prefill worker, which may write into decode's blocks by RDMA, is stopped: nobody knows whether it will. Until that
-    is known (it wakes and retires; or it is fenced, far beyond this test) the transfer stands and its blocks are not given back (I2)."""
+    is known (it wakes and retires; or it is fenced, far beyond this test) the transfer stands and its blocks are not given back (I2). A sender that has
+    not yet reached the slot is no writer: so the link is up before, and the stop comes 20 chunks after the first was handed to it."""
     env = {"TANDEM_VERBS_FAKE": f"path={tmp_path / 'fabric'}"}
-    envs = {"prefill-0": {**env, "TANDEM_FAULT": "chunk_submitted:stop:2"}, "decode-0": env}
+    envs = {"prefill-0": {**env, "TANDEM_FAULT": "chunk_submitted:stop:26"}, "decode-0": env}
     with Cluster(worker_args=[*PATIENT, "--transfer", "rdma", "--no-prefix-cache"], envs=envs, worker_timeout_ms=60000) as c:
         p = c.workers["prefill-0"]
-        stream = c.stream(c.request(ids=ids_of(1, 200), max_tokens=4, temperature=0, ignore_eos=True))
-        c.wait_for(lambda: is_stopped(p), "prefill-0 to stop in the middle of its push", 10 * SLOW)
+        assert c.generate(ids=ids_of(0, 200), max_tokens=4, temperature=0, ignore_eos=True).code == OK  # 6 chunks before its last
+        c.wait_idle()
+        stream = c.stream(c.request(ids=ids_of(1, 1600), max_tokens=4, temperature=0, ignore_eos=True))
+        c.wait_for(lambda: is_stopped(p), "prefill-0 to stop in the middle of its push", 30 * SLOW)
 
         def decode():
             return next(w for w in c.status().workers if w.name == "decode-0")

@@ -476,14 +476,14 @@ def certs(tmp_path_factory):
         subprocess.run(["openssl", *args], check=True, capture_output=True, cwd=d)
 
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=ca")
+    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "30", "-subj", "/CN=ca")
     here, both = "IP:127.0.0.1,DNS:localhost", "serverAuth,clientAuth"
     for name, alt, usage in (("router", f"{here},DNS:r0.routers.test", both), ("worker", f"{here},DNS:w0.workers.test", both), ("client", f"{here},DNS:c0.clients.test", both),
                              ("operator", "DNS:night.operators.test", "clientAuth"), ("half", f"{here},DNS:w1.workers.test", "clientAuth"),
                              ("server", f"{here},DNS:w2.workers.test", "serverAuth")):
         (d / "ext").write_text(f"basicConstraints=CA:FALSE\nsubjectAltName={alt}\nextendedKeyUsage={usage}\n")
         openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", "/CN=w0.workers.test")  # a CN is nobody's identity
-        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "ext", "-out", f"{name}.pem")
+        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "30", "-extfile", "ext", "-out", f"{name}.pem")
     return d
 
 

@@ -510,14 +510,14 @@ def certs(tmp_path_factory):
 
     for ca in ("ca", "other-ca"):
         openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{ca}.key", "-out",
-                f"{ca}.pem", "-days", "2", "-subj", f"/CN={ca}")
+                f"{ca}.pem", "-days", "30", "-subj", f"/CN={ca}")
     here = "IP:127.0.0.1,DNS:localhost"
     for name, ca, alt in (("server", "ca", here), ("client", "ca", here), ("stranger", "other-ca", here), ("worker", "ca", f"{here},DNS:w0.kv.tandem"),
                           ("named", "ca", "DNS:cluster.tandem")):
         (d / "ext").write_text(f"subjectAltName={alt}\n")
         openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{name}.key", "-out", f"{name}.csr",
                 "-subj", f"/CN={name}")
-        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-days", "2",
+        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-days", "30",
                 "-extfile", "ext", "-out", f"{name}.pem")
     return d
 

@@ -57,6 +57,7 @@ struct shared {
 };
 
 struct td_nccl_comm {
+    struct td_nccl_comm *next_kept;
     _Atomic uint32_t magic;
     int rank, n_ranks;
     struct shared *shared;
@@ -248,6 +249,9 @@ int ncclGetUniqueId(struct td_nccl_id *ret_id)
     return TD_NCCL_SUCCESS;
 }
 
+/* Every communicator of this process. None is ever freed: a call on one that has ended must find its magic gone. */
+static struct td_nccl_comm *_Atomic kept;
+
 int ncclCommInitRank(struct td_nccl_comm **ret_comm, int n_ranks, struct td_nccl_id id, int rank)
 {
     if (n_ranks < 1 || n_ranks > MAX_RANKS || rank < 0 || rank >= n_ranks) die("ncclCommInitRank: rank %d of %d", rank, n_ranks);
@@ -260,6 +264,8 @@ int ncclCommInitRank(struct td_nccl_comm **ret_comm, int n_ranks, struct td_nccl
     c->magic = ALIVE;
     c->rank = rank, c->n_ranks = n_ranks, c->shared = shared;
     uint64_t deadline = now_ms() + WAIT_MS;
+    c->next_kept = atomic_load(&kept);
+    while (!atomic_compare_exchange_weak(&kept, &c->next_kept, c)) {}
     atomic_fetch_add(&shared->n_joined, 1);
     while (atomic_load(&shared->n_joined) < n_ranks) {
         if (now_ms() > deadline) die("ncclCommInitRank: %d of %d ranks came within %d s", (int)shared->n_joined, n_ranks, WAIT_MS / 1000);
