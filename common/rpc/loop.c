@@ -12,12 +12,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/rpc/rpc_internal.h"
 
-enum { LOG_BURST = 10 };
+enum { LOG_BURST = 10, SHUTDOWN_MS = 1000 };
 
 struct td_rpc_timer {
     struct td_rpc_timer *next;
@@ -195,6 +196,23 @@ static void process_start(void)
     bridge_start();
 }
 
+static _Atomic int n_loops; /* each has called grpc_init */
+
+/* A handshake that is under way keeps core alive beyond the last grpc_shutdown, and core's threads then end by themselves. A
+ * process that exits meanwhile runs OpenSSL's clean-up under them. Core has no call that waits for them: it is asked, until it
+ * has ended or SHUTDOWN_MS are over, which a handshake with a silent peer may take longer than. */
+static void shut_down(void)
+{
+    grpc_shutdown();
+    if (atomic_fetch_sub(&n_loops, 1) > 1) return;
+    uint64_t until = td_deadline_after_ms(td_now_ns(), SHUTDOWN_MS);
+    for (uint64_t now_ns; grpc_is_initialized() && (now_ns = td_now_ns()) < until;) {
+        uint64_t next_ns = now_ns + TD_NS_PER_MS;
+        struct timespec next = {(time_t)(next_ns / TD_NS_PER_S), (long)(next_ns % TD_NS_PER_S)};
+        clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &next, NULL);
+    }
+}
+
 td_status td_rpc_loop_create(const char *name, struct td_rpc_loop **ret_loop, struct td_err *err)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -205,6 +223,7 @@ td_status td_rpc_loop_create(const char *name, struct td_rpc_loop **ret_loop, st
     loop->post_tail = &loop->post_head;
     loop->dirty_tail = &loop->dirty_head;
     td_rpc_unpacker_init(&loop->unpacker);
+    atomic_fetch_add(&n_loops, 1);
     grpc_init();
     loop->cq = grpc_completion_queue_create_for_next(NULL);
     loop->bell_channel = grpc_lame_client_channel_create("doorbell", GRPC_STATUS_UNAVAILABLE, "doorbell");
@@ -218,7 +237,7 @@ td_status td_rpc_loop_create(const char *name, struct td_rpc_loop **ret_loop, st
         grpc_completion_queue_shutdown(loop->cq);
         grpc_completion_queue_next(loop->cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
         grpc_completion_queue_destroy(loop->cq);
-        grpc_shutdown();
+        shut_down();
         td_rpc_unpacker_close(&loop->unpacker);
         pthread_mutex_destroy(&loop->mu);
         free(loop);
@@ -252,7 +271,7 @@ void td_rpc_loop_destroy(struct td_rpc_loop *loop)
     td_rpc_unpacker_close(&loop->unpacker);
     pthread_mutex_destroy(&loop->mu);
     free(loop);
-    grpc_shutdown();
+    shut_down();
 }
 
 bool td_rpc_loop_is_current(const struct td_rpc_loop *loop)
