@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/rpc/scan.h"
 #include "common/rpc/unpack.h"
 #include "grpc/health/v1/health.pb-c.h"
 #include "grpc/reflection/v1/reflection.pb-c.h"
@@ -63,6 +64,21 @@ static bool has_unknown(const ProtobufCMessage *msg)
     return false;
 }
 
+/* What is counted before unpacking (scan.h) is never less than what unpacking makes: one element below it must be refused. */
+static void check_counts(const Tandem__V1__GenerateRequest *q, const uint8_t *bytes, size_t n_bytes)
+{
+    bool is_chat = q->input_case == TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT;
+    bool is_ids = q->input_case == TANDEM__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS;
+    size_t n = is_chat ? q->chat->n_messages : is_ids ? q->token_ids->n_ids : 0;
+    if (n == 0) return;
+    const struct td_rpc_field_limit limits[] = {
+        {is_chat ? &tandem__v1__chat__descriptor : &tandem__v1__token_ids__descriptor, 1, (uint32_t)n - 1, "elements"},
+        {NULL, 0, 0, NULL},
+    };
+    struct td_err err = {0};
+    if (td_rpc_scan(&tandem__v1__generate_request__descriptor, limits, bytes, n_bytes, &err) != TD_ERR_INVALID) abort();
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
 {
     if (n_bytes < 2) return 0;
@@ -75,6 +91,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     td_status status = td_rpc_unpack(&u, type, data + 2, n_bytes - 2, budget, &msg, &err);
     if (status == TD_OK) {
         if (u.used_bytes > budget) abort();
+        if (type == &tandem__v1__generate_request__descriptor)
+            check_counts((const Tandem__V1__GenerateRequest *)(const void *)msg, data + 2, n_bytes - 2);
         bool unknown = has_unknown(msg);
         size_t n = protobuf_c_message_get_packed_size(msg);
         uint8_t *first = malloc(n + 1), *second = malloc(n + 1);
