@@ -84,14 +84,14 @@ static void be_gentle(const struct bench_serve_options *o, struct bench_run_conf
 
 static void say_target(const char *program, const struct bench_run_config *c)
 {
-    char load[96] = "", rate[32] = "at once";
-    if (isfinite(c->arrivals.rate)) snprintf(rate, sizeof rate, "%g requests/s", c->arrivals.rate);
-    if (c->arrivals.kind == BENCH_TRACE) snprintf(rate, sizeof rate, "at the trace's times");
-    if (c->arrivals.ramp) snprintf(rate, sizeof rate, "at a growing rate");
+    char pace[64] = "", bound[64] = "";
+    if (c->arrivals.kind == BENCH_TRACE) snprintf(pace, sizeof pace, ", at the trace's times");
+    else if (c->arrivals.ramp) snprintf(pace, sizeof pace, ", at a growing rate");
+    else if (isfinite(c->arrivals.rate)) snprintf(pace, sizeof pace, ", %g requests/s", c->arrivals.rate);
+    else if (!c->max_concurrency) snprintf(pace, sizeof pace, ", all at once");
     if (c->max_concurrency)
-        snprintf(load, sizeof load, ", at most %llu at a time",
-                 (unsigned long long)c->max_concurrency);
-    fprintf(stderr, "%s: target %s%s, %s%s\n", program, c->target, c->method, rate, load);
+        snprintf(bound, sizeof bound, ", at most %llu at a time", (unsigned long long)c->max_concurrency);
+    fprintf(stderr, "%s: target %s%s%s%s\n", program, c->target, c->method, pace, bound);
 }
 
 static int serve(int argc, char **argv, const struct td_option *table, const char *program, const char *summary)

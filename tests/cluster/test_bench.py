@@ -375,12 +375,12 @@ def test_a_small_load_by_default(cluster, tmp_path):
     rc, out, err = bench("serve", "--server", f"127.0.0.1:{cluster.port}", "--isl", 8, "--osl", 2, "--save-detailed", "--result-dir", tmp_path,
                          "--result-filename", "r.json", *ANY_LAG)
     assert rc == 0, err
-    assert err.splitlines()[0] == (f"tandem bench serve: target 127.0.0.1:{cluster.port}/tandem.v1.Inference/Generate, at once, at most 4 at a time"), err
+    assert err.splitlines()[0] == (f"tandem bench serve: target 127.0.0.1:{cluster.port}/tandem.v1.Inference/Generate, at most 4 at a time"), err
     with open(tmp_path / "r.json", encoding="utf-8") as f:
         result = json.load(f)
     assert result["completed"] == 100 and result["max_concurrency"] == 4, result
     rc, _, err = bench("serve", "--server", f"127.0.0.1:{cluster.port}", "--isl", 8, "--osl", 2, "--num-prompts", 6, "--request-rate", "inf", *ANY_LAG)
-    assert rc == 0 and err.splitlines()[0].endswith("/Generate, at once"), err
+    assert rc == 0 and err.splitlines()[0].endswith("/Generate, all at once"), err
 
 
 def test_nobody_there():
