@@ -19,7 +19,16 @@ PROMPT = "The little fox walked over the hill and saw a dog. " * 16
 
 
 def computed(c, port, before):
-    """Prompt tokens that the prefill worker has computed since it had computed `before`: read when it has told the router that it holds nothing more."""
+    """Prompt tokens that the worker at `port` has computed since it had computed `before`.
+
+    The worker writes its metrics at the end of a turn of its step loop, after the answer has left. So this
+    waits for the worker's own counters: every request here computes at least one prompt token, and in one step."""
+
+    def counted():
+        m = scrape(port)
+        return m["td_num_requests_running"] == 0 and m["td_prompt_tokens_total"] > before
+
+    c.wait_for(counted, "the prompt in the worker's metrics", 10 * SLOW)
     c.wait_idle()
     return int(scrape(port)["td_prompt_tokens_total"]) - before
 
