@@ -5,6 +5,11 @@ if(NOT TANDEM_DAEMONS)
   return()
 endif()
 
+# The one place that says who answers for a package: Maintainer of the .deb, Upstream-Contact of its copyright file. The domain
+# is reserved for examples (RFC 2606) and takes no mail: who hands packages to others names an address that is read, with
+# cmake -DTANDEM_PACKAGE_CONTACT="name <address>".
+set(TANDEM_PACKAGE_CONTACT "tandem maintainers <maintainers@tandem.example>" CACHE STRING "Maintainer of the packages: name <address>")
+
 set(programs tandem tandem-router tandem-prefill tandem-decode)
 install(TARGETS ${programs} COMPONENT tandem)
 if(TARGET tandem_cuda) # ../lib from the programs is where they look first
@@ -35,7 +40,12 @@ install(CODE "set(source \"${CMAKE_SOURCE_DIR}/deploy/systemd\")" COMPONENT tand
 install(SCRIPT cmake/install_units.cmake COMPONENT tandem)
 
 install(DIRECTORY proto/tandem proto/grpc DESTINATION ${CMAKE_INSTALL_DATADIR}/tandem/proto COMPONENT tandem FILES_MATCHING PATTERN "*.proto")
-install(FILES README.md SECURITY.md DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT tandem)
+install(FILES LICENSE README.md SECURITY.md DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT tandem)
+configure_file(cmake/copyright.in ${CMAKE_BINARY_DIR}/copyright @ONLY)
+install(FILES ${CMAKE_BINARY_DIR}/copyright DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT tandem)
+if(TARGET tandem_cuda) # a package of its own
+  install(FILES LICENSE ${CMAKE_BINARY_DIR}/copyright DESTINATION ${CMAKE_INSTALL_DOCDIR}-cuda COMPONENT cuda)
+endif()
 install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT tandem)
 set(pocket config.json generation_config.json model.safetensors special_tokens_map.json tokenizer.json tokenizer_config.json README.md PROVENANCE)
 list(TRANSFORM pocket PREPEND models/pocket/)
@@ -43,7 +53,7 @@ install(FILES ${pocket} DESTINATION ${CMAKE_INSTALL_DATADIR}/tandem/models/pocke
 
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME tandem)
-set(CPACK_PACKAGE_CONTACT "tandem maintainers <maintainers@tandem.invalid>")
+set(CPACK_PACKAGE_CONTACT "${TANDEM_PACKAGE_CONTACT}")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "LLM serving with prefill and decode on separate machines")
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_PACKAGE_DIRECTORY ${CMAKE_BINARY_DIR}/package)

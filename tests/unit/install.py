@@ -31,7 +31,7 @@ def expected_files():
     for folder in ("tandem", "grpc"):
         for at, _, names in os.walk(os.path.join(ROOT, "proto", folder)):
             files |= {"usr/share/tandem/" + os.path.relpath(os.path.join(at, n), ROOT) for n in names if n.endswith(".proto")}
-    files |= {f"usr/share/doc/tandem/{n}" for n in ("README.md", "SECURITY.md")}
+    files |= {f"usr/share/doc/tandem/{n}" for n in ("LICENSE", "README.md", "SECURITY.md", "copyright")}
     return files | {f"usr/share/doc/tandem/docs/{n}" for n in os.listdir(os.path.join(ROOT, "docs"))}
 
 
@@ -41,8 +41,9 @@ def installed_files(root):
 
 def list_problems(have, want):
     yield from (f"not installed: {name}" for name in sorted(want - have))
-    # with -DTANDEM_CUDA=ON there is one file more
-    yield from (f"installed, and not in the list: {name}" for name in sorted(have - want - {"usr/lib/libtandem_cuda.so"}))
+    # with -DTANDEM_CUDA=ON there are these more
+    cuda = {"usr/lib/libtandem_cuda.so", "usr/share/doc/tandem-cuda/LICENSE", "usr/share/doc/tandem-cuda/copyright"}
+    yield from (f"installed, and not in the list: {name}" for name in sorted(have - want - cuda))
 
 
 def run(command, **more):
@@ -71,6 +72,18 @@ def man_problems(path, flags):
 
 def flags_of(bin_dir, words):
     return re.findall(r"^  --([a-z0-9-]+)", run([os.path.join(bin_dir, words[0]), *words[1:], "--help"]).stdout, re.MULTILINE)
+
+
+def copyright_problems(path, licence_path):
+    """The licence that copyright names is the one whose text is installed, with somebody to ask."""
+    with open(path, encoding="utf-8") as f:
+        fields = re.findall(r"^([A-Z][A-Za-z-]+): *(.*)", f.read(), re.MULTILINE)
+    with open(licence_path, encoding="utf-8") as f:
+        title = f.read(200)
+    if ("License", "Apache-2.0") not in fields or not re.search(r"Apache License\s+Version 2\.0, January 2004", title):
+        yield f"{path} and {licence_path} do not both name Apache-2.0"
+    if not re.fullmatch(r".+ <\S+@\S+>", dict(fields).get("Upstream-Contact", "")):
+        yield f"{path}: Upstream-Contact is \"{dict(fields).get('Upstream-Contact')}\", must be name <address> (TANDEM_PACKAGE_CONTACT)"
 
 
 def bash_answer(path, line):
@@ -131,6 +144,13 @@ def main():
         with open(wrong, "w", encoding="utf-8") as f:
             f.write(".TH X 1\n.SH NAME\nx\n.ZZ\n")
         seen_to_catch("a man page without an option", man_problems(wrong, ["model"]))
+
+        doc = os.path.join(root, "usr/share/doc/tandem")
+        problems += copyright_problems(f"{doc}/copyright", f"{doc}/LICENSE")
+        with open(wrong, "w", encoding="utf-8") as f:
+            f.write("Upstream-Contact: \nLicense: Apache-2.0\n")
+        seen_to_catch("nobody to ask", copyright_problems(wrong, f"{doc}/LICENSE"))
+        seen_to_catch("another licence's text", copyright_problems(f"{doc}/copyright", f"{doc}/README.md"))
 
         bash = os.path.join(root, "usr/share/bash-completion/completions/tandem")
         problems += completion_problems(bash, bin_dir)
