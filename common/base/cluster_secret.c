@@ -2,9 +2,10 @@
  *
  *     u32 bytes of label | label | u32 number of fields | for each field: u32 bytes | bytes          (little-endian)
  *
- * HMAC is libcrypto's. Secrets live in one block of the object, wiped before it is freed; the file's bytes are wiped as
- * soon as they are parsed.
- * Invariant: 1 <= n_lines <= 8 once load has answered TD_OK; a reload replaces the whole list under mu or leaves it. */
+ * HMAC is libcrypto's. Looking up an algorithm there takes locks of the whole process and more time than the proof, so
+ * it is done once, and each secret is kept as a context that has its key already: a proof copies that context. The
+ * file's bytes are wiped as soon as they are parsed; libcrypto wipes a context's key when it is freed.
+ * Invariant: 1 <= n_keys <= 8 once load has answered TD_OK; a reload replaces the whole list under mu or leaves it. */
 #include "common/base/cluster_secret.h"
 
 #include <errno.h>
@@ -25,10 +26,13 @@
 #include <openssl/params.h>
 #endif
 
+/* libcrypto's EVP_MAC_CTX, by its own name for builds without libcrypto's headers. */
+typedef struct evp_mac_ctx_st mac_context;
+
+/* The file's secrets, in its order. Nothing is ever fed to these contexts: they are only copied. */
 struct secrets {
-    size_t n_lines;
-    size_t lengths[TD_CLUSTER_SECRET_MAX_LINES];
-    char lines[TD_CLUSTER_SECRET_MAX_LINES][TD_CLUSTER_SECRET_MAX_CHARS];
+    size_t n_keys;
+    mac_context *keyed[TD_CLUSTER_SECRET_MAX_LINES];
 };
 
 struct td_cluster_secret {
@@ -48,42 +52,94 @@ static void put_u32(uint8_t *p, size_t value)
     for (int i = 0; i < 4; i++) p[i] = (uint8_t)(value >> (8 * i));
 }
 
-/* parts[0..n), one after the other. */
-static td_status hmac(const void *key, size_t key_bytes, const struct td_secret_field *parts,
-                      size_t n, uint8_t *ret_mac)
-{
 #ifdef TD_HAVE_OPENSSL
-    td_status status = TD_ERR_NOMEM; /* the only cause there is: algorithm and sizes are fixed */
+
+static pthread_once_t g_once = PTHREAD_ONCE_INIT;
+static mac_context *g_unkeyed; /* HMAC-SHA256 without a key; kept until the process ends. NULL = no memory for it */
+
+static void look_up_hmac(void)
+{
     char digest[] = "SHA256";
-    OSSL_PARAM params[] = {OSSL_PARAM_construct_utf8_string(OSSL_MAC_PARAM_DIGEST, digest, 0),
-                           OSSL_PARAM_construct_end()};
-    size_t mac_bytes = 0;
+    const OSSL_PARAM params[] = {OSSL_PARAM_construct_utf8_string(OSSL_MAC_PARAM_DIGEST, digest, 0),
+                                 OSSL_PARAM_construct_end()};
     EVP_MAC *mac = EVP_MAC_fetch(NULL, "HMAC", NULL);
-    EVP_MAC_CTX *ctx = mac ? EVP_MAC_CTX_new(mac) : NULL;
-    if (!ctx || EVP_MAC_init(ctx, key, key_bytes, params) != 1) goto out;
+    g_unkeyed = mac ? EVP_MAC_CTX_new(mac) : NULL;
+    EVP_MAC_free(mac); /* the context holds a reference */
+    if (!g_unkeyed || EVP_MAC_CTX_set_params(g_unkeyed, params) == 1) return;
+    EVP_MAC_CTX_free(g_unkeyed);
+    g_unkeyed = NULL;
+}
+
+/* TD_ERR_NOMEM is the only error there is: algorithm and sizes are fixed. */
+static td_status keyed_create(const void *key, size_t key_bytes, mac_context **ret_keyed)
+{
+    pthread_once(&g_once, look_up_hmac);
+    mac_context *keyed = g_unkeyed ? EVP_MAC_CTX_dup(g_unkeyed) : NULL;
+    if (keyed && EVP_MAC_init(keyed, key, key_bytes, NULL) == 1) {
+        *ret_keyed = keyed;
+        return TD_OK;
+    }
+    EVP_MAC_CTX_free(keyed);
+    return TD_ERR_NOMEM;
+}
+
+static void keyed_destroy(mac_context *keyed)
+{
+    EVP_MAC_CTX_free(keyed);
+}
+
+/* The MAC of parts[0..n), one after the other. keyed is as it was before. TD_ERR_NOMEM. */
+static td_status keyed_mac(const mac_context *keyed, const struct td_secret_field *parts, size_t n,
+                           uint8_t *ret_mac)
+{
+    td_status status = TD_ERR_NOMEM;
+    uint8_t result[TD_CLUSTER_MAC_BYTES];
+    size_t mac_bytes = 0;
+    mac_context *ctx = EVP_MAC_CTX_dup(keyed);
+    if (!ctx) goto out;
     for (size_t i = 0; i < n; i++)
         if (parts[i].n_bytes && EVP_MAC_update(ctx, parts[i].data, parts[i].n_bytes) != 1) goto out;
-    uint8_t result[TD_CLUSTER_MAC_BYTES];
     if (EVP_MAC_final(ctx, result, &mac_bytes, sizeof result) == 1 && mac_bytes == sizeof result) {
         memcpy(ret_mac, result, sizeof result);
         status = TD_OK;
     }
 out:
     EVP_MAC_CTX_free(ctx);
-    EVP_MAC_free(mac);
     return status;
-#else
-    (void)key, (void)key_bytes, (void)parts, (void)n, (void)ret_mac;
-    return TD_ERR_UNSUPPORTED;
-#endif
 }
+
+#else
+
+static td_status keyed_create(const void *key, size_t key_bytes, mac_context **ret_keyed)
+{
+    (void)key, (void)key_bytes, (void)ret_keyed;
+    return TD_ERR_UNSUPPORTED;
+}
+
+static void keyed_destroy(mac_context *keyed)
+{
+    (void)keyed;
+}
+
+static td_status keyed_mac(const mac_context *keyed, const struct td_secret_field *parts, size_t n,
+                           uint8_t *ret_mac)
+{
+    (void)keyed, (void)parts, (void)n, (void)ret_mac;
+    return TD_ERR_UNSUPPORTED;
+}
+
+#endif
 
 td_status td_hmac_sha256(const void *key, size_t key_bytes, const void *data, size_t n_bytes,
                          uint8_t ret_mac[TD_CLUSTER_MAC_BYTES])
 {
     /* libcrypto takes a NULL key for "none given": an empty one still needs an address. */
-    return hmac(key_bytes ? key : "", key_bytes, &(struct td_secret_field){data, n_bytes}, 1,
-                ret_mac);
+    mac_context *keyed;
+    td_status status = keyed_create(key_bytes ? key : "", key_bytes, &keyed);
+    if (status) return status;
+    status = keyed_mac(keyed, &(struct td_secret_field){data, n_bytes}, 1, ret_mac);
+    keyed_destroy(keyed);
+    return status;
 }
 
 bool td_equal_constant_time(const void *a, const void *b, size_t n_bytes)
@@ -131,7 +187,7 @@ td_status td_cluster_secret_prove(struct td_cluster_secret *secret, const char *
     uint8_t lengths[4 * (2 + MAX_FIELDS)];
     size_t n = lay_out(label, fields, n_fields, parts, lengths);
     pthread_mutex_lock(&secret->mu);
-    td_status status = hmac(secret->now.lines[0], secret->now.lengths[0], parts, n, ret_mac);
+    td_status status = keyed_mac(secret->now.keyed[0], parts, n, ret_mac);
     pthread_mutex_unlock(&secret->mu);
     return status;
 }
@@ -145,8 +201,8 @@ bool td_cluster_secret_verify(struct td_cluster_secret *secret, const char *labe
     size_t n = lay_out(label, fields, n_fields, parts, lengths);
     bool found = false;
     pthread_mutex_lock(&secret->mu);
-    for (size_t i = 0; i < secret->now.n_lines; i++) {
-        if (hmac(secret->now.lines[i], secret->now.lengths[i], parts, n, expected)) continue;
+    for (size_t i = 0; i < secret->now.n_keys; i++) {
+        if (keyed_mac(secret->now.keyed[i], parts, n, expected)) continue;
         found |= td_equal_constant_time(expected, mac, sizeof expected);
     }
     pthread_mutex_unlock(&secret->mu);
@@ -156,6 +212,12 @@ bool td_cluster_secret_verify(struct td_cluster_secret *secret, const char *labe
 }
 
 /* --- the file ------------------------------------------------------------------------------ */
+
+static void drop_keys(struct secrets *s)
+{
+    for (size_t i = 0; i < s->n_keys; i++) keyed_destroy(s->keyed[i]);
+    *s = (struct secrets){0};
+}
 
 static td_status take_line(const char *path, size_t line_no, const char *line, size_t n,
                            struct secrets *s, struct td_err *err)
@@ -182,11 +244,12 @@ static td_status take_line(const char *path, size_t line_no, const char *line, s
                        "cluster secret %s: line %zu has %zu different characters, must have 8 at "
                        "least: it can be guessed",
                        path, line_no, n_different);
-    if (s->n_lines == TD_CLUSTER_SECRET_MAX_LINES)
+    if (s->n_keys == TD_CLUSTER_SECRET_MAX_LINES)
         return td_fail(err, TD_ERR_LIMIT, "cluster secret %s: line %zu is one more than %d secrets",
                        path, line_no, TD_CLUSTER_SECRET_MAX_LINES);
-    memcpy(s->lines[s->n_lines], line, n);
-    s->lengths[s->n_lines++] = n;
+    if (keyed_create(line, n, &s->keyed[s->n_keys]))
+        return td_fail(err, TD_ERR_NOMEM, "cluster secret %s: no memory", path);
+    s->n_keys++;
     return TD_OK;
 }
 
@@ -204,7 +267,7 @@ static td_status parse(const char *path, const char *text, size_t n, struct secr
         td_status status = take_line(path, line_no, line, bytes, s, err);
         if (status) return status;
     }
-    if (s->n_lines) return TD_OK;
+    if (s->n_keys) return TD_OK;
     return td_fail(err, TD_ERR_INVALID,
                    "cluster secret %s: is empty (openssl rand -hex 32 makes a secret)", path);
 }
@@ -290,7 +353,7 @@ td_status td_cluster_secret_load(const char *path, struct td_cluster_secret **re
 void td_cluster_secret_destroy(struct td_cluster_secret *secret)
 {
     if (!secret) return;
-    explicit_bzero(&secret->now, sizeof secret->now);
+    drop_keys(&secret->now);
     pthread_mutex_destroy(&secret->mu);
     free(secret->path);
     free(secret);
@@ -311,10 +374,12 @@ td_status td_cluster_secret_reload(struct td_cluster_secret *secret, bool only_c
     td_status status = read_file(secret->path, &fresh, err);
     if (!status) {
         pthread_mutex_lock(&secret->mu);
+        struct secrets former = secret->now;
         secret->now = fresh;
         pthread_mutex_unlock(&secret->mu);
+        fresh = former;
         if (ret_loaded) *ret_loaded = true;
     }
-    explicit_bzero(&fresh, sizeof fresh);
+    drop_keys(&fresh);
     return status;
 }

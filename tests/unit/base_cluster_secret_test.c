@@ -6,6 +6,10 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#ifdef TD_HAVE_OPENSSL
+#include <dlfcn.h>
+#include <openssl/evp.h>
+#endif
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -227,6 +231,37 @@ static void a_rotation_never_locks_anybody_out(void **state)
     td_cluster_secret_destroy(first);
 }
 
+#ifdef TD_HAVE_OPENSSL
+static unsigned n_fetches;
+
+/* libcrypto's, counted. */
+EVP_MAC *EVP_MAC_fetch(OSSL_LIB_CTX *ctx, const char *algorithm, const char *properties)
+{
+    EVP_MAC *(*real)(OSSL_LIB_CTX *, const char *, const char *);
+    void *found = dlsym(RTLD_NEXT, "EVP_MAC_fetch");
+    assert_non_null(found);
+    memcpy(&real, &found, sizeof real);
+    n_fetches++;
+    return real(ctx, algorithm, properties);
+}
+
+/* The router makes a proof for each request: looking up the algorithm took longer than the proof. */
+static void the_algorithm_is_looked_up_once(void **state)
+{
+    (void)state;
+    struct td_secret_field field = {"n", 1};
+    uint8_t mac[TD_CLUSTER_MAC_BYTES];
+    struct td_cluster_secret *s = load(SECRET_A "\n" SECRET_B "\n");
+    for (int i = 0; i < 100; i++) {
+        assert_int_equal(td_cluster_secret_prove(s, "x", &field, 1, mac), TD_OK);
+        assert_true(td_cluster_secret_verify(s, "x", &field, 1, mac));
+        assert_int_equal(td_hmac_sha256("key", 3, "n", 1, mac), TD_OK);
+    }
+    td_cluster_secret_destroy(s);
+    assert_int_equal(n_fetches, 1); /* by whoever of this process was the first */
+}
+#endif
+
 static int open_folder(void **state)
 {
     (void)state;
@@ -256,6 +291,9 @@ int main(void)
         cmocka_unit_test(who_may_read_it),
         cmocka_unit_test(a_proof_is_good_for_its_own_fields_only),
         cmocka_unit_test(a_rotation_never_locks_anybody_out),
+#ifdef TD_HAVE_OPENSSL
+        cmocka_unit_test(the_algorithm_is_looked_up_once),
+#endif
     };
     return cmocka_run_group_tests_name("base_cluster_secret", tests, open_folder, close_folder);
 }
