@@ -53,12 +53,7 @@ const struct td_option router_options[] = {
      "largest message taken from anybody; 0 = what max_model_len tokens of this tokenizer can need, 4MiB..32MiB"},
     {"max_calls_bytes", TD_OPT_SIZE, "256MiB", 1 << 20, 1ll << 40, NULL, OFF(max_calls_bytes),
      "of all messages that are coming in at once; calls beyond are refused; at least two of max_message_bytes"},
-    {"max_connections", TD_OPT_U64, "0", 0, 1 << 20, NULL, OFF(max_connections),
-     "connections at once; more are closed; 0 = what the limit of open files allows, at most 16384"},
-    {"max_connections_per_peer", TD_OPT_U64, "0", 0, 1 << 20, NULL, OFF(max_connections_per_peer),
-     "of one address (IPv6: /64); 0 = half of max_connections; behind one load balancer give it all of them"},
-    {"max_calls_per_peer", TD_OPT_U64, "0", 0, 1 << 20, NULL, OFF(max_calls_per_peer),
-     "calls of one address at once; more are refused; 0 = three quarters of all, which is more than max_requests"},
+    TD_PORT_OPTIONS(struct router_config, port, "0"),
     {"port_check_ms", TD_OPT_U64, "1000", 50, 60000, NULL, OFF(port_check_ms),
      "dial the own port so often; 3 failed checks: health is not serving; 10: the process ends with status 1"},
     {"decision_log", TD_OPT_STR, "", 0, 0, NULL, OFF(decision_log), "file for the core's events and actions; replays to the same decisions"},
@@ -200,23 +195,6 @@ static uint64_t busy_permille(struct router *r, uint64_t *ret_late_ms)
     return busy < 1000 ? busy : 1000;
 }
 
-/* Once a second: counting looks at every connection. */
-static void follow_connections(struct router *r)
-{
-    static uint64_t told_refused, told_ended; /* loop thread */
-    uint64_t now = td_now_ns();
-    if (!r->server || now - r->counted_ns < TD_NS_PER_S) return;
-    r->counted_ns = now;
-    td_log_tell_suppressed();
-    struct td_rpc_server_stats st;
-    td_rpc_server_stats(r->server, &st);
-    td_metric_set(r->m->connections, st.connections);
-    td_metric_add(r->m->connections_refused, st.connections_refused - told_refused);
-    td_metric_add(r->m->connections_ended, st.connections_ended - told_ended);
-    told_refused = st.connections_refused;
-    told_ended = st.connections_ended;
-}
-
 static void on_tick(void *arg)
 {
     struct router *r = arg;
@@ -240,7 +218,7 @@ static void on_tick(void *arg)
     td_metric_add(r->m->failovers, st.failovers - n_told);
     n_told = st.failovers;
     follow_core(r, &st);
-    follow_connections(r);
+    if (td_port_follow(&r->port_seen, r->server, td_now_ns())) td_log_tell_suppressed();
 }
 
 /* ---- open ------------------------------------------------------------------------------------------------------------------------------------ */
@@ -293,9 +271,6 @@ static struct router_metrics *metrics_new(void)
         m.utilisation[i] = td_gauge("td_worker_utilisation", role_label[i], "Share of time the role's workers spend in steps, EWMA");
     }
     for (int i = 0; i < TD_BOUND_N; i++) m.bound[i] = td_gauge("td_goodput_bound", bound_label[i], "1 = this bounds goodput now");
-    m.connections = td_gauge("td_connections", "", "Connections on the gRPC port");
-    m.connections_refused = td_counter("td_connections_refused_total", "", "Connections closed as they came: above a limit, or no descriptor");
-    m.connections_ended = td_counter("td_connections_ended_total", "", "Connections ended because of what their clients sent");
     m.arrival_rate = td_gauge("td_request_arrival_rate", "", "Requests per second, half-life 5 s");
     m.coverage[0] = td_gauge("td_prediction_coverage", "objective=\"ttft\"",
                              "Share of the last 512 placed requests within prediction times margin; aims at attainment");
@@ -412,7 +387,7 @@ static td_status open_worker_server(struct router *r, struct td_err *err)
     struct td_rpc_server_config c = {.loop = r->loop, .address = r->cfg.worker_listen, .tls = r->use_tls ? &r->tls : NULL, .services = services,
                                      .limits = {.max_message_bytes = (uint32_t)r->cfg.max_message_bytes,
                                                 .max_live_calls = 2 * TD_CORE_MAX_WORKERS,
-                                                .max_connections = (uint32_t)r->cfg.max_connections},
+                                                .max_connections = (uint32_t)r->cfg.port.max_connections},
                                      .port_check_ms = (uint32_t)r->cfg.port_check_ms, .reflection = true, .ctx = r};
     return td_rpc_server_start(&c, &r->worker_server, err);
 }
@@ -433,15 +408,11 @@ static td_status open_server(struct router *r, struct td_err *err)
     struct td_rpc_tls server_tls = r->tls; /* copied by the start */
     if (!r->cfg.tls_client_auth) server_tls.ca_file = NULL;
     uint32_t max_calls = (uint32_t)r->cfg.max_requests * 2 + TD_CORE_MAX_WORKERS;
-    uint32_t max_peer_calls = r->cfg.max_calls_per_peer ? (uint32_t)r->cfg.max_calls_per_peer : max_calls / 4 * 3;
     struct td_rpc_server_config c = {.loop = r->loop, .address = r->cfg.listen, .tls = r->use_tls ? &server_tls : NULL, .services = services,
                                      .limits = {.max_message_bytes = (uint32_t)r->cfg.max_message_bytes,
-                                                .max_calls_bytes = r->cfg.max_calls_bytes,
-                                                .max_live_calls = max_calls,
-                                                .max_peer_calls = max_peer_calls,
-                                                .max_connections = (uint32_t)r->cfg.max_connections,
-                                                .max_peer_connections = (uint32_t)r->cfg.max_connections_per_peer},
+                                                .max_calls_bytes = r->cfg.max_calls_bytes},
                                      .port_check_ms = (uint32_t)r->cfg.port_check_ms, .reflection = true, .ctx = r};
+    td_port_limits(&r->cfg.port, max_calls, &c.limits);
     s = td_rpc_server_start(&c, &r->server, err);
     return !s && own_port ? open_worker_server(r, err) : s;
 }

@@ -20,6 +20,7 @@
 #include "common/model/tokenizer.h"
 #include "common/rpc/rpc.h"
 #include "common/worker/identity.h"
+#include "common/worker/port.h"
 #include "router/core/core.h"
 #include "router/objectives.h"
 #include "router/tenants.h"
@@ -37,7 +38,8 @@ struct router_config {
     struct td_identity_config identity;
     int64_t max_requests, max_queued, max_model_len;
     uint64_t hybrid_local_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, max_failovers, drain_timeout_ms, max_message_bytes, max_calls_bytes;
-    uint64_t prefix_entries, max_connections, max_connections_per_peer, max_calls_per_peer, port_check_ms;
+    uint64_t prefix_entries, port_check_ms;
+    struct td_port_config port;
     double attainment;
     bool tls_client_auth;
 };
@@ -159,7 +161,7 @@ struct router {
     uint64_t *all_hashes;                  /* [max_len / block size]: scratch */
     size_t max_all_hashes;
     uint64_t tick_ns, tick_cpu_ns;         /* the last tick, and this thread's CPU time then */
-    uint64_t counted_ns;                   /* when connections were last counted */
+    struct td_port_seen port_seen;
     enum td_bound told_bound;
     uint64_t told_bound_ns;
     struct td_core *core;
@@ -236,7 +238,6 @@ struct router_metrics {
     struct td_metric *tenants_unknown, *tenants_denied;
     struct td_metric *finished, *failed, *cancelled, *failovers, *prompt_tokens, *output_tokens, *mismatches;
     struct td_metric *refused, *deflected, *wasted, *good, *missed_ttft, *missed_tpot, *hit_predicted, *hit_real, *arrival_rate;
-    struct td_metric *connections, *connections_refused, *connections_ended;
     struct td_metric *coverage[2], *mape[2], *wanted[2], *needed[2], *utilisation[2], *bound[TD_BOUND_N];
 };
 

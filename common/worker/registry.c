@@ -25,7 +25,7 @@
 #define STUCK_MS 10000 /* engine loop without a turn for so long = not healthy */
 
 struct td_registry {
-    uint64_t told_ns;                      /* when suppressed lines were last told */
+    struct td_port_seen port_seen;
     struct td_worker *w;
     struct td_rpc_channel *channel;
     struct td_rpc_timer *timer;
@@ -247,10 +247,7 @@ static void on_tick(void *arg)
     struct td_registry *r = arg;
     uint64_t now = td_now_ns();
     check_progress(r, now);
-    if (now > r->told_ns + TD_NS_PER_S) {
-        r->told_ns = now;
-        td_log_tell_suppressed();
-    }
+    if (td_port_follow(&r->port_seen, r->w->server, now)) td_log_tell_suppressed();
     td_worker_look_at_files(r->w, now);
     td_identity_look_at_file(&r->w->id, now);
     if (r->stopping) {

@@ -833,9 +833,10 @@ static td_status open_server(struct td_worker *w, struct td_err *err)
     struct td_rpc_tls server_tls = w->tls; /* copied by the start */
     if (!w->cfg.tls_client_auth) server_tls.ca_file = NULL;
     struct td_rpc_server_config c = {.loop = w->loop, .address = w->cfg.listen, .tls = w->use_tls ? &server_tls : NULL, .services = services,
-                                     .limits = {.max_live_calls = (uint32_t)w->cfg.max_seqs * 2 + 64}, .keepalive_ms = (uint32_t)w->cfg.peer_timeout_ms / 2 + 1 /* a frozen router's requests are freed after about twice this (I3) */,
+                                     .keepalive_ms = (uint32_t)w->cfg.peer_timeout_ms / 2 + 1 /* a frozen router's requests are freed after about twice this (I3) */,
                                      .port_check_ms = (uint32_t)w->cfg.port_check_ms, .reflection = true,
                                      .ctx = w};
+    td_port_limits(&w->cfg.port, (uint32_t)w->cfg.max_seqs * 2 + 64, &c.limits);
     if ((s = td_rpc_server_start(&c, &w->server, err))) return s;
     const char *colon = strrchr(w->cfg.listen, ':');
     int host_bytes = colon ? (int)(colon - w->cfg.listen) : 0;

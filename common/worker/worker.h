@@ -24,6 +24,7 @@
 #include "common/worker/engine.h"
 #include "common/worker/identity.h"
 #include "common/worker/kv_port.h"
+#include "common/worker/port.h"
 #include "common/worker/ranks.h"
 #include "common/xfer/xfer.h"
 #include "tandem/v1/worker.pb-c.h"
@@ -41,6 +42,7 @@ struct td_worker_config {
     bool prefix_cache, tls_client_auth, deterministic;
     struct td_kv_port_config kv_port;
     struct td_identity_config identity;
+    struct td_port_config port;
 };
 
 /* The rows both daemons share; end the table with {0}. */
@@ -73,6 +75,7 @@ struct td_worker_config {
     {"kv_digest", TD_OPT_STR, "off", 0, 0, NULL, offsetof(S, M.kv_digest), "check CRC32C of sent KV blocks: off, always, or 1/N of them"},   \
     {"port_check_ms", TD_OPT_U64, "1000", 50, 60000, NULL, offsetof(S, M.port_check_ms),                                                     \
      "dial the own port so often; 3 failed checks: health is not serving; 10: the process ends with status 1"},                              \
+    TD_PORT_OPTIONS(S, M.port, "1024"),                                                                                                       \
     {"peer_timeout_ms", TD_OPT_U64, "2000", 50, 600000, NULL, offsetof(S, M.peer_timeout_ms), "a silent KV peer is dead after this"},        \
     {"drain_timeout_ms", TD_OPT_U64, "30000", 0, 3600000, NULL, offsetof(S, M.drain_timeout_ms), "SIGTERM: finish for so long, then hand over"}, \
     {"log_level", TD_OPT_ENUM, "info", 0, 0, "debug|info|warn|error", offsetof(S, M.log_level), "least level logged"},                       \

@@ -102,11 +102,48 @@ def test_connections_are_capped_by_address_and_in_all():
         check_serves(c)
 
 
+def worker_port(c, name):
+    return int(next(w.address for w in c.status().workers if w.name == name).rsplit(":", 1)[1])
+
+
+def test_a_worker_has_the_same_caps():
+    """Connections and calls of one address at a worker's port: it is no longer open to as many as descriptors allow, and says how many it refused."""
+    metrics = free_port()
+    with Cluster(prefill=1, decode=0) as c:
+        c.start_worker("decode", args=["--max-connections", 60, "--max-connections-per-peer", 40, "--max-calls-per-peer", 8, "--metrics-listen",
+                                       f"127.0.0.1:{metrics}"])
+        worker, port = c.workers["decode-0"], worker_port(c, "decode-0")
+        mine = [dial(port, "127.0.0.2") for _ in range(50)]
+        assert sum(is_served(s) for s in mine) == 40
+        other = [dial(port, "127.0.0.3") for _ in range(30)]
+        assert 10 <= sum(is_served(s) for s in other) <= 20  # what is left, less the router's
+        assert "ev=connections_refused why=peer_limit peer=127.0.0.2" in worker.log()
+        c.wait_for(lambda: metric(metrics, "td_connections_refused_total") >= 20, "the count of the refused", 10 * SLOW)
+        check_serves(c)  # the router's own connection stands
+        for s in mine + other:
+            s.close()
+
+        def room():
+            with dial(port, "127.0.0.2") as s:
+                return is_served(s)
+
+        c.wait_for(room, "room for a connection", 5 * SLOW)
+        with http2(port, "127.0.0.2") as s:
+            for i in range(12):
+                s.sendall(frame(HEADERS, END_HEADERS, 1 + 2 * i, call(b"/tandem.v1.Worker/Decode")))
+            c.wait_for(lambda: c.status() and read_refused(s) == 4, "four refused calls", 10 * SLOW)
+            check_serves(c)
+
+
 # --- HTTP/2 ---------------------------------------------------------------------------------------------------------
 
-GENERATE = b"/tandem.v1.Inference/Generate"
-# HPACK, no indexing but of the static table: :method POST, :scheme http, :path, :authority x, content-type, te.
-CALL = (b"\x83\x86\x04" + bytes([len(GENERATE)]) + GENERATE + b"\x01\x01x" + b"\x0f\x10\x10application/grpc" + b"\x00\x02te\x08trailers")
+
+def call(path):
+    """HPACK, no indexing but of the static table: :method POST, :scheme http, :path, :authority x, content-type, te."""
+    return b"\x83\x86\x04" + bytes([len(path)]) + path + b"\x01\x01x" + b"\x0f\x10\x10application/grpc" + b"\x00\x02te\x08trailers"
+
+
+CALL = call(b"/tandem.v1.Inference/Generate")
 HEADERS, RST_STREAM, SETTINGS, CONTINUATION, END_HEADERS = 1, 3, 4, 9, 4
 
 
