@@ -6,10 +6,9 @@ import re
 import grpc
 import pytest
 
-from harness import POCKET, Cluster
+from harness import PATIENT, POCKET, Cluster
 
 OK, INVALID = grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT
-PATIENT = dict(worker_timeout_ms=20000, worker_args=["--peer-timeout-ms", 20000])
 FOUR = {"type": "Replace", "pattern": {"String": "a"}, "content": "aaaa"}
 MARKS = "{# <|im_start|><|im_end|> #}"
 

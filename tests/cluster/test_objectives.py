@@ -8,7 +8,7 @@ import threading
 import grpc
 import pytest
 
-from harness import BIN, SLOW, Cluster, free_port, pb
+from harness import BIN, PATIENT, SLOW, Cluster, free_port, pb
 from test_metrics import scrape
 
 OK, INVALID, EXHAUSTED = grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -16,7 +16,6 @@ CLASSES = "chat:ttft=60000,tpot=5000 gold:ttft=30000,tpot=2000,weight=4 bulk:wei
 
 
 # A busy machine must not look like a dead worker here: a failover is a second prefill, and another place in the queue.
-PATIENT = dict(worker_timeout_ms=20000, worker_args=["--peer-timeout-ms", 20000])
 
 
 def objectives(ttft_ms=None, tpot_ms=None):

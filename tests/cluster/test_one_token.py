@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from harness import BIN, POCKET, SHORT, SLOW, Cluster, as_result, one_process, pb
+from harness import BIN, PATIENT, POCKET, SHORT, SLOW, Cluster, as_result, one_process, pb
 
 OK = grpc.StatusCode.OK
 N = 100 if SHORT else 400
@@ -41,7 +41,7 @@ def oracle():
 def test_max_tokens_1_has_no_decode_leg(tmp_path, oracle):
     many, want = oracle
     log = str(tmp_path / "decisions.log")
-    with Cluster(prefill=2, decode=2, router_args=[*SPREAD, "--decision-log", log]) as c:
+    with Cluster(prefill=2, decode=2, router_args=[*SPREAD, "--decision-log", log], **PATIENT) as c:
         requests = c.requests(many)
         for i, r in enumerate(requests):
             r.priority = i % 7 - 3
@@ -71,7 +71,7 @@ def test_max_tokens_1_has_no_decode_leg(tmp_path, oracle):
 def test_first_token_is_a_stop_token(oracle):
     """max_tokens is 64, so a decode worker is reserved; the first token is among the stop tokens."""
     many, want = oracle
-    with Cluster(prefill=2, decode=2, router_args=SPREAD) as c:
+    with Cluster(prefill=2, decode=2, router_args=SPREAD, **PATIENT) as c:
         requests = c.requests([{**q, "max_tokens": 64} for q in many])
         for r, (tokens, _) in zip(requests, want):
             r.stop.stop_token_ids.append(tokens[0])
@@ -88,7 +88,7 @@ def test_first_token_is_a_stop_token(oracle):
 @pytest.mark.parametrize("mode", ["colocated", "hybrid"])
 def test_other_modes(mode, oracle):
     many, want = (x[:40] for x in oracle)
-    with Cluster(prefill=1 if mode == "hybrid" else 0, decode=1, mode=mode, router_args=["--hybrid-local-tokens", 30, *SPREAD]) as c:
+    with Cluster(prefill=1 if mode == "hybrid" else 0, decode=1, mode=mode, router_args=["--hybrid-local-tokens", 30, *SPREAD], **PATIENT) as c:
         results = run(c, c.requests(many))
         assert [as_result(r) for r in results] == want
         modes = {r.ledger.mode for r in results}

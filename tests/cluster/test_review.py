@@ -13,7 +13,7 @@ import threading
 import grpc
 import pytest
 
-from harness import BIN, POCKET, SHORT, SLOW, Cluster, Daemon, wpb
+from harness import BIN, PATIENT, POCKET, SHORT, SLOW, Cluster, Daemon, wpb
 
 OK = grpc.StatusCode.OK
 LONG = dict(temperature=0, ignore_eos=True)
@@ -41,7 +41,7 @@ def test_router_leaves_with_live_requests():
 
 def test_second_worker_of_a_name_is_turned_away():
     """Two processes of one name: the one that lives keeps its place and its requests; the other is told why, and comes in when the first has gone."""
-    with Cluster(prefill=1, decode=1) as c:
+    with Cluster(prefill=1, decode=1, **PATIENT) as c:
         want = c.generate(prompt="Once upon a time", max_tokens=900, **LONG)
         stream = c.stream(c.request(prompt="Once upon a time", max_tokens=900, **LONG))
         tokens = list(next(stream).token_ids)

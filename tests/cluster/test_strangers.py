@@ -12,7 +12,7 @@ import time
 import grpc
 import proofs
 import pytest
-from harness import BIN, POCKET, SLOW, Cluster, Daemon, free_port, pb, wpb
+from harness import BIN, PATIENT, POCKET, SLOW, Cluster, Daemon, free_port, pb, wpb
 
 OK, UNAUTHENTICATED, DENIED = grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
 SECRET, WRONG = "5ecret-0123456789abcdefghijklmnop", "wr0ng!-0123456789abcdefghijklmnop"
@@ -118,7 +118,7 @@ def test_ports_beyond_loopback_are_refused(program, args, words):
 
 def test_an_address_is_whose_process_answers_there():
     """A stranger names a live worker's address: the worker stays, and so does what runs on it."""
-    with Cluster() as c:
+    with Cluster(**PATIENT) as c:
         real = next(w for w in c.status().workers if w.role == "decode")
         stream = c.stream(c.request(prompt="A fox", max_tokens=200, temperature=0, ignore_eos=True))
         next(stream)
@@ -138,7 +138,7 @@ def test_an_address_is_whose_process_answers_there():
 
 def test_abort_by_counting():
     """Request numbers cannot be counted through: who reaches a worker without proof ends nobody's request."""
-    with Cluster() as c:
+    with Cluster(**PATIENT) as c:
         stream = c.stream(c.request(prompt="A fox", max_tokens=400, temperature=0, ignore_eos=True))
         next(stream)
         for port in ports(c).values():

@@ -8,13 +8,12 @@ import subprocess
 import grpc
 import pytest
 
-from harness import BIN, SLOW, Cluster, free_port, pb
+from harness import BIN, PATIENT, SLOW, Cluster, free_port, pb
 from test_metrics import scrape
 from test_strangers import certs, creds, tls_args  # noqa: F401  certs is a fixture
 
 OK, INVALID = grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT
 UNAUTHENTICATED, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
-PATIENT = dict(worker_timeout_ms=20000, worker_args=["--peer-timeout-ms", 20000])
 PROMPT = "The little fox walked over the hill and saw a dog. " * 16
 
 
