@@ -304,6 +304,21 @@ void td_options_print(const struct td_option *table, const void *config, FILE *o
     }
 }
 
+/* A name has one row: of two, find_option would see the first alone, so the second's flag would
+ * never be set and --help would tell of both. */
+static void check_names(const struct td_option *table)
+{
+    for (const struct td_option *o = table; o->name; o++) {
+        size_t n_bytes = strlen(o->name), i = 0,
+               n_builtins = sizeof g_builtins / sizeof *g_builtins;
+        const struct td_option *first = table;
+        while (!names_equal(o->name, n_bytes, first->name)) first++;
+        while (i < n_builtins && !names_equal(o->name, n_bytes, g_builtins[i])) i++;
+        if (first != o || i < n_builtins) fprintf(stderr, "option \"%s\" has two rows\n", o->name);
+        TD_ASSERT(first == o && i == n_builtins);
+    }
+}
+
 td_status td_options_load(const struct td_option *table, void *config, const char *program, const char *summary, int argc, char **argv,
                           const char **positional, size_t max_positional, size_t *ret_n_positional, struct td_err *err)
 {
@@ -311,6 +326,7 @@ td_status td_options_load(const struct td_option *table, void *config, const cha
     size_t n_options = 0, n_positional = 0;
     for (const struct td_option *o = table; o->name; o++) n_options++;
     TD_ASSERT(n_options <= MAX_OPTIONS);
+    check_names(table);
 
     for (size_t i = 0; i < n_options; i++) {
         const struct td_option *o = &table[i];

@@ -39,7 +39,10 @@ struct td_option {
 /* --alias is --of; help tells both. Names by which users of other programs know an option. */
 #define TD_OPTION_ALIAS(alias, of) {alias, TD_OPT_ALIAS, "", 0, 0, of, 0, ""}
 
-/* Fills *config (the struct that `offset` speaks of). Positional arguments are left in argv order in positional[] (borrowed;
+/* A table has one row of a name ('-' and '_' are one character) and none of the three below, else it aborts and
+ * names it.
+ *
+ * Fills *config (the struct that `offset` speaks of). Positional arguments are left in argv order in positional[] (borrowed;
  * at most max_positional; more is an error; "--" ends options).
  * --help prints usage to stdout and exits 0; --version prints TD_VERSION and exits 0; --print-config prints the effective
  * values as NAME=VALUE lines and exits 0. Unknown flags are refused with the nearest known name. Boot only, one thread. */

@@ -338,6 +338,40 @@ static void die_tells_usage_errors_from_others(void **state)
     assert_int_equal(capture_exit(&c), 1);
 }
 
+static void load_table(void *arg)
+{
+    (void)load_with(arg, (const char *const[]){NULL});
+}
+
+static void a_name_has_one_row(void **state)
+{
+    (void)state;
+    size_t at = offsetof(struct config, delta);
+    struct td_option rows[] = {
+        {"delta", TD_OPT_I64, "1", 0, 9, NULL, at, "One."},
+        {"ratio", TD_OPT_F64, "0.5", 0, 1, NULL, offsetof(struct config, ratio), "Another."},
+        {"", TD_OPT_I64, "2", 0, 9, NULL, at, "One more."},
+        {0},
+    };
+    struct capture c;
+    rows[2].name = "delta_2";
+    capture_run(&c, load_table, rows);
+    assert_int_equal(capture_exit(&c), 0);
+    const char *const taken[] = {"ratio",   "delta",        "help",
+                                 "version", "print_config", "print-config"};
+    for (size_t i = 0; i < sizeof taken / sizeof *taken; i++) {
+        char want[64];
+        rows[2].name = taken[i];
+        capture_run(&c, load_table, rows);
+        assert_true(capture_aborted(&c));
+        snprintf(want, sizeof want, "option \"%s\" has two rows", taken[i]);
+        assert_non_null(strstr(c.text, want));
+    }
+    struct td_option aliased[] = {rows[0], rows[1], TD_OPTION_ALIAS("ratio", "delta"), {0}};
+    capture_run(&c, load_table, aliased);
+    assert_true(capture_aborted(&c));
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, clean_environment, clean_environment)
 
 int main(void)
@@ -352,6 +386,7 @@ int main(void)
         TEST(a_role_has_variables_of_its_own),
         TEST(required_options_are_asked_for),
         TEST(aliases),
+        TEST(a_name_has_one_row),
         TEST(help_version_and_print_config),
         TEST(sizes),
         TEST(die_tells_usage_errors_from_others),
