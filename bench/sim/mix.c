@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/sim/sim_options.h"
 #include "router/objectives.h"
 
 #define NAME_BYTES "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."
@@ -134,4 +135,17 @@ td_status td_sim_mix_parse(const char *slo_class, const char *class_mix, const c
         return td_fail(err, TD_ERR_INVALID, "give class_by_length or class_mix, not both");
     if ((s = parse_by_length(by_length, &c, load, err))) return s;
     return parse_tenants(tenants, &c, ret, load, err);
+}
+
+td_status td_sim_requests_parse(const struct td_sim_request_options *o, const char *tenants,
+                                struct td_sim_mix *ret_mix, struct td_sim_load *load,
+                                struct td_err *err)
+{
+    load->max_prompt = (int32_t)o->max_prompt;
+    load->max_output = (int32_t)o->max_output;
+    td_status s = td_sim_mix_parse(o->slo_class, o->class_mix, o->class_by_length, tenants, o->ttft,
+                                   o->tpot, ret_mix, load, err);
+    if (!s) s = td_sim_length_parse(o->isl, "isl", &load->isl, err);
+    if (!s) s = td_sim_length_parse(o->osl, "osl", &load->osl, err);
+    return s;
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "bench/sim/csv.h"
+#include "bench/sim/gpu.h"
 #include "bench/sim/heap.h"
 #include "router/objectives.h"
 
@@ -131,13 +132,17 @@ double td_perf_prefill_s(const struct td_perf *p, int64_t u, int64_t h, int64_t 
 static td_status load_table(const char *spec, struct td_perf *p, struct td_err *err)
 {
     struct td_core_config c = {0};
-    char path[512], names[TD_CORE_MAX_NODE_CLASSES][ROUTER_NODE_CLASS_NAME], *want = NULL;
+    char path[512], whole[512], names[TD_CORE_MAX_NODE_CLASSES][ROUTER_NODE_CLASS_NAME];
+    const char *want = NULL;
     struct router_node nodes[TD_CORE_MAX_NODE_CLASSES];
     uint32_t i = 0;
     snprintf(path, sizeof path, "%s", spec);
+    snprintf(whole, sizeof whole, "%s", spec); /* as it was: path is cut at its colons */
     FILE *in = fopen(path, "r");
-    if (!in && (want = strrchr(path, ':'))) { /* a file's own name may have a colon */
-        *want++ = 0;
+    for (char *colon;
+         !in && (colon = strrchr(path, ':'));) { /* a file's name and a class may have colons */
+        *colon = 0;
+        want = whole + (colon + 1 - path);
         in = fopen(path, "r");
     }
     if (!in) return td_fail(err, TD_ERR_IO, "latency \"%s\": %s", spec, strerror(errno));
@@ -257,13 +262,19 @@ td_status td_perf_load(const char *spec, struct td_perf *ret_perf, struct td_err
         *ret_perf = p;
         return TD_OK;
     }
-    if (!strncmp(spec, "splitwise:", 10)) s = load_splitwise(spec, &p, err);
+    if (!strncmp(spec, "gpu:", 4))
+        s = td_gpu_load(spec + 4, &p, err);
+    else if (!strncmp(spec, "splitwise:", 10))
+        s = load_splitwise(spec, &p, err);
     else if (strchr(spec, '/') || strchr(spec, '.')) s = load_table(spec, &p, err);
     else {
         char names[256] = "";
         for (size_t i = 0, n = 0; i < N_TABLES && n < sizeof names; i++)
             n += (size_t)snprintf(names + n, sizeof names - n, "%s%s", i ? ", " : "", tables[i].name);
-        s = td_fail(err, TD_ERR_INVALID, "latency \"%s\" is no table (%s), no splitwise:FILE:MODEL:HARDWARE:TP and no file", spec, names);
+        s = td_fail(err, TD_ERR_INVALID,
+                    "latency \"%s\" is no table (%s), no gpu:GPU:tpN:MODEL, no "
+                    "splitwise:FILE:MODEL:HARDWARE:TP and no file",
+                    spec, names);
     }
     if (!s) *ret_perf = p;
     return s;

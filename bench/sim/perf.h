@@ -9,9 +9,9 @@
  *   table          measured points (batch tokens -> prefill time; batch tokens -> decode step), linear between medians and beyond the ends; a step
  *                  that mixes both takes `mixed` times the prefill time of all its rows (how splitwise-sim reads its own measurements).
  *
- * Names: "opt-13b", "opt-13b:tp2", "opt-66b:tp4", "llama-8b-h200", ... (td_perf_names); "splitwise:FILE:MODEL:HARDWARE:TP"; else "FILE" or
- * "FILE:NODE_CLASS", a latency table as the router reads it and `tandem bench calibrate` writes it (router/objectives.h); without a class its first
- * line. */
+ * Names: "opt-13b", "opt-13b:tp2", "opt-66b:tp4", "llama-8b-h200", ... (td_perf_names); "gpu:h100:tp4:CONFIG.json", derived (gpu.h);
+ * "splitwise:FILE:MODEL:HARDWARE:TP"; else "FILE" or "FILE:NODE_CLASS", a latency table as the router reads it and
+ * `tandem bench calibrate` writes it (router/objectives.h); without a class its first line. */
 #ifndef TD_SIM_PERF_H
 #define TD_SIM_PERF_H
 
@@ -35,6 +35,7 @@ struct td_perf {
     uint64_t kv_tokens;                 /* one worker's pool; 0 = not known */
     double kv_bytes_per_token;
     uint32_t gpus;                      /* of one worker */
+    int32_t max_context;                /* tokens of the model's longest sequence; 0 = not known */
 };
 
 struct td_perf_batch {

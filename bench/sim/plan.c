@@ -1,11 +1,13 @@
 /* plan.c - see plan.h. */
 #include "bench/sim/plan.h"
 
+#include <ctype.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "bench/sim/closed_form.h"
+#include "bench/sim/gpu.h"
 #include "bench/sim/heap.h"
 
 #define BLOCK 16
@@ -66,6 +68,63 @@ td_status td_plan_tables(char *text, struct td_plan_query *q, struct td_err *err
         q->tables[q->n_tables++] = t;
     }
     return q->n_tables ? TD_OK : td_fail(err, TD_ERR_INVALID, "model is empty");
+}
+
+/* The next word of a list, "" at its end; longer ones are cut and then are no name. */
+static void next_word(const char **at, char *word, size_t bytes)
+{
+    *at += strspn(*at, " ,");
+    size_t n = strcspn(*at, " ,");
+    snprintf(word, bytes, "%.*s", (int)n, *at);
+    *at += n;
+}
+
+/* One parallelism of one card, as the next table. */
+static td_status add_gpu_table(const struct td_gpu *gpu, const struct td_model_config *model,
+                               uint32_t tp, struct td_plan_query *q, struct td_err *err)
+{
+    if (q->n_tables == TD_PLAN_MAX_TABLES)
+        return td_fail(err, TD_ERR_LIMIT, "gpu and tp list more than %d tables",
+                       TD_PLAN_MAX_TABLES);
+    struct td_perf *p = &q->perfs[q->n_tables];
+    for (uint32_t i = 0; i < q->n_tables; i++)
+        if (q->perfs[i].gpus == tp && !strncmp(q->tables[i], gpu->name, strlen(gpu->name)))
+            return td_fail(err, TD_ERR_INVALID, "gpu and tp name %s twice", q->tables[i]);
+    td_status s = td_gpu_perf(gpu, model, tp, p, err);
+    if (!s) q->tables[q->n_tables++] = p->name;
+    return s;
+}
+
+td_status td_plan_gpu_tables(const char *gpus, const char *tps, const char *path,
+                             struct td_plan_query *q, struct td_err *err)
+{
+    struct td_model_config model;
+    const struct td_gpu *gpu;
+    char name[48], degree[16], *end;
+    bool is_every = !tps[strspn(tps, " ,")];
+    td_status s = td_gpu_model_load(path, &model, err);
+    q->n_tables = 0;
+    for (next_word(&gpus, name, sizeof name); !s && name[0]; next_word(&gpus, name, sizeof name)) {
+        uint32_t n_before = q->n_tables;
+        struct td_err why = {0}; /* the last degree that could not be */
+        if ((s = td_gpu_find(name, &gpu, err))) break;
+        for (uint32_t tp = 1; is_every && tp <= TD_GPU_MAX_TP && tp <= q->gpus; tp *= 2)
+            (void)add_gpu_table(gpu, &model, tp, q, &why);
+        const char *at = tps;
+        for (next_word(&at, degree, sizeof degree); !s && degree[0];
+             next_word(&at, degree, sizeof degree)) {
+            unsigned long tp = strtoul(degree, &end, 10);
+            if (*end || !isdigit((unsigned char)degree[0]) || tp > q->gpus)
+                s = td_fail(err, TD_ERR_INVALID,
+                            "tp is \"%s\", must be 1, 2, 4 or 8 and at most gpus (%u)", degree,
+                            q->gpus);
+            else
+                s = add_gpu_table(gpu, &model, (uint32_t)tp, q, err);
+        }
+        if (!s && q->n_tables == n_before) s = td_fail(err, why.code, "%s", why.msg);
+    }
+    if (!s && q->n_tables == 0) s = td_fail(err, TD_ERR_INVALID, "gpu is empty");
+    return s;
 }
 
 /* ---- closed form --------------------------------------------------------------------------------------------------------------------- */
@@ -436,10 +495,19 @@ td_status td_plan_search(const struct td_plan_query *q, void (*progress)(void *c
     s.fresh = s.isl - floor(q->prefix / BLOCK) * BLOCK;
     td_status st = TD_OK;
     for (uint32_t i = 0; i < q->n_tables && !st; i++) {
-        st = td_perf_load(q->tables[i], &s.perfs[i], err);
+        if (q->perfs[i].gpus)
+            s.perfs[i] = q->perfs[i];
+        else
+            st = td_perf_load(q->tables[i], &s.perfs[i], err);
         if (!st && !s.perfs[i].kv_tokens)
             st = td_fail(err, TD_ERR_INVALID, "latency %s does not say how many KV tokens a worker holds", s.perfs[i].name);
     }
+    for (uint32_t i = 0; i < q->n_tables && !st; i++)
+        if (s.perfs[i].max_context && s.isl + s.osl > s.perfs[i].max_context)
+            st = td_fail(err, TD_ERR_LIMIT,
+                         "isl and osl are %.0f tokens together, limit %d (the model's "
+                         "max_position_embeddings)",
+                         s.isl + s.osl, s.perfs[i].max_context);
     if (!st) list_layouts(&s);
     if (!st && s.n_rows == 0)
         st = td_fail(err, TD_ERR_NOT_FOUND,

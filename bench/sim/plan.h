@@ -13,12 +13,15 @@
 #define TD_SIM_PLAN_H
 
 #include "bench/sim/mix.h"
+#include "bench/sim/perf.h"
 #include "bench/sim/report.h"
 
 #define TD_PLAN_MAX_TABLES 16
 
 struct td_plan_query {
-    const char *tables[TD_PLAN_MAX_TABLES]; /* latency specs of one model, one for each parallelism */
+    const char *tables[TD_PLAN_MAX_TABLES]; /* latency specs of one model, one for each parallelism;
+                                               names of perfs that are there */
+    struct td_perf perfs[TD_PLAN_MAX_TABLES]; /* gpus 0: not there, the search loads tables[i] */
     uint32_t n_tables;
     double price[TD_PLAN_MAX_TABLES]; /* of one GPU of that table for an hour, in any currency; 0 =
                                          1 */
@@ -64,6 +67,12 @@ td_status td_plan_prices(const char *text, struct td_plan_query *query, struct t
 
 /* "opt-13b" -> the built-in tables of that model; else a list of specs. Strings are borrowed from text and from perf.c. */
 td_status td_plan_tables(char *text, struct td_plan_query *query, struct td_err *err);
+
+/* Tables derived for a config.json (gpu.h): gpus "h100" or "h100,h200", tps "" (1, 2, 4 and 8, as
+ * far as the model can be split, its weights fit and query->gpus suffice) or "2,4" (each must do).
+ * Named "h100", "h100:tp2"; the names are query->perfs', so query stays where it is. */
+td_status td_plan_gpu_tables(const char *gpus, const char *tps, const char *model,
+                             struct td_plan_query *query, struct td_err *err);
 
 /* Rows, best first (goodput for the money; with target_rate: the cheapest). Caller frees *ret_rows.
  * progress: layouts done of how many. */

@@ -5,44 +5,42 @@
 
 #include "bench/sim/plan.h"
 #include "bench/sim/sim.h"
+#include "bench/sim/sim_options.h"
 #include "common/base/options.h"
 #include "common/base/progress.h"
 
 struct plan_options {
-    const char *model, *isl, *osl, *trace, *slo_class, *class_mix, *class_by_length, *price,
-        *policy, *modes, *json, *csv;
-    double prefix, ttft, tpot, attainment, target, nic_gbs, cv, tolerance;
-    int64_t gpus, top, seeds, max_batch, max_step_tokens, max_prompt, max_output;
-    bool closed_form, quiet;
+    struct td_sim_request_options req;
+    struct td_sim_worker_options worker;
+    const char *model, *latency, *gpu, *tp, *trace, *price, *policy, *modes, *json, *csv;
+    double prefix, attainment, target, cv, tolerance;
+    int64_t gpus, top, seeds;
+    bool print_latency, closed_form, quiet;
 };
 
 #define OFF(f) offsetof(struct plan_options, f)
 static const struct td_option plan_table[] = {
-    {"model", TD_OPT_STR, "opt-13b", 0, 0, NULL, OFF(model),
-     "a model with built-in latency tables, or a list of tables: names and files, one for each "
-     "parallelism"},
-    {"isl", TD_OPT_STR, "512", 0, 0, NULL, OFF(isl),
-     "prompt tokens: N, lognormal:MEAN,CV, uniform:LOW,HIGH"},
-    {"osl", TD_OPT_STR, "128", 0, 0, NULL, OFF(osl), "output tokens, likewise"},
+    {"model", TD_OPT_STR, "", 0, 0, NULL, OFF(model),
+     "with gpu: a Hugging Face config.json, or the folder that has it; without: a model with "
+     "built-in "
+     "latency tables, or a list of tables as in latency; empty = opt-13b"},
+    {"gpu", TD_OPT_STR, "", 0, 0, NULL, OFF(gpu),
+     "derive how long the steps of model take on a100, h100, h200, b200 or l40s, or on each of a "
+     "list"},
+    {"tp", TD_OPT_STR, "", 0, 0, NULL, OFF(tp),
+     "with gpu: cards of one worker, of 1, 2, 4, 8, or a list; empty = each that model fits"},
+    {"latency", TD_OPT_STR, "", 0, 0, NULL, OFF(latency),
+     "instead of model: latency tables, names and files, one for each parallelism"},
+    {"print_latency", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(print_latency),
+     "print the latency tables as the router's --latency-table reads them, and end"},
+    TD_SIM_REQUEST_ROWS(struct plan_options, req),
     {"trace", TD_OPT_STR, "", 0, 0, NULL, OFF(trace),
      "lengths and prefixes of a file's rows instead of isl, osl: Azure CSV, Mooncake JSONL, "
      "lengths CSV"},
-    {"max_prompt", TD_OPT_I64, "0", 0, 100000000, NULL, OFF(max_prompt),
-     "leave out longer prompts of the trace; 0 = none"},
-    {"max_output", TD_OPT_I64, "0", 0, 100000000, NULL, OFF(max_output),
-     "leave out longer outputs of the trace; 0 = none"},
     {"prefix", TD_OPT_F64, "0", 0, 1e8, NULL, OFF(prefix),
      "leading prompt tokens that all requests share"},
-    {"ttft", TD_OPT_F64, "400", 0, 1e9, NULL, OFF(ttft), "TTFT objective in ms; 0 = none"},
-    {"tpot", TD_OPT_F64, "50", 0, 1e9, NULL, OFF(tpot), "TPOT objective in ms; 0 = none"},
-    {"slo_class", TD_OPT_STR, "", 0, 0, NULL, OFF(slo_class),
-     "classes as the router takes them, instead of ttft and tpot; each must reach the attainment"},
-    {"class_mix", TD_OPT_STR, "", 0, 0, NULL, OFF(class_mix),
-     "their shares: \"gold=1 bulk=3\"; empty = each class the same"},
-    {"class_by_length", TD_OPT_STR, "", 0, 0, NULL, OFF(class_by_length),
-     "or by prompt tokens: \"chat:4000 long\""},
     {"attainment", TD_OPT_F64, "0.9", 0.5, 0.999, NULL, OFF(attainment),
-     "share of requests that must meet both"},
+     "share of requests that must meet both, in each class"},
     {"price", TD_OPT_STR, "", 0, 0, NULL, OFF(price),
      "of a GPU for an hour: \"2.5\", or for each table \"opt-13b=2 opt-13b:tp2=2.2\"; empty = 1"},
     {"gpus", TD_OPT_I64, "8", 1, 1024, NULL, OFF(gpus), "GPUs at hand"},
@@ -51,13 +49,9 @@ static const struct td_option plan_table[] = {
     {"policy", TD_OPT_STR, "goodput", 0, 0, NULL, OFF(policy), "the router's policy"},
     {"mode", TD_OPT_STR, "pd,colocated", 0, 0, NULL, OFF(modes),
      "layouts to look at: pd, colocated, hybrid, or a list of them"},
-    {"nic_gbs", TD_OPT_F64, "12.5", 0, 1e6, NULL, OFF(nic_gbs),
-     "GB/s of one worker's network card; 0 = without limit"},
+    TD_SIM_WORKER_ROWS(struct plan_options, worker),
     {"cv", TD_OPT_F64, "1", 0.01, 100, NULL, OFF(cv),
      "coefficient of variation of the gaps between requests"},
-    {"max_batch", TD_OPT_I64, "256", 1, 65536, NULL, OFF(max_batch), "sequences in one step"},
-    {"max_step_tokens", TD_OPT_I64, "2048", 1, 1048576, NULL, OFF(max_step_tokens),
-     "rows in one step: the prefill chunk"},
     {"top", TD_OPT_I64, "10", 1, 10000, NULL, OFF(top),
      "layouts to simulate, the best by closed form"},
     {"seeds", TD_OPT_I64, "5", 1, 16, NULL, OFF(seeds),
@@ -124,7 +118,10 @@ static td_status write_rows(const struct plan_options *o, const struct td_plan_r
                      "per_gpu,attainment,ci_low,ci_high,ttft_p90,tpot_p90,"
                      "estimate,bound,cost\n");
     if (!s && json)
-        fprintf(json, "{\"tandem_plan\":1,\"slo\":{\"ttft_ms\":%g,\"tpot_ms\":%g,\"attainment\":%g},\"rows\":[", o->ttft, o->tpot, o->attainment);
+        fprintf(json,
+                "{\"tandem_plan\":1,\"slo\":{\"ttft_ms\":%g,\"tpot_ms\":%g,\"attainment\":%g},"
+                "\"rows\":[",
+                o->req.ttft, o->req.tpot, o->attainment);
     for (uint32_t i = 0; i < n && !s; i++) {
         const struct td_plan_row *r = &rows[i];
         const char *mode = td_plan_mode_name(r->mode);
@@ -175,6 +172,41 @@ static td_status parse_modes(const char *text, struct td_plan_query *q, struct t
                             "mode is empty, must be pd, colocated, hybrid or a list of them");
 }
 
+/* What says how long steps take is said once. */
+static td_status check_latency(const struct plan_options *o, struct td_err *err)
+{
+    if (o->latency[0] && o->gpu[0])
+        return td_fail(err, TD_ERR_INVALID,
+                       "give gpu or latency, not both: each says how long steps take");
+    if (o->latency[0] && o->model[0])
+        return td_fail(err, TD_ERR_INVALID,
+                       "give model or latency, not both: without gpu each lists latency tables");
+    if (o->tp[0] && !o->gpu[0]) /* it may come from the environment of the daemons */
+        fprintf(stderr, "tandem plan: tp counts only with gpu: a latency table has its own\n");
+    if (o->gpu[0] && !o->model[0])
+        return td_fail(err, TD_ERR_INVALID,
+                       "gpu is %.40s without model: give a config.json or its folder", o->gpu);
+    return TD_OK;
+}
+
+/* As router/objectives.h reads them: prefill's 1, P, W; decode's 1, B, K. */
+static td_status print_latency(const struct td_plan_query *q, struct td_err *err)
+{
+    for (uint32_t i = 0; i < q->n_tables; i++) {
+        struct td_perf p = q->perfs[i];
+        td_status s = p.gpus ? TD_OK : td_perf_load(q->tables[i], &p, err);
+        if (s) return s;
+        if (p.n_prefill_points || p.split)
+            return td_fail(err, TD_ERR_UNSUPPORTED,
+                           "print_latency: %s is more than one line can say", q->tables[i]);
+        printf("node_class=%s a0=%.6g a1=%.6g a2=%.6g b0=%.6g b1=%.6g b2=%.6g kv_tokens=%llu "
+               "kv_bytes=%.0f gpus=%u\n",
+               p.name, p.a[0], p.a[1], p.a[2], p.b[0], p.b[1], p.b[2],
+               (unsigned long long)p.kv_tokens, p.kv_bytes_per_token, p.gpus);
+    }
+    return TD_OK;
+}
+
 int td_plan_main(int argc, char **argv)
 {
     struct plan_options o = {0};
@@ -183,40 +215,45 @@ int td_plan_main(int argc, char **argv)
                                   "Split GPUs between prefill and decode: closed forms rank the layouts, the simulator judges the best.", argc, argv,
                                   NULL, 0, NULL, &err);
     if (s) return td_die("tandem plan", &err);
-    struct td_plan_query q = {
-        .prefix = o.prefix,
-        .ttft_ms = o.ttft,
-        .tpot_ms = o.tpot,
-        .attainment = o.attainment,
-        .gpus = (uint32_t)o.gpus,
-        .target_rate = o.target,
-        .policy = o.policy,
-        .nic_bytes_per_s = o.nic_gbs * 1e9,
-        .max_batch = (int32_t)o.max_batch,
-        .max_step_tokens = (int32_t)o.max_step_tokens,
-        .top = (uint32_t)o.top,
-        .seeds = (uint32_t)o.seeds,
-        .cv = o.cv,
-        .tolerance = o.tolerance,
-        .closed_form_only = o.closed_form,
-        .load = {.max_prompt = (int32_t)o.max_prompt, .max_output = (int32_t)o.max_output}};
+    struct td_plan_query q = {.prefix = o.prefix,
+                              .ttft_ms = o.req.ttft,
+                              .tpot_ms = o.req.tpot,
+                              .attainment = o.attainment,
+                              .gpus = (uint32_t)o.gpus,
+                              .target_rate = o.target,
+                              .policy = o.policy,
+                              .nic_bytes_per_s = o.worker.nic_gbs * 1e9,
+                              .max_batch = (int32_t)o.worker.max_batch,
+                              .max_step_tokens = (int32_t)o.worker.max_step_tokens,
+                              .top = (uint32_t)o.top,
+                              .seeds = (uint32_t)o.seeds,
+                              .cv = o.cv,
+                              .tolerance = o.tolerance,
+                              .closed_form_only = o.closed_form};
     struct td_sim_trace file = {0};
-    char *model = strdup(o.model);
+    const char *named = o.latency[0] ? o.latency : o.model[0] ? o.model : "opt-13b";
+    char *model = strdup(named);
     struct td_plan_row *rows = NULL;
     uint32_t n = 0;
     if (!model) s = td_fail(&err, TD_ERR_NOMEM, "out of memory");
     if (!s) s = parse_modes(o.modes, &q, &err);
-    if (!s) s = td_plan_tables(model, &q, &err);
-    if (!s) s = td_plan_prices(o.price, &q, &err);
+    if (!s) s = check_latency(&o, &err);
     if (!s)
-        s = td_sim_mix_parse(o.slo_class, o.class_mix, o.class_by_length, "", o.ttft, o.tpot,
-                             &q.mix, &q.load, &err);
+        s = o.gpu[0] ? td_plan_gpu_tables(o.gpu, o.tp, o.model, &q, &err)
+                     : td_plan_tables(model, &q, &err);
+    if (!s && o.print_latency) {
+        s = print_latency(&q, &err);
+        free(model);
+        return s ? td_die("tandem plan", &err) : 0;
+    }
+    if (!s) s = td_plan_prices(o.price, &q, &err);
+    if (!s) s = td_sim_requests_parse(&o.req, "", &q.mix, &q.load, &err);
+    q.isl = q.load.isl;
+    q.osl = q.load.osl;
     if (!s && o.trace[0]) {
         s = td_sim_trace_read(o.trace, true, &file, &err);
         q.file = &file;
     }
-    if (!s) s = td_sim_length_parse(o.isl, "isl", &q.isl, &err);
-    if (!s) s = td_sim_length_parse(o.osl, "osl", &q.osl, &err);
     struct plan_meter m = {.on = !o.quiet};
     if (!s && m.on) td_progress_start(&m.p, "planning", "layouts", q.top);
     if (!s) {

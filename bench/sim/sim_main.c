@@ -4,9 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/sim/gpu.h"
 #include "bench/sim/heap.h"
 #include "bench/sim/mix.h"
 #include "bench/sim/sim.h"
+#include "bench/sim/sim_options.h"
 #include "common/base/clock.h"
 #include "common/base/options.h"
 #include "common/base/progress.h"
@@ -131,14 +133,15 @@ td_status td_sim_faults_parse(const char *text, struct td_sim_fault **ret_faults
 /* ---- options ------------------------------------------------------------------------------------------------------------------------- */
 
 struct sim_options {
-    const char *mode, *policy, *fleet, *latency, *arrival, *rate, *isl, *osl, *trace, *slo_class,
-        *class_mix, *class_by_length, *tenants, *rows, *faults, *json, *csv, *decision_log;
-    int64_t prefill, decode, requests, seeds, seed, block_size, max_batch, max_step_tokens,
-        max_seqs, max_prompt, max_output, max_requests, max_queued, told_max_tokens;
+    struct td_sim_request_options req;
+    struct td_sim_worker_options worker;
+    const char *mode, *policy, *fleet, *latency, *gpu, *model, *arrival, *rate, *trace, *tenants,
+        *rows, *faults, *json, *csv, *decision_log;
+    int64_t prefill, decode, tp, requests, seeds, seed, block_size, max_seqs, max_requests,
+        max_queued, told_max_tokens;
     uint64_t kv_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, hybrid_local_tokens;
-    double cv, ramp_to, duration, warmup, cooldown, grace, ttft, tpot, attainment, nic_gbs,
-        kv_bytes, rpc_us, tau_us, snapshot_ms, noise, lose, duplicate, time_scale, cancel, interval,
-        period, on_share, swing;
+    double cv, ramp_to, duration, warmup, cooldown, grace, attainment, kv_bytes, rpc_us, tau_us,
+        snapshot_ms, noise, lose, duplicate, time_scale, cancel, interval, period, on_share, swing;
     bool prefix_cache, overlap, admit_at_once, spread, check, per_seed, quiet, tell_priors, send_slo;
 };
 
@@ -149,20 +152,22 @@ static const struct td_option sim_table[] = {
      "policies of the router, \"a,b\"; \"all\" = each of them"},
     {"prefill", TD_OPT_I64, "2", 0, TD_CORE_MAX_WORKERS, NULL, OFF(prefill), "prefill workers"},
     {"decode", TD_OPT_I64, "4", 1, TD_CORE_MAX_WORKERS, NULL, OFF(decode), "decode workers"},
-    {"latency", TD_OPT_STR, "opt-13b", 0, 0, NULL, OFF(latency),
-     "how long steps take: a table's name, a file, or splitwise:FILE:MODEL:HARDWARE:TP"},
+    {"latency", TD_OPT_STR, "", 0, 0, NULL, OFF(latency),
+     "how long steps take: a table's name, a file, gpu:GPU:tpN:MODEL or "
+     "splitwise:FILE:MODEL:HARDWARE:TP; empty = opt-13b, unless gpu is given"},
+    {"gpu", TD_OPT_STR, "", 0, 0, NULL, OFF(gpu),
+     "instead of latency: derive it for model on a100, h100, h200, b200 or l40s"},
+    {"model", TD_OPT_STR, "", 0, 0, NULL, OFF(model),
+     "with gpu: a Hugging Face config.json, or the folder that has it"},
+    {"tp", TD_OPT_I64, "1", 1, 8, NULL, OFF(tp), "with gpu: cards of one worker, 1, 2, 4 or 8"},
     {"fleet", TD_OPT_STR, "", 0, 0, NULL, OFF(fleet),
      "instead of prefill, decode, latency: \"prefill:2:LATENCY, decode:3:LATENCY:slow=2\""},
     {"kv_tokens", TD_OPT_U64, "0", 0, 0, NULL, OFF(kv_tokens),
      "KV tokens of one worker; 0 = the latency table's"},
     {"kv_bytes", TD_OPT_F64, "0", 0, 1e12, NULL, OFF(kv_bytes),
      "KV bytes of one token; 0 = the latency table's"},
-    {"nic_gbs", TD_OPT_F64, "12.5", 0, 1e6, NULL, OFF(nic_gbs),
-     "GB/s of one worker's network card; 0 = without limit"},
+    TD_SIM_WORKER_ROWS(struct sim_options, worker),
     {"block_size", TD_OPT_I64, "16", 1, 4096, NULL, OFF(block_size), "tokens per KV block"},
-    {"max_batch", TD_OPT_I64, "256", 1, 65536, NULL, OFF(max_batch), "sequences in one step"},
-    {"max_step_tokens", TD_OPT_I64, "2048", 1, 1048576, NULL, OFF(max_step_tokens),
-     "rows in one step: the prefill chunk"},
     {"max_seqs", TD_OPT_I64, "1024", 1, 65536, NULL, OFF(max_seqs),
      "requests held by one worker, waiting ones included"},
     {"prefix_cache", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(prefix_cache),
@@ -180,10 +185,6 @@ static const struct td_option sim_table[] = {
      "hashes"},
     {"time_scale", TD_OPT_F64, "1", 1e-6, 1e6, NULL, OFF(time_scale),
      "of the trace's arrivals; 0.5 = twice the load"},
-    {"max_prompt", TD_OPT_I64, "0", 0, 100000000, NULL, OFF(max_prompt),
-     "leave out longer prompts of the trace; 0 = none"},
-    {"max_output", TD_OPT_I64, "0", 0, 100000000, NULL, OFF(max_output),
-     "leave out longer outputs of the trace; 0 = none"},
     {"arrival", TD_OPT_ENUM, "poisson", 0, 0, "poisson|gamma|constant|trace|onoff|sine",
      OFF(arrival), "arrivals; trace = as in the file"},
     {"rate", TD_OPT_STR, "4", 0, 0, NULL, OFF(rate),
@@ -202,21 +203,9 @@ static const struct td_option sim_table[] = {
      "seconds of arrivals; 0 = by requests"},
     {"requests", TD_OPT_I64, "0", 0, 100000000, NULL, OFF(requests),
      "number of requests; 0 = by duration"},
-    {"isl", TD_OPT_STR, "512", 0, 0, NULL, OFF(isl),
-     "prompt tokens: N, lognormal:MEAN,CV, uniform:LOW,HIGH"},
-    {"osl", TD_OPT_STR, "128", 0, 0, NULL, OFF(osl), "output tokens, likewise"},
-    {"ttft", TD_OPT_F64, "400", 0, 1e9, NULL, OFF(ttft), "TTFT objective in ms; 0 = none"},
-    {"tpot", TD_OPT_F64, "50", 0, 1e9, NULL, OFF(tpot), "TPOT objective in ms; 0 = none"},
+    TD_SIM_REQUEST_ROWS(struct sim_options, req),
     {"send_slo", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(send_slo),
      "tell the router the objectives; false: it admits everything, and ttft and tpot only judge"},
-    {"slo_class", TD_OPT_STR, "", 0, 0, NULL, OFF(slo_class),
-     "classes as the router takes them, instead of ttft and tpot: \"gold:ttft=450,tpot=40,weight=4 "
-     "bulk:ttft=5000,best_effort\""},
-    {"class_mix", TD_OPT_STR, "", 0, 0, NULL, OFF(class_mix),
-     "shares of the arrivals: \"gold=1 bulk=3\"; empty = each class the same"},
-    {"class_by_length", TD_OPT_STR, "", 0, 0, NULL, OFF(class_by_length),
-     "classes by prompt tokens instead of shares: \"chat:4000 long\" = chat up to 4,000, long "
-     "above"},
     {"told_max_tokens", TD_OPT_I64, "0", 0, 100000000, NULL, OFF(told_max_tokens),
      "the router is told at least this max_tokens, as by clients that do not know; 0 = each "
      "output's true length"},
@@ -275,17 +264,51 @@ static const struct td_option sim_table[] = {
     {0},
 };
 
+/* What says how long steps take is said once. Without gpu, model and tp may come from the environment
+ * of the daemons: they count for nothing, and that is said. */
+static td_status check_latency(const struct sim_options *o, struct td_err *err)
+{
+    const char *other = o->latency[0] ? "latency" : o->fleet[0] ? "fleet" : NULL;
+    if (!o->gpu[0] && (o->model[0] || o->tp != 1))
+        fprintf(stderr, "tandem sim: %s counts only with gpu: steps take what %s says\n",
+                o->model[0] ? "model" : "tp", other ? other : "table opt-13b");
+    if (!o->gpu[0]) return TD_OK;
+    if (other)
+        return td_fail(err, TD_ERR_INVALID,
+                       "give gpu or %s, not both: each says how long steps take", other);
+    return o->model[0] ? TD_OK
+                       : td_fail(err, TD_ERR_INVALID,
+                                 "gpu is %.40s without model: give a config.json or its folder",
+                                 o->gpu);
+}
+
+static td_status worker_perf(const struct sim_options *o, struct td_perf *ret_perf,
+                             struct td_err *err)
+{
+    const struct td_gpu *gpu;
+    struct td_model_config model;
+    if (!o->gpu[0]) return td_perf_load(o->latency[0] ? o->latency : "opt-13b", ret_perf, err);
+    td_status s = td_gpu_find(o->gpu, &gpu, err);
+    if (!s) s = td_gpu_model_load(o->model, &model, err);
+    return s ? s : td_gpu_perf(gpu, &model, (uint32_t)o->tp, ret_perf, err);
+}
+
 static td_status config_of(const struct sim_options *o, struct td_sim_config *c, struct td_err *err)
 {
     td_sim_config_init(c);
-    struct td_sim_group d = {.kv_tokens = o->kv_tokens, .max_batch = (int32_t)o->max_batch, .max_step_tokens = (int32_t)o->max_step_tokens,
-                             .max_seqs = (int32_t)o->max_seqs, .nic_bytes_per_s = o->nic_gbs * 1e9, .slow = 1};
-    td_status s = TD_OK;
+    struct td_sim_group d = {.kv_tokens = o->kv_tokens,
+                             .max_batch = (int32_t)o->worker.max_batch,
+                             .max_step_tokens = (int32_t)o->worker.max_step_tokens,
+                             .max_seqs = (int32_t)o->max_seqs,
+                             .nic_bytes_per_s = o->worker.nic_gbs * 1e9,
+                             .slow = 1};
+    td_status s = check_latency(o, err);
+    if (s) return s;
     if (o->fleet[0]) {
         s = td_sim_fleet_parse(o->fleet, &d, c, err);
     } else {
         struct td_sim_group g = d;
-        s = td_perf_load(o->latency, &g.perf, err);
+        s = worker_perf(o, &g.perf, err);
         if (o->prefill) {
             g.count = (uint32_t)o->prefill;
             c->groups[c->n_groups++] = g;
@@ -303,7 +326,7 @@ static td_status config_of(const struct sim_options *o, struct td_sim_config *c,
     r->queue_timeout_ms = (uint32_t)o->queue_timeout_ms;
     r->stall_ms = (uint32_t)o->stall_ms;
     r->attainment = o->attainment;
-    r->link_bytes_per_s = o->nic_gbs * 1e9;
+    r->link_bytes_per_s = o->worker.nic_gbs * 1e9;
     r->link_tau_s = o->tau_us / 1e6;
     for (uint32_t i = 0; o->tell_priors && i < c->n_groups && i < TD_PORT_MAX_PRIORS; i++, r->n_priors++) r->priors[i] = &c->groups[i].perf;
     c->block_size = (int32_t)o->block_size;
@@ -475,8 +498,6 @@ static td_status sweep_open(struct sweep *w, struct td_err *err)
                                    .duration_s = o->duration,
                                    .n_requests = (uint32_t)o->requests,
                                    .time_scale = o->time_scale,
-                                   .max_prompt = (int32_t)o->max_prompt,
-                                   .max_output = (int32_t)o->max_output,
                                    .period_s = o->period,
                                    .on_share = o->on_share,
                                    .swing = o->swing,
@@ -490,18 +511,14 @@ static td_status sweep_open(struct sweep *w, struct td_err *err)
                                               : o->arrival[0] == 's' ? TD_ARRIVAL_SINE
                                                                      : TD_ARRIVAL_TRACE};
     if (o->requests) w->load.duration_s = 0;
-    if (!s)
-        s = td_sim_mix_parse(o->slo_class, o->class_mix, o->class_by_length, o->tenants, o->ttft,
-                             o->tpot, &w->mix, &w->load, err);
+    if (!s) s = td_sim_requests_parse(&o->req, o->tenants, &w->mix, &w->load, err);
     memcpy(w->config.router.classes, w->mix.classes, sizeof w->mix.classes);
     w->config.router.n_classes = w->mix.n_classes;
-    if (!s && !o->send_slo && (w->mix.n_classes > 1 || o->slo_class[0]))
+    if (!s && !o->send_slo && (w->mix.n_classes > 1 || o->req.slo_class[0]))
         s = td_fail(err, TD_ERR_INVALID, "send_slo is false, and classes are what the router is told: give ttft and tpot instead of slo_class");
     if (!o->send_slo) w->config.router.n_classes = 0;
-    w->config.ttft_s = o->ttft / 1e3;
-    w->config.tpot_s = o->tpot / 1e3;
-    if (!s) s = td_sim_length_parse(o->isl, "isl", &w->load.isl, err);
-    if (!s) s = td_sim_length_parse(o->osl, "osl", &w->load.osl, err);
+    w->config.ttft_s = o->req.ttft / 1e3;
+    w->config.tpot_s = o->req.tpot / 1e3;
     if (!s && o->trace[0]) {
         s = td_sim_trace_read(o->trace, o->spread, &w->file, err);
         w->from = &w->file;
@@ -541,11 +558,13 @@ static td_status sweep_run(struct sweep *w, struct td_err *err)
     if (w->csv) td_sim_csv_head(w->csv);
     if (w->json)
         fprintf(w->json,
-                "{\"tandem_sim\":1,\"definitions\":{\"ttft\":\"arrival at the router to first token sent\",\"tpot\":\"(end - first token) / (output "
+                "{\"tandem_sim\":1,\"definitions\":{\"ttft\":\"arrival at the router to first "
+                "token sent\",\"tpot\":\"(end - first token) / (output "
                 "tokens - 1)\","
-                "\"good\":\"completed with both objectives met\",\"window\":\"by arrival, warm-up and cool-down left out\"},"
+                "\"good\":\"completed with both objectives met\",\"window\":\"by arrival, warm-up "
+                "and cool-down left out\"},"
                 "\"slo\":{\"ttft_ms\":%g,\"tpot_ms\":%g,\"attainment\":%g},\"runs\":[",
-                o->ttft, o->tpot, o->attainment);
+                o->req.ttft, o->req.tpot, o->attainment);
     w->meter.on = !o->quiet;
     if (w->meter.on) {
         double span_s = arrivals_span_s(w);

@@ -180,6 +180,31 @@ def test_plan_loads(folder):
     run("plan", *common, "--slo-class", "chat:ttft=300,tpot=60 now:ttft=1", "--quiet", status=1)
 
 
+LLAMA_8B, LLAMA_70B = "bench/configs/llama-3.1-8b.json", "bench/configs/llama-3.1-70b.json"
+
+
+def test_plan_gpu(folder):
+    """A stranger's config.json on a card: layouts of each parallelism that fits, and of two kinds of cards; the tables as the router reads them."""
+    common = ("--isl", "1024", "--osl", "128", "--ttft", "400", "--tpot", "30", "--gpus", "4")
+    rows = plan_rows(folder, "--gpu", "h100", "--model", LLAMA_8B, *common, "--top", "1", "--seeds", "2", "--tolerance", "0.2")
+    assert rows[0]["simulated"] and rows[0]["request_rate"] > 10 and rows[0]["ci95"][0] >= 0.9
+    assert {r["decode"] for r in rows} == {"h100", "h100:tp2", "h100:tp4"}
+    rows = plan_rows(folder, "--gpu", "h100", "--model", LLAMA_70B, *common, "--tpot", "60", "--closed-form")
+    assert {r["decode"] for r in rows} == {"h100:tp2", "h100:tp4"}  # one card does not hold it
+    rows = plan_rows(folder, "--gpu", "h100,h200", "--tp", "2", "--model", LLAMA_70B, *common, "--ttft", "900", "--tpot", "60", "--mode", "pd", "--closed-form",
+                     "--price", "h100:tp2=2 h200:tp2=3")
+    assert {(r["prefill"], r["decode"], r["cost_per_hour"]) for r in rows} == {
+        (f"{p}:tp2", f"{d}:tp2", 2 * (c + e)) for p, c in (("h100", 2), ("h200", 3)) for d, e in (("h100", 2), ("h200", 3))}
+    table = os.path.join(folder, "cards.theta")
+    with open(table, "w", encoding="utf-8") as f:
+        f.write(run("plan", "--gpu", "h100", "--model", LLAMA_8B, "--print-latency").stdout)
+    load = ("--duration", "30", "--rate", "4", "--prefill", "1", "--decode", "1")
+    by_gpu, by_name, by_file = [rows_of(folder, *load, *more)[0] for more in (
+        ("--gpu", "h100", "--model", LLAMA_8B, "--tp", "2"), ("--latency", f"gpu:h100:tp2:{LLAMA_8B}"), ("--latency", f"{table}:h100:tp2"))]
+    assert by_gpu["attainment"] == "1.00000" and {k for k in by_gpu if by_gpu[k] != by_name[k]} <= {"wall_s"}, (by_gpu, by_name)
+    assert abs(float(by_file["tpot_p50"]) / float(by_gpu["tpot_p50"]) - 1) < 1e-3, (by_file, by_gpu)
+
+
 def test_refusals(folder):
     """Each bad input is named, with exit status 2 (usage) or 1 (a file)."""
     bad = os.path.join(folder, "bad.csv")
@@ -218,13 +243,36 @@ def test_refusals(folder):
         (["plan", "--price", "opt-99=2"], 1, "opt-99"),
         (["plan", "--price", "opt-13b=2"], 2, "opt-13b:tp2 has none"),
         (["plan", "--trace", bad], 2, "line 2: GeneratedTokens"),
+        (["plan", "--gpu", "h100", "--model", LLAMA_8B, "--latency", "opt-13b"], 2, "give gpu or latency, not both"),
+        (["plan", "--model", "opt-13b", "--latency", "opt-13b"], 2, "give model or latency, not both"),
+        (["plan", "--gpu", "h100"], 2, "gpu is h100 without model"),
+        (["plan", "--gpu", "v100", "--model", LLAMA_8B], 2, 'gpu is "v100", must be one of a100, h100'),
+        (["plan", "--gpu", "h100,h100", "--model", LLAMA_8B], 2, "twice"),
+        (["plan", "--gpu", ",", "--model", LLAMA_8B], 2, "gpu is empty"),
+        (["plan", "--gpu", "h100", "--model", "opt-13b"], 1, "opt-13b: cannot open"),
+        (["plan", "--gpu", "h100", "--model", bad], 2, bad),
+        (["plan", "--gpu", "h100", "--model", LLAMA_8B, "--tp", "3"], 2, "tp is 3, must be 1, 2, 4 or 8"),
+        (["plan", "--gpu", "h100", "--model", LLAMA_8B, "--tp", "2x"], 2, 'tp is "2x"'),
+        (["plan", "--gpu", "h100", "--model", LLAMA_8B, "--gpus", "2", "--tp", "4"], 2, "at most gpus (2)"),
+        (["plan", "--gpu", "h100", "--model", LLAMA_70B, "--tp", "1"], 1, "the weights take 141.1 GB of each h100 with tp 1, limit 77.0 GB"),
+        (["plan", "--gpu", "l40s", "--model", LLAMA_70B, "--gpus", "2"], 1, "the weights take 71.6 GB of each l40s with tp 2"),
+        (["plan", "--gpu", "h100", "--model", LLAMA_8B, "--isl", "131000"], 1, "isl and osl are 131128 tokens together, limit 131072"),
+        (["plan", "--tp", "2", "--closed-form"], 0, "tp counts only with gpu"),
+        (["plan", "--latency", "opt-13b", "--print-latency"], 1, "more than one line can say"),
+        (["sim", "--gpu", "h100", "--model", LLAMA_8B, "--latency", "opt-13b"], 2, "give gpu or latency, not both"),
+        (["sim", "--gpu", "h100", "--model", LLAMA_8B, "--fleet", "decode:1:opt-13b"], 2, "give gpu or fleet, not both"),
+        (["sim", "--gpu", "h100"], 2, "gpu is h100 without model"),
+        (["sim", "--model", LLAMA_8B, "--duration", "1"], 0, "model counts only with gpu: steps take what table opt-13b says"),
+        (["sim", "--tp", "2", "--duration", "1", "--latency", "opt-13b:tp2"], 0, "tp counts only with gpu: steps take what latency says"),
+        (["sim", "--gpu", "h100", "--model", LLAMA_8B, "--tp", "5"], 2, "tp is 5, must be 1, 2, 4 or 8"),
+        (["sim", "--latency", "gpu:h100"], 2, "gpu:GPU:tpN:MODEL"),
     ]:
         p = run(*args, "--quiet", status=status)
         assert want in p.stderr, (args, p.stderr)
 
 
 def main():
-    for test in (test_sweep, test_parts, test_arrivals, test_clients, test_rows_in_order, test_replay, test_plan, test_plan_cost, test_plan_loads,
+    for test in (test_sweep, test_parts, test_arrivals, test_clients, test_rows_in_order, test_replay, test_plan, test_plan_cost, test_plan_loads, test_plan_gpu,
                  test_refusals):
         with tempfile.TemporaryDirectory() as folder:
             test(folder)
