@@ -47,7 +47,7 @@ static void honest_open(struct node *n, int sender, bool windows)
                              .block_bytes = BLOCK_BYTES,
                              .n_blocks = N_BLOCKS,
                              .layout_hash = 5,
-                             .ib_timeout = 12,
+                             .ib_timeout = real_devices[0][0] ? 20 : 12, /* as in xfer_test.c, and why */
                              .ib_retry = 3,
                              .windows = windows};
     if (real_devices[0][0]) snprintf(c.fabric, sizeof c.fabric, "real:%s", real_devices[sender]);
