@@ -4,7 +4,6 @@ import random
 import signal
 import subprocess
 import threading
-import time
 
 import grpc
 import pytest
@@ -52,7 +51,7 @@ class Load:
 
 @pytest.mark.parametrize("mode", ["pd"] if SHORT else ["pd", "hybrid"])
 def test_workers_come_and_go(mode, tmp_path):
-    seconds = 6 if SHORT else 18 if mode == "pd" else 8
+    n_events = 4 if SHORT else 24 if mode == "pd" else 12  # counted, not timed: each role leaves in both ways, however slow the machine is
     log = tmp_path / "decisions"
     with Cluster(prefill=1, decode=1, mode=mode, router_args=["--decision-log", log]) as c:
         want = [c.generate(r).tokens for r in reference_requests(c)]
@@ -60,11 +59,9 @@ def test_workers_come_and_go(mode, tmp_path):
         c.start_worker("decode")
         load = Load(c, reference_requests(c), want)
         rng = random.Random(11)
-        deadline = time.monotonic() + seconds
         left = []
-        events = 0
         try:
-            while time.monotonic() < deadline:
+            for events in range(n_events):
                 role = ("prefill", "decode")[events % 2]
                 new = c.start_worker(role)  # joined before the old one goes: there is always somebody
                 mine = [d for n, d in c.workers.items() if n.startswith(role) and d is not new and d.alive() and d not in left]
@@ -74,13 +71,12 @@ def test_workers_come_and_go(mode, tmp_path):
                 left.append(victim)
                 if how == signal.SIGKILL:
                     assert victim.wait_exit(10 * SLOW) == -signal.SIGKILL
-                events += 1
         finally:
             load.stop()
         for d in left:
             code = d.wait_exit(30 * SLOW)
             assert code in (0, -signal.SIGKILL), (d.name, code, d.log()[-3000:])
-        assert load.n_done > events >= (2 if SHORT else 8), (load.n_done, events)
+        assert load.n_done > n_events, load.n_done
         c.wait_for(lambda: len(c.status().workers) == 4, "the leavers to be forgotten", 5 * SLOW)
         c.wait_idle(4)
         s = c.status()
@@ -90,7 +86,7 @@ def test_workers_come_and_go(mode, tmp_path):
     assert replay.returncode == 0, replay.stderr.decode()[-3000:]
     text = log.read_text()
     assert replay.stdout.decode() == f'{text.count(chr(10) + "e ")} events, {text.count(chr(10) + "a ")} actions: the same\n'
-    assert text.count("\ne kind=5 ") >= events and text.count("\na kind=5 ") >= load.n_done
+    assert text.count("\ne kind=5 ") >= n_events and text.count("\na kind=5 ") >= load.n_done
 
 
 def test_the_last_one_of_a_role_leaves_and_comes_back():

@@ -185,7 +185,8 @@ def test_search_on_a_running_cluster(tmp_path):
         bench("sweep", *at, "--profile", "kind=sweep,sweep_size=3", "--goodput", "ttft:60000")
         doc = json.loads((tmp_path / "s" / "sweep.json").read_text())
         assert [r["phase"] for r in doc["rows"]] == ["sync", "throughput", "grid"] and all(r["completed"] > 0 for r in doc["rows"])
-        assert doc["rows"][2]["rate"] == pytest.approx(max(doc["rows"][0]["rate"], doc["rows"][1]["rate"]), rel=1e-6)
+        # The one rate between is the grid's end, that of all at once, which on a busy machine may be below that of one at a time.
+        assert doc["rows"][2]["rate"] == pytest.approx(doc["rows"][1]["rate"], rel=1e-6)
         names = []
         for name, osl in (("a", 8), ("b", 8), ("long", 16)):
             bench("serve", *at[:2], "--num-prompts", 30, "--request-rate", 20, "--isl", 32, "--osl", osl, "--ignore-eos", "--goodput", "ttft:60000", "--max-sched-lag-ms", 100000, "--save-result",
