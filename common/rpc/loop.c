@@ -116,10 +116,11 @@ static void run_timers(struct td_rpc_loop *loop)
     pthread_mutex_unlock(&loop->mu);
 }
 
-/* Returns when to look again: 0 = at once, TD_NEVER_NS = at the next event. */
-static uint64_t drain(struct td_rpc_loop *loop)
+/* Returns when to look again: 0 = at once, TD_NEVER_NS = at the next event. *ret_stopping: the loop is to end. */
+static uint64_t drain(struct td_rpc_loop *loop, bool *ret_stopping)
 {
     pthread_mutex_lock(&loop->mu);
+    *ret_stopping = loop->stopping;
     struct td_rpc_post *posts = loop->post_head;
     struct td_rpc_call *dirty = loop->dirty_head;
     loop->post_head = NULL;
@@ -165,8 +166,8 @@ static void *loop_main(void *arg)
     struct td_rpc_loop *loop = arg;
     current_loop = loop;
     pthread_setname_np(pthread_self(), loop->name);
-    uint64_t wake_ns = drain(loop);
-    bool down = false;
+    bool stopping, down = false;
+    uint64_t wake_ns = drain(loop, &stopping);
     for (;;) {
         grpc_event e = grpc_completion_queue_next(loop->cq, gpr_deadline(wake_ns), NULL);
         if (e.type == GRPC_QUEUE_SHUTDOWN) break;
@@ -175,9 +176,9 @@ static void *loop_main(void *arg)
             td_rpc_tag_acquire(event);
             event->fn(event, e.success != 0);
         }
-        wake_ns = drain(loop);
-        if (loop->stopping && !down) {
-            /* No ring can follow: destroy is the last call on the loop. */
+        wake_ns = drain(loop, &stopping);
+        if (stopping && !down) {
+            /* No ring can follow: destroy is the last call on the loop, and its own ring is made. */
             grpc_completion_queue_shutdown(loop->cq);
             down = true;
         }
@@ -247,16 +248,16 @@ td_status td_rpc_loop_create(const char *name, struct td_rpc_loop **ret_loop, st
     return TD_OK;
 }
 
-static void loop_stop(void *arg)
-{
-    ((struct td_rpc_loop *)arg)->stopping = true;
-}
-
 void td_rpc_loop_destroy(struct td_rpc_loop *loop)
 {
     if (!loop) return;
     TD_ASSERT(current_loop != loop);
-    td_rpc_loop_post(loop, loop_stop, loop);
+    /* Rung under the lock. A loop that is awake for another reason would else close its queue before the ring has
+     * reached it, and core aborts the process. */
+    pthread_mutex_lock(&loop->mu);
+    loop->stopping = true;
+    td_rpc_loop_ring(loop);
+    pthread_mutex_unlock(&loop->mu);
     pthread_join(loop->thread, NULL);
     TD_ASSERT(atomic_load(&loop->n_objects) == 0);
     grpc_call_unref(loop->bell);

@@ -83,7 +83,7 @@ struct td_rpc_loop {
     struct td_rpc_call *dirty_head, **dirty_tail;   /* mu: calls with something to send, finish or cancel; one reference each */
     struct td_rpc_timer *timers;             /* mu */
     struct td_rpc_timer *running;            /* mu */
-    bool stopping;                           /* loop */
+    bool stopping;                           /* by mu: destroy has been called */
 
     struct td_rpc_unpacker unpacker;         /* loop: memory of the message being handled */
     atomic_uint n_objects;                   /* servers, channels and live calls: must be 0 at destroy */
