@@ -59,7 +59,8 @@ static struct conn **g_conns;                /* by descriptor; NULL = never had 
 static size_t g_n_conns;
 static struct td_rpc_peers g_peers;
 static int g_reserve_fd = -1;
-static struct td_rpc_reader *g_large[TD_RPC_LARGE_BLOCKS];   /* inside a large header block; NULL = free */
+/* Inside a large header block, or ended there and not yet closed by core; NULL = free. */
+static struct td_rpc_reader *g_large[TD_RPC_LARGE_BLOCKS + TD_RPC_LARGE_ENDED];
 static uint32_t g_max_unacked_streams;       /* the largest of the doors': of TLS readers, whose door is unknown */
 static uint64_t g_ended_told_ns, g_n_ended;  /* g_n_ended: by TLS readers, whose door is unknown */
 
@@ -79,7 +80,7 @@ static void hold_reserve(void)
 
 static void large_forget(struct td_rpc_reader *reader)
 {
-    for (int i = 0; reader->large_since && i < TD_RPC_LARGE_BLOCKS; i++)
+    for (int i = 0; reader->large_since && i < TD_RPC_LARGE_BLOCKS + TD_RPC_LARGE_ENDED; i++)
         if (g_large[i] == reader) g_large[i] = NULL;
     reader->large_since = 0;
 }
@@ -301,21 +302,45 @@ static void reader_end(struct td_rpc_reader *reader, const char *why)
     else g_n_ended++;
     tell_ended(reader, why);
     if (reader->fd >= 0) shutdown(reader->fd, SHUT_RDWR);
-    large_forget(reader);
+    else large_forget(reader);               /* TLS: nobody can tell when core closes it */
+}
+
+/* Locked. The oldest that has a place, how many have one, and one that is free (-1: none). */
+static struct td_rpc_reader *large_look(int *ret_n, int *ret_free)
+{
+    struct td_rpc_reader *oldest = NULL;
+    *ret_n = 0;
+    *ret_free = -1;
+    for (int i = 0; i < TD_RPC_LARGE_BLOCKS + TD_RPC_LARGE_ENDED; i++) {
+        struct td_rpc_reader *r = g_large[i];
+        if (!r) *ret_free = i;
+        if (!r || r->over) continue;
+        ++*ret_n;
+        if (!oldest || r->large_since < oldest->large_since) oldest = r;
+    }
+    return oldest;
 }
 
 /* Locked. Takes one of the places for large header blocks. A client sends its block in one go; who has had a place for a
- * second makes room, and while nobody has, the newcomer is ended: so a burst finds the places taken, and core never has
- * more than them to free. */
+ * second makes room, and while nobody has, the newcomer is ended. Core frees what it holds of an ended one in a later turn.
+ * So TD_RPC_LARGE_ENDED at most may wait for that, and while as many do, the newcomer is ended, too: a burst finds the
+ * places taken, and core never has more than them to free. */
 static bool large_enter(struct td_rpc_reader *reader, uint64_t now)
 {
-    int at = 0;
-    for (int i = 0; i < TD_RPC_LARGE_BLOCKS && g_large[at]; i++)
-        if (!g_large[i] || g_large[i]->large_since < g_large[at]->large_since) at = i;
-    struct td_rpc_reader *oldest = g_large[at];
-    if (oldest && now - oldest->large_since < TD_NS_PER_S) return false;
-    if (oldest && oldest->fd >= 0 && g_conns[oldest->fd]->cookie != socket_cookie(oldest->fd)) conn_forget(g_conns[oldest->fd]);
-    else if (oldest) reader_end(oldest, "large_header_blocks");
+    int n, at;
+    struct td_rpc_reader *oldest = large_look(&n, &at);
+    if (at < 0 || n >= TD_RPC_LARGE_BLOCKS) {
+        for (int i = 0; i < TD_RPC_LARGE_BLOCKS + TD_RPC_LARGE_ENDED; i++) { /* those that core has closed */
+            int fd = g_large[i] ? g_large[i]->fd : -1;
+            if (fd >= 0 && g_conns[fd]->cookie != socket_cookie(fd)) conn_forget(g_conns[fd]);
+        }
+        oldest = large_look(&n, &at);
+    }
+    if (at < 0) return false;
+    if (n >= TD_RPC_LARGE_BLOCKS) {
+        if (now - oldest->large_since < TD_NS_PER_S) return false;
+        reader_end(oldest, "large_header_blocks");
+    }
     g_large[at] = reader;
     reader->large_since = now;
     return true;

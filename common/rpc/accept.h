@@ -15,8 +15,8 @@
  * On the connections that it gave, what core reads passes through frames.h first: recvmsg without TLS, SSL_read with it
  * (HTTP/2 is agreed on by ALPN). A connection that breaks a bound reads as closed by its client. Of header blocks that
  * are large and not complete there are at most TD_RPC_LARGE_BLOCKS in the process, for a second each: then one more ends
- * the oldest, and before that itself. A byte of a block costs core 72 bytes, so they take at most 32 x 64 KiB x 72 =
- * 150 MB, whoever sends them. */
+ * the oldest, and before that itself. Without TLS, TD_RPC_LARGE_ENDED more may be ended and not yet freed by core. A byte
+ * of a block costs core 72 bytes, so they take at most 36 x 64 KiB x 72 = 170 MB, whoever sends them. */
 #ifndef TD_RPC_ACCEPT_H
 #define TD_RPC_ACCEPT_H
 
@@ -26,7 +26,7 @@
 #include "common/base/status.h"
 #include "common/rpc/frames.h"
 
-enum { TD_RPC_LARGE_BLOCKS = 32 };
+enum { TD_RPC_LARGE_BLOCKS = 32, TD_RPC_LARGE_ENDED = 4 };
 
 struct td_rpc_door;
 
