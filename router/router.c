@@ -385,10 +385,11 @@ static td_status open_worker_server(struct router *r, struct td_err *err)
 {
     const struct td_rpc_method *services[] = {registry_methods, NULL};
     struct td_rpc_server_config c = {.loop = r->loop, .address = r->cfg.worker_listen, .tls = r->use_tls ? &r->tls : NULL, .services = services,
-                                     .limits = {.max_message_bytes = (uint32_t)r->cfg.max_message_bytes,
-                                                .max_live_calls = 2 * TD_CORE_MAX_WORKERS,
-                                                .max_connections = (uint32_t)r->cfg.port.max_connections},
+                                     .limits = {.max_message_bytes = (uint32_t)r->cfg.max_message_bytes},
                                      .port_check_ms = (uint32_t)r->cfg.port_check_ms, .reflection = true, .ctx = r};
+    struct td_port_config port = r->cfg.port;
+    port.max_connections_per_peer = port.max_calls_per_peer = 0; /* told of clients */
+    td_port_limits(&port, 2 * TD_CORE_MAX_WORKERS, &c.limits);
     return td_rpc_server_start(&c, &r->worker_server, err);
 }
 

@@ -27,6 +27,7 @@
 #include "common/base/hash.h"
 #include "common/base/log.h"
 #include "common/rpc/peers.h"
+#include "common/rpc/records.h"
 #include "common/rpc/rpc_internal.h"
 
 enum {
@@ -40,6 +41,15 @@ struct conn {
     struct td_rpc_peer *peer;                /* NULL = on a unix socket */
     uint64_t cookie;
     struct td_rpc_reader reader;
+    uint64_t handshake_ns;      /* TLS, not done: when it was accepted; 0 = done, or none */
+    struct conn *older, *newer; /* handshakes of the door; valid while handshake_ns is set */
+    struct td_rpc_records records;
+};
+
+/* Handshakes that may begin: so many, and so many more each second. */
+struct bucket {
+    double left;
+    uint64_t at_ns; /* 0 = never used: full */
 };
 
 struct td_rpc_door {
@@ -48,9 +58,18 @@ struct td_rpc_door {
     char unix_path[sizeof((struct sockaddr_un *)0)->sun_path];
     bool use_tls;
     uint32_t max_connections, max_peer_connections, max_unacked_streams;
+    uint32_t max_handshakes, max_peer_handshakes;
+    double handshakes_per_s, peer_handshakes_per_s; /* 0 = no bound */
+    struct conn *oldest, *newest;                   /* handshakes in progress */
+    struct bucket handshakes;
+    /* By a hash of the address, with the process's seed: who has gone leaves his bucket empty
+     * behind him, and needs no memory of his own. Addresses of one hash share a bucket. */
+    struct bucket peer_handshakes[TD_RPC_PEER_BUCKETS];
     uint64_t swept_ns, told_ns;
     struct td_rpc_door_stats stats;
 };
+
+static void reader_end(struct td_rpc_reader *reader, const char *why);
 
 static pthread_mutex_t g_mu = PTHREAD_MUTEX_INITIALIZER;
 static struct td_rpc_door *g_doors;          /* all: under g_mu */
@@ -85,8 +104,32 @@ static void large_forget(struct td_rpc_reader *reader)
     reader->large_since = 0;
 }
 
+/* Its handshake is done, or its connection over. */
+static void handshake_end(struct conn *c)
+{
+    struct td_rpc_door *door = c->door;
+    if (!c->handshake_ns) return;
+    *(c->older ? &c->older->newer : &door->oldest) = c->newer;
+    *(c->newer ? &c->newer->older : &door->newest) = c->older;
+    c->handshake_ns = 0;
+    door->stats.handshakes--;
+    if (c->peer) c->peer->n_handshakes--;
+}
+
+static void handshake_begin(struct conn *c)
+{
+    struct td_rpc_door *door = c->door;
+    c->handshake_ns = td_now_ns();
+    c->older = door->newest;
+    *(c->older ? &c->older->newer : &door->oldest) = c;
+    door->newest = c;
+    door->stats.handshakes++;
+    if (c->peer) c->peer->n_handshakes++;
+}
+
 static void conn_forget(struct conn *c)
 {
+    handshake_end(c);
     large_forget(&c->reader);
     c->door->stats.open--;
     td_rpc_peers_drop(&g_peers, c->peer);
@@ -115,6 +158,7 @@ static void conn_remember(struct td_rpc_door *door, int fd, const struct sockadd
     c->reader.frames.max_unacked_streams = door->max_unacked_streams;
     door->stats.open++;
     door->stats.accepted++;
+    if (door->use_tls) handshake_begin(c);
 }
 
 /* Forgets the connections that are over. */
@@ -143,6 +187,67 @@ static bool has_room(const struct td_rpc_door *door, const struct sockaddr_stora
     return !*ret_of_peer;
 }
 
+/* ---- handshakes ---------------------------------------------------------------------------- */
+
+static bool bucket_has(struct bucket *b, double per_s, uint64_t now)
+{
+    double most = per_s * TD_RPC_HANDSHAKE_BURST_S;
+    if (most < 1) most = 1;
+    b->left = b->at_ns ? b->left + (double)(now - b->at_ns) * 1e-9 * per_s : most;
+    if (b->left > most) b->left = most;
+    b->at_ns = now;
+    return b->left >= 1;
+}
+
+static struct bucket *bucket_of(struct td_rpc_door *door, uint64_t key)
+{
+    return &door->peer_handshakes[td_hash64(&key, sizeof key, g_peers.seed) % TD_RPC_PEER_BUCKETS];
+}
+
+/* Ends the oldest handshake in progress, of one peer or of all (NULL), if it has had its time; and
+ * forgets those before it whose connection is over. True = there is room now. */
+static bool handshake_evict(struct td_rpc_door *door, const struct td_rpc_peer *peer, uint64_t now)
+{
+    for (struct conn *c = door->oldest, *newer; c; c = newer) {
+        newer = c->newer;
+        if (peer && c->peer != peer) continue;
+        if (socket_cookie(c->reader.fd) != c->cookie) {
+            conn_forget(c);
+            return true;
+        }
+        if (now - c->handshake_ns < TD_RPC_HANDSHAKE_PATIENCE_MS * TD_NS_PER_MS) return false;
+        handshake_end(c);
+        reader_end(&c->reader, "handshake_not_finished");
+        return true;
+    }
+    return false;
+}
+
+/* Whether one more handshake may begin, and takes what it takes of the rates. Else *ret_why. */
+static bool handshake_may_begin(struct td_rpc_door *door, const struct sockaddr_storage *from,
+                                const char **ret_why)
+{
+    uint64_t now = td_now_ns(), key = 0;
+    bool has_key = td_rpc_peer_key(from, &key);
+    struct bucket *of_peer = has_key ? bucket_of(door, key) : NULL;
+    *ret_why = "handshakes_per_s";
+    if (door->handshakes_per_s > 0 && !bucket_has(&door->handshakes, door->handshakes_per_s, now))
+        return false;
+    if (of_peer && door->peer_handshakes_per_s > 0 &&
+        !bucket_has(of_peer, door->peer_handshakes_per_s, now))
+        return false;
+    *ret_why = "handshakes";
+    const struct td_rpc_peer *peer = has_key ? td_rpc_peers_find(&g_peers, key) : NULL;
+    if (peer && peer->n_handshakes >= door->max_peer_handshakes &&
+        !handshake_evict(door, peer, now))
+        return false;
+    if (door->stats.handshakes >= door->max_handshakes && !handshake_evict(door, NULL, now))
+        return false;
+    if (door->handshakes_per_s > 0) door->handshakes.left -= 1;
+    if (of_peer && door->peer_handshakes_per_s > 0) of_peer->left -= 1;
+    return true;
+}
+
 static const char *peer_text(const struct sockaddr_storage *from, char *text, socklen_t n_text)
 {
     const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)(const void *)from;
@@ -164,23 +269,29 @@ static void tell_refused(struct td_rpc_door *door, const char *why, const struct
     char peer[INET6_ADDRSTRLEN];
     const struct td_rpc_door_stats *s = &door->stats;
     td_warn("connections_refused",
-            "why=%s peer=%s open=%u limit=%u peer_limit=%u refused=%llu refused_of_peers=%llu no_descriptor=%llu", why,
-            peer_text(from, peer, sizeof peer),
-            s->open, door->max_connections, door->max_peer_connections, (unsigned long long)s->refused_total,
-            (unsigned long long)s->refused_peer, (unsigned long long)s->starved);
+            "why=%s peer=%s open=%u limit=%u peer_limit=%u refused=%llu refused_of_peers=%llu "
+            "no_descriptor=%llu "
+            "handshakes=%u refused_handshakes=%llu",
+            why, peer_text(from, peer, sizeof peer), s->open, door->max_connections,
+            door->max_peer_connections, (unsigned long long)s->refused_total,
+            (unsigned long long)s->refused_peer, (unsigned long long)s->starved, s->handshakes,
+            (unsigned long long)s->refused_handshakes);
 }
 
 static bool takes(struct td_rpc_door *door, const struct sockaddr_storage *from)
 {
-    bool of_peer;
-    if (has_room(door, from, &of_peer)) return true;
-    if (sweep_due(door)) {
+    bool of_peer, room = has_room(door, from, &of_peer);
+    const char *why = NULL;
+    if (!room && sweep_due(door)) {
         sweep();
-        if (has_room(door, from, &of_peer)) return true;
+        room = has_room(door, from, &of_peer);
     }
-    if (of_peer) door->stats.refused_peer++;
-    else door->stats.refused_total++;
-    tell_refused(door, of_peer ? "peer_limit" : "limit", from);
+    if (room && (!door->use_tls || handshake_may_begin(door, from, &why))) return true;
+    uint64_t *refused = room      ? &door->stats.refused_handshakes
+                        : of_peer ? &door->stats.refused_peer
+                                  : &door->stats.refused_total;
+    *refused += 1;
+    tell_refused(door, room ? why : of_peer ? "peer_limit" : "limit", from);
     return false;
 }
 
@@ -377,11 +488,21 @@ void td_rpc_reader_forget(struct td_rpc_reader *reader)
     pthread_mutex_unlock(&g_mu);
 }
 
-/* Locked. The connection of a door without TLS that this descriptor is now, or NULL. */
-static struct conn *plain_conn(int fd)
+/* Locked. The connection that this descriptor is now and whose bytes are to be looked at here, or
+ * NULL: with TLS that is until its handshake is done. */
+static struct conn *read_conn(int fd)
 {
     struct conn *c = fd >= 0 && (size_t)fd < g_n_conns ? g_conns[fd] : NULL;
-    return c && c->door && !c->door->use_tls && socket_cookie(fd) == c->cookie ? c : NULL;
+    if (!c || !c->door || (c->door->use_tls && !c->handshake_ns)) return NULL;
+    return socket_cookie(fd) == c->cookie ? c : NULL;
+}
+
+/* Locked. False = core must read an end instead. */
+static bool conn_take(struct conn *c, const void *bytes, size_t n_bytes)
+{
+    if (!c->door->use_tls) return reader_take(&c->reader, bytes, n_bytes);
+    if (c->handshake_ns && td_rpc_records_take(&c->records, bytes, n_bytes)) handshake_end(c);
+    return true;
 }
 
 /* As accept4 above: only the symbol has that name. */
@@ -391,11 +512,12 @@ __attribute__((visibility("default"))) ssize_t td_rpc_recvmsg(int fd, struct msg
     ssize_t n = syscall(SYS_recvmsg, fd, msg, flags);
     if (n <= 0 || flags & MSG_PEEK || atomic_load_explicit(&g_n_doors, memory_order_relaxed) == 0) return n;
     pthread_mutex_lock(&g_mu);
-    struct conn *c = plain_conn(fd);
+    struct conn *c = read_conn(fd);
     size_t left = (size_t)n;
     for (size_t i = 0; c && left && i < msg->msg_iovlen; i++) {
         size_t part = msg->msg_iov[i].iov_len < left ? msg->msg_iov[i].iov_len : left;
-        if (!reader_take(&c->reader, msg->msg_iov[i].iov_base, part)) n = left = 0;
+        if (!conn_take(c, msg->msg_iov[i].iov_base, part))
+            n = left = 0;
         else left -= part;
     }
     pthread_mutex_unlock(&g_mu);
@@ -420,6 +542,13 @@ struct td_rpc_door *td_rpc_door_open(const struct td_rpc_door_config *config)
     door->max_connections = config->max_connections ? config->max_connections : (uint32_t)fds;
     uint32_t half = (door->max_connections + 1) / 2;
     door->max_peer_connections = config->max_peer_connections ? config->max_peer_connections : half;
+    door->max_handshakes = config->max_handshakes ? config->max_handshakes : TD_RPC_MAX_HANDSHAKES;
+    double share = (double)door->max_peer_connections / door->max_connections;
+    if (share > 1) share = 1;
+    door->max_peer_handshakes = (uint32_t)(door->max_handshakes * share);
+    if (door->max_peer_handshakes == 0) door->max_peer_handshakes = 1;
+    door->handshakes_per_s = config->max_handshakes_per_s;
+    door->peer_handshakes_per_s = door->handshakes_per_s * share;
     pthread_mutex_lock(&g_mu);
     hold_reserve();
     if (door->max_unacked_streams > g_max_unacked_streams) g_max_unacked_streams = door->max_unacked_streams;

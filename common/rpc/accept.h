@@ -10,7 +10,11 @@
  *   - no error reaches core that it does not survive;
  *   - a descriptor is kept in reserve: when there is no other, it is given up for a moment to take the next connection
  *     and close it, so that its client hears of it at once, and the backlog is emptied;
- *   - connections above max_connections, or above max_peer_connections of one address (IPv6: of one /64), are closed.
+ *   - connections above max_connections, or above max_peer_connections of one address (IPv6: of one /64), are closed;
+ *   - with TLS, so are those for which there is no handshake left: no more are in progress at once, and begun in a second,
+ *     than the bounds say. One address has the share of both bounds that it has of connections. When all handshakes are
+ *     in progress and the oldest is older than TD_RPC_HANDSHAKE_PATIENCE_MS, it makes room: who does not finish keeps
+ *     nobody out. A handshake that is not done in time is ended by core (GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS).
  *
  * On the connections that it gave, what core reads passes through frames.h first: recvmsg without TLS, SSL_read with it
  * (HTTP/2 is agreed on by ALPN). A connection that breaks a bound reads as closed by its client. Of header blocks that
@@ -26,7 +30,14 @@
 #include "common/base/status.h"
 #include "common/rpc/frames.h"
 
-enum { TD_RPC_LARGE_BLOCKS = 32, TD_RPC_LARGE_ENDED = 4 };
+enum {
+    TD_RPC_LARGE_BLOCKS = 32,
+    TD_RPC_LARGE_ENDED = 4,
+    /* An honest client on a slow link needs three round trips: a second is ten times that of a continent. */
+    TD_RPC_HANDSHAKE_PATIENCE_MS = 1000,
+    /* So many seconds of the bound on handshakes a second may come at once: clients that all connect anew. */
+    TD_RPC_HANDSHAKE_BURST_S = 4,
+};
 
 struct td_rpc_door;
 
@@ -49,6 +60,8 @@ struct td_rpc_door_stats {
     uint64_t refused_total;    /* closed: above max_connections */
     uint64_t refused_peer;     /* closed: above max_peer_connections */
     uint64_t starved;          /* closed: the process had no descriptor left */
+    uint32_t handshakes;       /* TLS: in progress now */
+    uint64_t refused_handshakes;     /* closed: too many in progress, or begun in a second */
     uint64_t ended;            /* because of what the client sent; with TLS of all ports */
 };
 
@@ -58,6 +71,8 @@ struct td_rpc_door_config {
     bool use_tls;
     uint32_t max_connections, max_peer_connections;
     uint32_t max_unacked_streams;
+    uint32_t max_handshakes;         /* TLS: in progress at once; 0 = TD_RPC_MAX_HANDSHAKES */
+    uint32_t max_handshakes_per_s;   /* TLS; 0 = no bound */
 };
 
 /* Guards one listener. Zero limits are derived: connections =

@@ -15,6 +15,7 @@ struct td_rpc_peer {
     struct td_rpc_peer *next;
     uint64_t key;
     uint32_t n;
+    uint32_t n_handshakes; /* of the n: TLS handshakes in progress; kept by accept.c */
 };
 
 struct td_rpc_peers {

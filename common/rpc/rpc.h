@@ -90,6 +90,11 @@ struct td_rpc_limits {
     /* Connections above these are closed as they come (accept.h). 0 = as many as descriptors allow, at most 16384; and
      * half of max_connections, so that no single address can take them all, and one load balancer has thousands. */
     uint32_t max_connections, max_peer_connections;
+    /* TLS handshakes that are in progress at once, and that begin in a second (four seconds' worth may come at once);
+     * further connections are closed as they come. One address has the share of both that it has of max_connections.
+     * 0 = 256 in progress; any number a second. */
+    uint32_t max_handshakes, max_handshakes_per_s;
+    uint32_t max_handshake_ms;          /* a connection that has not said TLS's or HTTP/2's hello whole is ended; default 10 s */
 };
 
 struct td_rpc_server_config {
@@ -122,6 +127,7 @@ uint32_t td_rpc_server_live_calls(const struct td_rpc_server *server);      /* [
  * (0.1 s), cancels the rest, stops listening, destroys. drain_ms 0 = cancel all at once. */
 struct td_rpc_server_stats {
     uint32_t connections, max_connections, max_peer_connections;
+    uint32_t handshakes;                /* TLS: in progress */
     uint64_t connections_accepted, connections_refused;
     uint64_t connections_ended;         /* because of what they sent (frames.h) */
 };

@@ -52,6 +52,8 @@ enum {
     TD_RPC_STOP_BUILTIN_MS = 500,            /* how long a stopping server waits for watchers to hear of it */
     TD_RPC_STOP_FLUSH_MS = 100,              /* ... and, after the last call's end, for its bytes to leave the kernel */
     TD_RPC_CHANNEL_KEEPALIVE_MS = 1000,
+    /* TLS handshakes in progress at once, unless told: each holds about 100 KiB, and is done in milliseconds of CPU. */
+    TD_RPC_MAX_HANDSHAKES = 256,
     TD_RPC_MAX_CONNECTIONS = 16384,          /* of one server, unless told: about 20 KiB each, so 320 MiB */
     TD_RPC_RESERVED_FDS = 512,               /* not for connections: channels, KV links, files */
     TD_RPC_PROBE_TURNS = 20,                 /* a probe fails after so many turns of a tenth of its period */

@@ -356,6 +356,7 @@ td_status td_rpc_server_start(const struct td_rpc_server_config *config, struct 
     if (!limits->max_live_calls) limits->max_live_calls = TD_RPC_DEFAULT_LIVE_CALLS;
     if (!limits->max_queued_bytes) limits->max_queued_bytes = TD_RPC_DEFAULT_QUEUED_BYTES;
     if (!limits->max_stall_ms) limits->max_stall_ms = TD_RPC_DEFAULT_STALL_MS;
+    if (!limits->max_handshake_ms) limits->max_handshake_ms = TD_RPC_HANDSHAKE_MS;
     if (!limits->max_request_ms) limits->max_request_ms = TD_RPC_DEFAULT_STALL_MS;
 
     td_status status = TD_OK;
@@ -377,7 +378,7 @@ td_status td_rpc_server_start(const struct td_rpc_server_config *config, struct 
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_ALLOW_REUSEPORT, .value.integer = 0},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_ENABLE_CHANNELZ, .value.integer = 0},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_CONCURRENT_STREAMS, .value.integer = (int)n_streams},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, .value.integer = TD_RPC_HANDSHAKE_MS},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, .value.integer = (int)limits->max_handshake_ms},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_TIME_MS, .value.integer = keepalive},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_TIMEOUT_MS, .value.integer = keepalive},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, .value.integer = 1},
@@ -405,7 +406,9 @@ td_status td_rpc_server_start(const struct td_rpc_server_config *config, struct 
                                             .use_tls = config->tls != NULL,
                                             .max_connections = limits->max_connections,
                                             .max_peer_connections = limits->max_peer_connections,
-                                            .max_unacked_streams = n_streams};
+                                            .max_unacked_streams = n_streams,
+                                            .max_handshakes = limits->max_handshakes,
+                                            .max_handshakes_per_s = limits->max_handshakes_per_s};
     server->door = td_rpc_door_open(&door);
     atomic_fetch_add(&server->loop->n_objects, 1);
     grpc_server_start(server->server);
@@ -446,7 +449,9 @@ void td_rpc_server_stats(const struct td_rpc_server *server, struct td_rpc_serve
     td_rpc_door_stats(server->door, &door);
     *ret_stats = (struct td_rpc_server_stats){.connections = door.open,
                                               .connections_accepted = door.accepted,
-                                              .connections_refused = door.refused_total + door.refused_peer + door.starved,
+                                              .connections_refused = door.refused_total + door.refused_peer + door.starved +
+                                                                     door.refused_handshakes,
+                                              .handshakes = door.handshakes,
                                               .connections_ended = door.ended};
     td_rpc_door_limits(server->door, &ret_stats->max_connections, &ret_stats->max_peer_connections);
 }

@@ -11,6 +11,9 @@ void td_port_limits(const struct td_port_config *c, uint32_t n_calls, struct td_
                                                    : n_calls / 4 * 3;
     limits->max_connections = (uint32_t)c->max_connections;
     limits->max_peer_connections = (uint32_t)c->max_connections_per_peer;
+    limits->max_handshakes = (uint32_t)c->max_handshakes;
+    limits->max_handshakes_per_s = (uint32_t)c->max_handshakes_per_s;
+    limits->max_handshake_ms = (uint32_t)c->handshake_timeout_ms;
 }
 
 bool td_port_follow(struct td_port_seen *seen, const struct td_rpc_server *server, uint64_t now_ns)
@@ -20,6 +23,8 @@ bool td_port_follow(struct td_port_seen *seen, const struct td_rpc_server *serve
     seen->counted_ns = now_ns;
     td_rpc_server_stats(server, &st);
     td_metric_set(td_gauge("td_connections", "", "Connections on the gRPC port"), st.connections);
+    td_metric_set(td_gauge("td_tls_handshakes", "", "TLS handshakes in progress on the gRPC port"),
+                  st.handshakes);
     td_metric_add(td_counter("td_connections_refused_total", "",
                              "Connections closed as they came: above a limit, or no descriptor"),
                   st.connections_refused - seen->refused);

@@ -13,6 +13,7 @@
 
 struct td_port_config {
     uint64_t max_connections, max_connections_per_peer, max_calls_per_peer;
+    uint64_t max_handshakes, max_handshakes_per_s, handshake_timeout_ms;
 };
 
 /* DEFAULT_CONNECTIONS: a string. A router serves whoever comes, so it takes what the limit of open files allows; a
@@ -28,7 +29,17 @@ struct td_port_config {
      "all of them"},                                                                               \
     {"max_calls_per_peer", TD_OPT_U64, "0", 0, 1 << 20, NULL, offsetof(S, M.max_calls_per_peer),   \
      "calls of one address at once; more are refused; 0 = three quarters of all, which is more "   \
-     "than the requests that the daemon holds"}
+     "than the requests that the daemon holds"},                                                   \
+    {"max_handshakes", TD_OPT_U64, "256", 1, 1 << 20, NULL, offsetof(S, M.max_handshakes),         \
+     "TLS handshakes in progress at once; when all stand for a second, one more ends the oldest; " \
+     "of one address the same share as of connections"},                                           \
+    {"max_handshakes_per_s", TD_OPT_U64, "256", 0, 1 << 20, NULL,                                  \
+     offsetof(S, M.max_handshakes_per_s),                                                          \
+     "TLS handshakes that begin in a second, and four times as many at once; further connections " \
+     "are closed; of one address the same share as of connections; 0 = any number"},               \
+    {"handshake_timeout_ms", TD_OPT_U64, "10000", 100, 600000, NULL,                               \
+     offsetof(S, M.handshake_timeout_ms),                                                          \
+     "a connection that has not ended its TLS handshake, and begun HTTP/2, by then is closed"}
 
 /* Sets these bounds of *limits. n_calls is how many calls the port takes in all. */
 void td_port_limits(const struct td_port_config *config, uint32_t n_calls,

@@ -467,6 +467,98 @@ def test_cancels_cannot_fill_the_log():
         assert r'req="x\" lvl=error\nts=' in log
 
 
+# --- TLS handshakes -------------------------------------------------------------------------------------------------
+
+
+def shakes_hands(port, context, source="127.0.0.1"):
+    """A whole handshake and the server's SETTINGS. False: the server closed the connection."""
+    try:
+        with dial(port, source) as raw, context.wrap_socket(raw, server_hostname="localhost") as s:
+            s.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
+            return is_served(s)
+    except (ConnectionError, ssl.SSLError):
+        return False
+
+
+def is_open(s):
+    """The server has neither said anything nor closed the connection."""
+    s.setblocking(False)
+    try:
+        s.recv(1)
+        return False
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        return False
+
+
+@contextlib.contextmanager
+def tls_router(tmp_path, *args):
+    """(cluster, a client's context); the router's handshakes have a minute, so that only the bounds end them."""
+    options = make_certificate(tmp_path)
+    credentials = grpc.ssl_channel_credentials((tmp_path / "cert.pem").read_bytes())
+    context = ssl.create_default_context(cafile=tmp_path / "cert.pem")
+    context.set_alpn_protocols(["h2"])
+    with Cluster(prefill=0, decode=0, router_args=[*options, "--handshake-timeout-ms", 60000, *args], tls=credentials) as c:
+        yield c, context
+
+
+def test_half_open_handshakes_keep_nobody_out(tmp_path):
+    """Connections that never say their hello: one address has half of the places, more are closed, and the oldest makes room once it had its second."""
+    metrics = free_port()
+    with tls_router(tmp_path, "--max-handshakes", 16, "--metrics-listen", f"127.0.0.1:{metrics}") as (c, context):
+        mine = [dial(c.port, "127.0.0.2") for _ in range(40)]
+        c.router.wait_log("ev=connections_refused why=handshakes peer=127.0.0.2")
+        c.wait_for(lambda: sum(is_open(s) for s in mine) == 8, "all but eight closed", 10 * SLOW)
+        assert shakes_hands(c.port, context)  # of another address: the other half is free
+        others = [dial(c.port, f"127.0.0.{3 + i % 4}") for i in range(40)]
+        c.wait_for(lambda: metric(metrics, "td_tls_handshakes") >= 15, "all handshakes in progress", 10 * SLOW)  # one may be the port's own check
+        c.wait_for(lambda: shakes_hands(c.port, context), "room for whom waited", 10 * SLOW)
+        c.router.wait_log("ev=connection_ended why=handshake_not_finished")
+        assert sum(is_open(s) for s in mine + others) <= 16
+        assert c.status().live == 0 and c.router.alive()
+        for s in mine + others:
+            s.close()
+        c.wait_for(lambda: metric(metrics, "td_tls_handshakes") <= 1, "no handshake left", 10 * SLOW)
+
+
+def test_handshakes_that_are_done_do_not_count(tmp_path):
+    with tls_router(tmp_path, "--max-handshakes", 4) as (c, context):
+        with contextlib.ExitStack() as stack:
+            for _ in range(10):
+                s = stack.enter_context(http2(c.port, context=context))
+                assert is_served(s)
+            assert shakes_hands(c.port, context)
+        assert "ev=connections_refused" not in c.router.log() and "ev=connection_ended" not in c.router.log()
+
+
+def test_handshakes_have_a_rate(tmp_path):
+    """16 at once and 4 a second, of one address half of it."""
+    with tls_router(tmp_path, "--max-handshakes-per-s", 4) as (c, context):
+        begin = time.monotonic()
+        n = sum(shakes_hands(c.port, context, "127.0.0.2") for _ in range(40))
+        most = 8 + 2 * (time.monotonic() - begin)
+        assert 8 <= n <= most + 1, (n, most)
+        c.router.wait_log("ev=connections_refused why=handshakes_per_s peer=127.0.0.2")
+        assert shakes_hands(c.port, context, "127.0.0.3")
+        c.wait_for(lambda: shakes_hands(c.port, context, "127.0.0.2"), "the next second's", 10 * SLOW)
+
+
+@pytest.mark.parametrize("said", ["nothing", "half a hello", "no HTTP/2"])
+def test_a_handshake_has_a_deadline(tmp_path, said):
+    with tls_router(tmp_path, "--handshake-timeout-ms", 500 * SLOW) as (c, context):
+        with dial(c.port) as s:
+            if said == "half a hello":
+                s.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
+            if said == "no HTTP/2":
+                s = context.wrap_socket(s, server_hostname="localhost")
+                assert s.version() == "TLSv1.3"
+            with contextlib.suppress(ConnectionError):
+                while s.recv(1 << 12):  # fails by its own timeout when the server never closes
+                    pass
+        assert c.status().live == 0
+
+
 # --- certificates ---------------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@
 
 #include "common/base/clock.h"
 #include "common/rpc/frames.h"
+#include "common/rpc/records.h"
 
 enum { DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION };
 enum { END_STREAM = 1, ACK = 1, END_HEADERS = 4 };
@@ -163,12 +164,57 @@ static void test_cheap_frames(void **state)
     free(one.at);
 }
 
+/* The byte at which an application_data record is known to have begun, in steps of n; 0 = not yet.
+ */
+static size_t done_at(const struct bytes *b, size_t step)
+{
+    struct td_rpc_records r = {0};
+    for (size_t i = 0; i < b->n; i += step) {
+        size_t n = b->n - i < step ? b->n - i : step;
+        if (td_rpc_records_take(&r, b->at + i, n)) return i + n;
+    }
+    return 0;
+}
+
+static void record(struct bytes *b, uint8_t type, uint16_t n)
+{
+    static const uint8_t payload[1 << 14] = {
+        [0] = 23, [5] = 23, [100] = 23}; /* types inside are no types */
+    const uint8_t head[5] = {type, 3, 3, (uint8_t)(n >> 8), (uint8_t)n};
+    add(b, head, sizeof head);
+    add(b, payload, n);
+}
+
+static void a_handshake_is_over_with_the_first_application_data(void **state)
+{
+    (void)state;
+    enum { CHANGE_CIPHER_SPEC = 20, ALERT, HANDSHAKE, APPLICATION_DATA };
+    struct bytes b = {0};
+    record(&b, HANDSHAKE, 1600);
+    record(&b, HANDSHAKE, 0);
+    record(&b, HANDSHAKE, 1 << 14);
+    record(&b, ALERT, 2);
+    record(&b, CHANGE_CIPHER_SPEC, 1);
+    for (size_t step = 1; step < 20; step++) assert_int_equal(done_at(&b, step), 0);
+    assert_int_equal(done_at(&b, b.n), 0);
+    size_t before = b.n;
+    record(&b, APPLICATION_DATA, 70);
+    assert_int_equal(done_at(&b, 1), before + 5); /* the head is enough */
+    for (size_t step = 2; step < 20; step++)
+        assert_in_range(done_at(&b, step), before + 5, before + 5 + step);
+    assert_int_equal(done_at(&b, b.n), b.n);
+    free(b.at);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ordinary_traffic),     cmocka_unit_test(test_header_blocks),
-        cmocka_unit_test(test_large_blocks_are_told), cmocka_unit_test(test_streams_before_the_ack),
+        cmocka_unit_test(test_ordinary_traffic),
+        cmocka_unit_test(test_header_blocks),
+        cmocka_unit_test(test_large_blocks_are_told),
+        cmocka_unit_test(test_streams_before_the_ack),
         cmocka_unit_test(test_cheap_frames),
+        cmocka_unit_test(a_handshake_is_over_with_the_first_application_data),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
