@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Derives bench/sim/gpu_table.c from measured kernels: bench/sim/gpu_constants.py [--check] [--data FOLDER]
+"""Derives bench/sim/gpu_table.c from measured kernels: bench/sim/gpu_constants.py [--check] [--tandem BIN] [--data FOLDER]
 
 The measurements are those of ai-dynamo/aiconfigurator (Apache-2.0), bf16, a file for each kernel (SOURCES). Each
 constant is one of a small linear model, fitted by least squares of the RELATIVE error, no coefficient below zero. What
@@ -8,13 +8,23 @@ the fit.
 
 Cards without measurements (ESTIMATED) get those of a card that has them, scaled by the ratio of the makers' figures.
 
---check writes nothing: exit status 1 when the table in the tree is another. 77 without the data."""
+--check writes nothing: exit status 1 when the table in the tree is another. 77 without the data.
+
+--tandem BIN: what `BIN plan --print-latency` derives against whole servers that somebody measured (END_TO_END): bf16, one
+pool that prefills and decodes, a closed loop of B clients. In a step each of the B sequences decodes, and B / osl prompts
+are computed on the way, so
+    TPOT = b0 + b1 B + b2 B (isl + osl / 2) + B / osl (a1 isl + a2 isl^2 / 2).
+TTFT is not compared: there it is the wait for the others' prompts, which all came at once. Exit status 1 when the error
+is above BOUNDS."""
 import argparse
 import csv
 import difflib
 import gzip
+import json
 import os
+import subprocess
 import sys
+import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 TABLE = os.path.join(ROOT, "bench", "sim", "gpu_table.c")
@@ -23,6 +33,11 @@ ESTIMATED = {"b200": "h200", "l40s": "a100"}
 YAML = {"a100": "a100_sxm", "h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "l40s": "l40s"}
 FEW_ROWS = (1, 4, 16, 32, 64, 128, 256)  # a decode step's batches
 MANY_ROWS = (128, 256, 512, 1024, 2048, 4096)  # prefill chunks
+END_TO_END = {"meta-llama/Llama-3.1-8B-Instruct": {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+                                                   "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 131072},
+              "Qwen/Qwen3-32B": {"model_type": "qwen3", "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 64, "num_key_value_heads": 8,
+                                 "head_dim": 128, "intermediate_size": 25600, "vocab_size": 151936, "max_position_embeddings": 40960}}
+BOUNDS = (0.10, 0.35)  # median and p90 of the relative error over all rows; 0.079 and 0.317 when this was written
 HEADS, HEAD_DIM = (4, 8, 16, 32, 64), 128  # of one rank
 TENSOR_PARALLEL = (2, 4, 8)
 
@@ -142,6 +157,44 @@ def estimated(constants, to, of):
     return {name: [float(f"{c * f:.3e}") for c, f in zip(values, factors.get(name, (1, link)))] for name, values in constants.items()}
 
 
+def derived_tables(tandem, card, config):
+    """{cards of a worker: coefficients} as tandem derives them."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as f:
+        json.dump(config, f)
+        f.flush()
+        out = subprocess.run([tandem, "plan", "--gpu", card, "--model", f.name, "--print-latency"], stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+    lines = [dict(word.split("=", 1) for word in line.split()) for line in out.stdout.splitlines()]
+    return {int(line["gpus"]): {k: float(line[k]) for k in ("a1", "a2", "b0", "b1", "b2")} for line in lines}
+
+
+def predicted_tpot_s(table, batch, isl, osl):
+    prompts = batch / osl * (table["a1"] * isl + table["a2"] * isl * isl / 2)
+    return table["b0"] + table["b1"] * batch + table["b2"] * batch * (isl + osl / 2) + prompts
+
+
+def compare(data, tandem):
+    """Prints the error of each server's rows; True when all of them together are within BOUNDS."""
+    path = os.path.join(data, "measured-e2e", "silicon_sample.csv.gz")
+    tables = {model: derived_tables(tandem, "h100", config) for model, config in END_TO_END.items()}
+    found = {}
+    for row in read_rows(path, system="h100_sxm", mode="agg", gemm_quant_mode=""):
+        if row["model_path"] not in tables:
+            continue
+        tp, batch, isl, osl = (int(row[k]) for k in ("tp_size", "batch_size", "isl", "osl"))
+        ratio = 1e3 * predicted_tpot_s(tables[row["model_path"]][tp], batch, isl, osl) / float(row["silicon_tpot_ms"])
+        found.setdefault((row["model_path"], row["backend"], tp), []).append(ratio - 1)
+    for (model, backend, tp), errors in sorted(found.items()):
+        size = sorted(abs(e) for e in errors)
+        print(f"h100 {model} {backend} tp {tp}: {len(size)} rows, TPOT's error median {size[len(size) // 2] * 100:.1f} %, p90 {size[len(size) * 9 // 10] * 100:.1f} %,"
+              f" with its sign {sorted(errors)[len(errors) // 2] * 100:+.1f} %")
+    size = sorted(abs(e) for errors in found.values() for e in errors)
+    if len(size) < 300:
+        sys.exit(f"gpu_constants: {len(size)} rows of {path} were taken, must be 300 or more")
+    median, p90 = size[len(size) // 2], size[len(size) * 9 // 10]
+    print(f"h100, all {len(size)} rows: error median {median * 100:.1f} %, p90 {p90 * 100:.1f} %, limits {BOUNDS[0] * 100:.0f} % and {BOUNDS[1] * 100:.0f} %")
+    return median <= BOUNDS[0] and p90 <= BOUNDS[1]
+
+
 HEAD = """/* gpu_table.c - the constants of gpu.h. Written by bench/sim/gpu_constants.py, which says how each
  * is derived; do not edit by hand. Measurements: ai-dynamo/aiconfigurator at 095f58a5 (Apache-2.0),
  * bf16. */
@@ -176,6 +229,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--data", default=os.environ.get("TANDEM_DATA", os.path.join(ROOT, "..", "shared", "data")))
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--tandem")
     args = parser.parse_args()
     data = os.path.join(args.data, "aiconfigurator")
     if not os.path.isdir(data):
@@ -200,7 +254,8 @@ def main():
         have = f.read()
     diff = list(difflib.unified_diff(have.splitlines(), text.splitlines(), "gpu_table.c", "derived", lineterm=""))
     print("\n".join(diff) if diff else f"gpu_constants: the {len(YAML)} cards of gpu_table.c are what the measurements give")
-    return 1 if diff else 0
+    is_near = not args.tandem or compare(args.data, args.tandem)
+    return 1 if diff or not is_near else 0
 
 
 if __name__ == "__main__":
