@@ -25,11 +25,11 @@ if(TARGET forward_device_test)
   if(TARGET tandem_cuda_emu AND NOT TANDEM_SANITIZE STREQUAL "thread")
     add_dependencies(forward_device_test tandem_cuda_emu)
     add_test(NAME forward_emulated_test COMMAND forward_device_test WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
-    set_tests_properties(forward_emulated_test PROPERTIES TIMEOUT 480 LABELS unit COST 250)
+    set_tests_properties(forward_emulated_test PROPERTIES TIMEOUT 3600 LABELS unit COST 250)
     td_test_environment(forward_emulated_test "TANDEM_CUDA_LIBRARY=$<TARGET_FILE:tandem_cuda_emu>" "TD_CUDA_EMU_MEMORY=256M")
     if(NOT TANDEM_SANITIZE) # the products that a GPU runs; under sanitizers cuda_rows_test is enough of them
       add_test(NAME forward_emulated_own_test COMMAND forward_device_test WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
-      set_tests_properties(forward_emulated_own_test PROPERTIES TIMEOUT 480 LABELS unit COST 250)
+      set_tests_properties(forward_emulated_own_test PROPERTIES TIMEOUT 3600 LABELS unit COST 250)
       td_test_environment(forward_emulated_own_test "TANDEM_CUDA_LIBRARY=$<TARGET_FILE:tandem_cuda_emu>" "TD_CUDA_EMU_MEMORY=256M"
         "TANDEM_CUDA_GEMM=own" "TANDEM_DEVICE_TEST_MODELS=6")
     endif()
