@@ -104,7 +104,10 @@ td_status td_gpu_perf(const struct td_gpu *g, const struct td_model_config *m, u
     /* lm_head multiplies one row of a prompt: its time is that of reading it. */
     double head_s =
         g->gemm_decode.launch_us * us + z.head_elements * BF16_BYTES * g->gemm_decode.byte_ps * ps;
-    struct td_perf p = {.pp_scale = 1, .gpus = tp, .max_context = m->max_positions};
+    struct td_perf p = {.pp_scale = 1,
+                        .gpus = tp,
+                        .max_context = m->max_positions,
+                        .estimated_from = g->estimated_from};
     p.a[0] =
         (common_us + layers * (GEMMS * g->gemm_prefill.launch_us + g->attn_prefill.launch_us)) *
             us +

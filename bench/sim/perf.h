@@ -35,6 +35,7 @@ struct td_perf {
     uint64_t kv_tokens;                 /* one worker's pool; 0 = not known */
     double kv_bytes_per_token;
     uint32_t gpus;                      /* of one worker */
+    const char *estimated_from;         /* the card whose constants were scaled (gpu.h); NULL = measured */
     int32_t max_context;                /* tokens of the model's longest sequence; 0 = not known */
 };
 

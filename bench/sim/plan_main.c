@@ -84,6 +84,15 @@ static void layout_name(const struct td_plan_row *r, char *text, size_t bytes)
                  r->mode == TD_PLAN_HYBRID ? " hybrid" : "");
 }
 
+static void print_estimates(const struct td_plan_query *q, const char *prefix)
+{
+    for (uint32_t i = 0; i < q->n_tables; i++)
+        if (q->perfs[i].estimated_from)
+            printf("%s%s was not measured: its step times are those of %s, scaled by the makers' "
+                   "figures\n",
+                   prefix, q->tables[i], q->perfs[i].estimated_from);
+}
+
 static void print_rows(const struct td_plan_row *rows, uint32_t n, const struct td_plan_query *q)
 {
     printf("  %-44s %4s %9s %8s %7s %-15s %8s %8s %8s  %s\n", "layout", "gpus", "req/s", "per cost",
@@ -105,6 +114,7 @@ static void print_rows(const struct td_plan_row *rows, uint32_t n, const struct 
                    r->at.ttft_ms.p90, r->at.tpot_ms.p90, r->estimate, r->bound);
     }
     printf("* = no other layout is better in requests/s for its cost, TTFT and TPOT at once\n");
+    print_estimates(q, "");
 }
 
 static td_status write_rows(const struct plan_options *o, const struct td_plan_row *rows, uint32_t n, struct td_err *err)
@@ -192,6 +202,7 @@ static td_status check_latency(const struct plan_options *o, struct td_err *err)
 /* As router/objectives.h reads them: prefill's 1, P, W; decode's 1, B, K. */
 static td_status print_latency(const struct td_plan_query *q, struct td_err *err)
 {
+    print_estimates(q, "# ");
     for (uint32_t i = 0; i < q->n_tables; i++) {
         struct td_perf p = q->perfs[i];
         td_status s = p.gpus ? TD_OK : td_perf_load(q->tables[i], &p, err);

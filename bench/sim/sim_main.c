@@ -492,6 +492,16 @@ static td_status sweep_open(struct sweep *w, struct td_err *err)
     split_names(all, w->policies, MAX_LIST, &w->n_policies);
     split_names(o->mode, w->modes, 3, &w->n_modes);
     td_status s = config_of(o, &w->config, err);
+    for (uint32_t i = 0; i < w->config.n_groups && !s; i++) {
+        const struct td_perf *p = &w->config.groups[i].perf;
+        bool is_told = i > 0 && !strcmp(p->name, w->config.groups[i - 1].perf.name);
+        if (p->estimated_from && !is_told)
+            fprintf(
+                stderr,
+                "tandem sim: %s was not measured: its step times are those of %s, scaled by the "
+                "makers' figures\n",
+                p->name, p->estimated_from);
+    }
     if (!s) s = td_sim_list_parse(o->rate, "rate", w->rates, MAX_LIST, &w->n_rates, err);
     w->load = (struct td_sim_load){.cv = o->cv,
                                    .ramp_to = o->ramp_to,

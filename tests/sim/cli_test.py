@@ -198,6 +198,14 @@ def test_plan_gpu(folder):
     table = os.path.join(folder, "cards.theta")
     with open(table, "w", encoding="utf-8") as f:
         f.write(run("plan", "--gpu", "h100", "--model", LLAMA_8B, "--print-latency").stdout)
+    # an estimate is called one, in words that the table's readers skip
+    for more in (("--print-latency",), ("--closed-form",)):
+        p = run("plan", "--gpu", "b200", "--tp", "1", "--model", LLAMA_8B, "--quiet", *more)
+        assert ("b200 was not measured: its step times are those of h200" in p.stdout) and ("h100" not in p.stdout), p.stdout
+        assert all(line.startswith(("#", "node_class=")) for line in p.stdout.splitlines()) or more[0] != "--print-latency"
+        assert "not measured" not in run("plan", "--gpu", "h100", "--tp", "1", "--model", LLAMA_8B, "--quiet", *more).stdout
+    p = run("sim", "--gpu", "l40s", "--model", LLAMA_8B, "--duration", "1", "--quiet")
+    assert p.stderr.count("l40s was not measured: its step times are those of a100") == 1, p.stderr
     load = ("--duration", "30", "--rate", "4", "--prefill", "1", "--decode", "1")
     by_gpu, by_name, by_file = [rows_of(folder, *load, *more)[0] for more in (
         ("--gpu", "h100", "--model", LLAMA_8B, "--tp", "2"), ("--latency", f"gpu:h100:tp2:{LLAMA_8B}"), ("--latency", f"{table}:h100:tp2"))]
