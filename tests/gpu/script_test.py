@@ -91,6 +91,7 @@ def main():
         found = [n for n in sum((files for _, _, files in os.walk(root)), []) if n.startswith(FOREIGN)]
         assert not found, f"the root is not bare: {found}"
         with tarfile.open(bundle + ".tar.xz") as tar:
+            tar.extraction_filter = lambda member, path: member  # our own archive; without it Python 3.12 warns and 3.14 filters
             tar.extractall(root)
         out, place, python = root + "/out", "", "/usr/bin/python3"
         probe = inside(root, python, "-c", "print('here')")
