@@ -2,6 +2,7 @@
 was reserved is told that nothing comes, and its word may reach the router before the token does). Either way nothing is computed twice."""
 import os
 import re
+import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
@@ -100,8 +101,8 @@ def test_other_modes(mode, oracle):
 def test_no_decode_worker_at_all_and_a_lost_prefill_worker(oracle):
     """Nobody decodes here: one token is answered all the same, also by another prefill worker than the first, which dies on the way."""
     many, want = (x[:40] for x in oracle)
-    with Cluster(prefill=2, decode=0, router_args=SPREAD, envs={"prefill-0": {"TANDEM_FAULT": "prefill_started:kill:5"}}) as c:
+    with Cluster(prefill=2, decode=0, router_args=SPREAD, envs={"prefill-0": {"TANDEM_FAULT": "prefill_started:kill:5"}}, **PATIENT) as c:
         assert [as_result(r) for r in run(c, c.requests(many))] == want
-        assert not c.workers["prefill-0"].alive()
+        assert c.workers["prefill-0"].wait_exit(20 * SLOW) == -signal.SIGKILL
         assert 1 <= c.status().failovers <= 16
         c.wait_idle()

@@ -124,7 +124,7 @@ def test_engine_thread_that_hangs():
 def test_ledger_survives_a_failover(mode):
     """The stages are those of the attempt that made the first token, also when a later attempt made the rest."""
     with Cluster(prefill=1 if mode == "pd" else 0, decode=2, mode=mode, envs={"decode-0": {"TANDEM_FAULT": "decode_token:kill:5"}},
-                 router_args=["--policy", "round_robin"]) as c:
+                 router_args=["--policy", "round_robin"], **PATIENT) as c:
         results = [c.generate(prompt="The old boat " * 20, max_tokens=24, **LONG) for _ in range(2)]
         assert all(r.code == OK and len(r.tokens) == 24 for r in results)
         assert results[0].tokens == results[1].tokens
@@ -247,7 +247,7 @@ LIES = {
 
 @pytest.fixture(scope="module")
 def honest():
-    with Cluster(prefill=1, decode=1, router_args=["--policy", "round_robin"]) as c:
+    with Cluster(prefill=1, decode=1, router_args=["--policy", "round_robin"], **PATIENT) as c:
         yield c, c.generate(prompt="Once upon a time", max_tokens=8, **LONG).tokens
 
 
