@@ -369,7 +369,8 @@ def test_logits_of_weights_that_are_no_numbers(tmp_path):
         assert rc == 1 and first in err and "the weights hold NaN or infinity, or config.json does not fit them" in err, err
         assert (tmp_path / "x").stat().st_size == (0 if tied or chunk == 0 else 2 * 2048 * 4)
     rc, _, err = run(["tandem", "logits", "--model", POCKET, "--dtype", "f32", "--threads", 1, "--out", tmp_path / "x", "--tokens", "5,7,300,8"])
-    assert rc == 0 and not err, err
+    said = [line for line in err.splitlines() if not line.startswith("touching memory of ")]  # its progress, on a machine that is slow at it
+    assert rc == 0 and not said, err
 
 
 def test_engine_bench():

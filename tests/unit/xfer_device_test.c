@@ -25,11 +25,7 @@
 
 #define N_BLOCKS 64
 #define BLOCK_BYTES 12288
-#ifdef __SANITIZE_THREAD__
 #define WAIT_MS 45000 /* five peers with four lanes each, and other tests beside them on two processors */
-#else
-#define WAIT_MS 15000
-#endif
 
 static const char *program;
 
