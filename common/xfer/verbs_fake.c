@@ -154,6 +154,7 @@ struct fake_cq {
     struct fake_device *device;
     struct cqe *ring;
     uint64_t mask;
+    uint64_t n_poisoned;                /* of its entries, from the first on: the pusher's */
     uint32_t depth, n_qps;
     int fd;
     bool dead;                          /* under the lock */
@@ -457,6 +458,18 @@ static void cq_die(struct fake_cq *cq)
     }
 }
 
+/* An entry that is read before it is written shows. Poison goes before the tail: to fill all of a deep queue that takes ten entries would be most of
+ * what a node's start costs. */
+#define CQ_POISON_STEP 256
+
+static void cq_poison_to(struct fake_cq *cq, uint64_t end)
+{
+    if (end > cq->mask + 1) end = cq->mask + 1;
+    if (end <= cq->n_poisoned) return;
+    memset(cq->ring + cq->n_poisoned, 0xa5, (end - cq->n_poisoned) * sizeof *cq->ring);
+    cq->n_poisoned = end;
+}
+
 static void cq_push(struct fake_cq *cq, const struct cqe *e)
 {
     if (cq->dead) return;
@@ -466,6 +479,7 @@ static void cq_push(struct fake_cq *cq, const struct cqe *e)
         cq_die(cq);
         return;
     }
+    if (tail + CQ_POISON_STEP / 2 > cq->n_poisoned) cq_poison_to(cq, tail + CQ_POISON_STEP);
     cq->ring[tail & cq->mask] = *e;
     atomic_store(&cq->tail, tail + 1); /* sequentially consistent against cq_arm and the poll after it */
     if (atomic_load(&cq->armed) && atomic_exchange(&cq->armed, false)) fd_raise(cq->fd);
@@ -1652,8 +1666,6 @@ static int fake_cq_create(struct td_vb_device *device, uint32_t depth, struct td
     if (!depth || depth > d->f->o.limits.max_cqe) return EINVAL;
     struct fake_cq *cq = aligned_alloc(64, (sizeof *cq + 63) / 64 * 64);
     struct cqe *ring = malloc(pow2_from(depth) * sizeof *ring);
-    /* resident from the start, as a device's pinned queue is; an entry read before it is written shows */
-    if (ring) memset(ring, 0xa5, pow2_from(depth) * sizeof *ring);
     int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (!cq || !ring || fd < 0) {
         int e = fd < 0 ? errno : ENOMEM;
@@ -1663,6 +1675,7 @@ static int fake_cq_create(struct td_vb_device *device, uint32_t depth, struct td
         return e;
     }
     *cq = (struct fake_cq){.device = d, .ring = ring, .mask = pow2_from(depth) - 1, .depth = depth, .fd = fd};
+    cq_poison_to(cq, CQ_POISON_STEP);
     fake_lock(d->f);
     d->n_cqs++;
     fake_unlock(d->f);
