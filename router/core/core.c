@@ -27,6 +27,12 @@
 #define CEILING_MAX 1.1                     /* above 1: none */
 #define CEILING_STEP 0.002                  /* up with each request of a rank before that was good */
 #define CEILING_DRIFT 0.005                 /* up in a second: what is kept for a rank that does not come is given back */
+/* Of the share of steps that carry a prompt. A sequence feels the mean of some hundred steps: a
+ * rate that follows each prompt would take the worker for full after one, and for empty soon after
+ * it. */
+#define MIX_SHARE_RATE 0.02
+#define MEAN_COST_REQUESTS                                                                         \
+    200 /* over which the mean cost of arrivals is taken: some ten seconds of a busy fleet */
 #define MAX_SEQ_JUMP (1u << 20)             /* hours of snapshots; a worker that silent has been lost long ago */
 
 static td_status check_classes(const struct td_core_config *g, struct td_err *err)
@@ -469,7 +475,7 @@ static void on_step(struct td_core *c, const struct td_core_event *e)
     td_latency_observe_step(c->latency, e->worker, &s);
     w->busy_us += e->e;
     if (e->c) { /* prefill steps without decode rows disturb nobody */
-        w->mix_share += 0.05 * ((e->a ? 1 : 0) - w->mix_share);
+        w->mix_share += MIX_SHARE_RATE * ((e->a ? 1 : 0) - w->mix_share);
         if (e->a) w->mix_rows += 0.2 * ((double)e->a - w->mix_rows);
     }
     w->correction = td_latency_correction(c->latency, e->worker);
@@ -490,6 +496,20 @@ static void count_arrival(struct td_core *c)
     double dt = c->now_s - c->rate_s, keep = exp2(-dt / 5.0); /* half-life 5 s */
     c->stats.arrival_rate = c->stats.arrival_rate * keep + M_LN2 / 5.0; /* the area under one arrival is one */
     c->rate_s = c->now_s;
+}
+
+/* What the request adds to the steps of a decode worker, and the mean of that over recent arrivals.
+ */
+static void count_cost(struct td_core *c, struct request *r, double n_out)
+{
+    if (c->n_by_role[TD_ROLE_DECODE] == 0) return;
+    uint32_t at = c->by_role[TD_ROLE_DECODE][0];
+    double context = (double)r->n_tokens + n_out / 2;
+    double with_s = td_latency_step(c->latency, at, 2, context, 0, 0);
+    double without_s = td_latency_step(c->latency, at, 1, 0, 0, 0);
+    r->decode_cost_s = n_out * fmax(0, with_s - without_s);
+    if (c->n_costs < MEAN_COST_REQUESTS) c->n_costs++;
+    c->mean_cost_s += (r->decode_cost_s - c->mean_cost_s) / c->n_costs;
 }
 
 static void on_request(struct td_core *c, const struct td_core_event *e)
@@ -522,6 +542,7 @@ static void on_request(struct td_core *c, const struct td_core_event *e)
                       td_latency_transfer(c->latency, c->workers[any].node_class, 0, (double)(r->n_tokens * c->workers[any].kv_bytes_per_token)),
                       n_out,
                       (double)r->n_tokens + n_out / 2, r->tpot_s);
+    count_cost(c, r, n_out);
     queue_insert(c, r);
     /* With others waiting it takes its place behind them (dispatch goes by order); refused at once when even so its objective is out of reach. Who is
      * below its share goes before those who are above theirs: what waits says little of when its turn comes. */
@@ -550,6 +571,14 @@ static struct request *current(struct td_core *c, const struct td_core_event *e,
     return r;
 }
 
+void core_prefill_tell(struct td_core *c, struct request *r)
+{
+    struct td_core_worker *w = &c->workers[r->prefill.worker];
+    td_ledger_prefill_tell(w, &r->prefill);
+    r->told_ns = c->now_ns;
+    r->next = w->n_told == 1;
+}
+
 static void on_ticket(struct td_core *c, const struct td_core_event *e)
 {
     struct request *r = current(c, e, false);
@@ -569,8 +598,10 @@ static void on_ticket(struct td_core *c, const struct td_core_event *e)
         td_ledger_prefill_open(&c->workers[p], &r->prefill, p, c->turns[r->slo_class], r->n_tokens, work_s, c->now_s);
         r->choice.ttft_s = 0; /* it was predicted of another: nothing is learned from it */
     }
+    td_stage_learn(&c->workers[r->decode.worker].reserve,
+                   (double)(c->now_ns - r->placed_ns) * 1e-9);
     r->phase = PREFILLING;
-    td_ledger_prefill_tell(&c->workers[r->prefill.worker], &r->prefill);
+    core_prefill_tell(c, r);
     struct td_order_key key = core_key_of(c, r);
     struct td_core_action *a = core_emit(c, TD_ACT_START_PREFILL, r);
     a->worker = r->prefill.worker;
@@ -606,6 +637,9 @@ static void on_first_token(struct td_core *c, const struct td_core_event *e)
     if (r->phase == PREFILLING) r->phase = DECODING;
     if (r->prefill.pending) { /* the computing is over: the ledger lets go of its tokens, the leg stays for the hand-over */
         r->computed_tokens = r->prefill.tokens;
+        if (r->next && r->choice.ttft_s > 0 && r->choice.hit_tokens == e->c)
+            td_stage_learn(&c->workers[r->prefill.worker].start,
+                           (double)(c->now_ns - r->told_ns) * 1e-9 - r->choice.prefill_s);
         td_ledger_prefill_done(&c->workers[r->prefill.worker], &r->prefill, c->now_s);
         c->stats.real_hit_tokens += e->c < r->n_tokens ? e->c : 0;
         c->room_changed = true;
@@ -625,7 +659,11 @@ static void on_token(struct td_core *c, const struct td_core_event *e)
     if (e->b) r->output_done = true;
     if (r->decode.worker != TD_NO_WORKER && r->decode.pending) {
         td_ledger_decode_active(&c->workers[r->decode.worker], &r->decode);
-        if (r->choice.local) c->room_changed = true;
+        if (r->choice.local) {
+            c->room_changed = true;
+            td_stage_learn(&c->workers[r->decode.worker].start,
+                           (double)(c->now_ns - r->placed_ns) * 1e-9 - r->choice.prefill_s);
+        }
     }
     grow(c, r, e->a);
     first_seen(c, r);

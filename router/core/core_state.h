@@ -30,11 +30,14 @@ struct request {
     int32_t priority;
     uint64_t n_prompt, n_tokens, max_tokens; /* n_tokens: prompt + output known to the client's stream */
     double ttft_s, tpot_s;                   /* objectives; INFINITY = none */
-    uint64_t arrived_ns, queued_ns, moved_ns, placed_ns, first_ns, last_ns;
+    uint64_t arrived_ns, queued_ns, moved_ns, placed_ns, told_ns, first_ns, last_ns;
     struct td_leg prefill, decode;
     struct td_choice choice;  /* of this attempt: what was predicted */
+    double decode_cost_s;     /* time that it adds to the steps of a decode worker, over all of its
+                                 output */
     double work_s;            /* predicted prefill, for those behind it in the queue */
     uint64_t computed_tokens; /* by the open prefill leg, as far as we know: wasted if the attempt is lost */
+    bool next;                /* nothing was before it at the prefill worker when that was told */
     bool refused;             /* a worker called the request invalid */
     bool decode_flows;        /* a decode token of this attempt was seen: the KV is there */
     bool sender_finished;     /* the decode leg ended because the prefill worker has finished the request: its last word is waited for */
@@ -67,6 +70,8 @@ struct td_core {
     struct td_prefix_index *index;
     uint32_t n_live;
     struct td_core_stats stats;
+    double mean_cost_s; /* of recent arrivals' decode_cost_s */
+    uint32_t n_costs;
     double rate_s;            /* of arrival_rate: the last update */
     double utilisation[2], utilisation_s, decode_pressure, refused_share;
     struct td_advice advice;
@@ -85,6 +90,8 @@ struct td_order_key core_key_of(const struct td_core *c, const struct request *r
 void core_queue_remove(struct td_core *c, struct request *r);
 /* The decode worker's next step, for the scans of policies. */
 void core_refresh_step(struct td_core *c, uint32_t worker);
+/* The prefill worker's call is made now. */
+void core_prefill_tell(struct td_core *c, struct request *r);
 /* Ends the request with a gRPC code; retry_s counts with RESOURCE_EXHAUSTED. */
 void core_fail(struct td_core *c, struct request *r, uint32_t code, const char *reason, double retry_s);
 

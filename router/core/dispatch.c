@@ -80,14 +80,27 @@ static struct td_policy_ask ask_of(const struct td_core *c, const struct request
     double expected = td_latency_output(c->latency, r->slo_class, 0.5, r->max_tokens) - (double)sent;
     bool local = core_wants_local(c, r), prefill_only = core_wants_prefill_only(c, r);
     const struct td_core_class *k = &c->cfg.classes[r->slo_class];
-    struct td_policy_ask a = {.id = r->id, .n_tokens = r->n_tokens, .max_tokens = left, .n_out = fmin(fmax(expected, 1), (double)left),
-                              .slo_class = r->slo_class, .turn = c->turns[r->slo_class], .ttft_s = r->ttft_s, .tpot_s = r->tpot_s,
-                              .best_effort = k->best_effort, .guard_tpot_s = guard_of(c, c->ranks[r->slo_class]),
+    struct td_policy_ask a = {.id = r->id,
+                              .n_tokens = r->n_tokens,
+                              .max_tokens = left,
+                              .n_out = fmin(fmax(expected, 1), (double)left),
+                              .slo_class = r->slo_class,
+                              .turn = c->turns[r->slo_class],
+                              .ttft_s = r->ttft_s,
+                              .tpot_s = r->tpot_s,
+                              .best_effort = k->best_effort,
+                              .size = c->mean_cost_s > 0 ? r->decode_cost_s / c->mean_cost_s : 1,
+                              .guard_tpot_s = guard_of(c, c->ranks[r->slo_class]),
                               .above_share = td_order_above_share(c->order, r->tenant, c->now_ns),
-                              .favoured = td_order_below_share(c->order, r->tenant, c->now_ns) || before_others(c, c->ranks[r->slo_class]),
-                              .started = r->first_ns != 0, .force_local = local,
-                              .allow_deflect = c->cfg.mode == TD_MODE_HYBRID && !local, .prefill_only = prefill_only,
-                              .hashes = r->hashes, .n_hashes = c->index ? r->n_hashes : 0, .hash_tokens = r->hash_tokens};
+                              .favoured = td_order_below_share(c->order, r->tenant, c->now_ns) ||
+                                          before_others(c, c->ranks[r->slo_class]),
+                              .started = r->first_ns != 0,
+                              .force_local = local,
+                              .allow_deflect = c->cfg.mode == TD_MODE_HYBRID && !local,
+                              .prefill_only = prefill_only,
+                              .hashes = r->hashes,
+                              .n_hashes = c->index ? r->n_hashes : 0,
+                              .hash_tokens = r->hash_tokens};
     if (a.started) a.ttft_s = INFINITY;
     else if (r->ttft_s < INFINITY) a.ttft_s = r->ttft_s - (double)(c->now_ns - r->arrived_ns) * 1e-9;
     return a;
@@ -126,7 +139,7 @@ static enum outcome place(struct td_core *c, struct request *r, const struct td_
     if (!choice.local) {
         struct td_core_worker *p = &c->workers[choice.prefill];
         td_ledger_prefill_open(p, &r->prefill, choice.prefill, a.turn, uncomputed, choice.prefill_s, c->now_s);
-        if (alone) td_ledger_prefill_tell(p, &r->prefill);
+        if (alone) core_prefill_tell(c, r);
     }
     if (!choice.local && !alone) {
         struct td_core_worker *p = &c->workers[choice.prefill];

@@ -390,7 +390,8 @@ struct node_class {
 struct td_latency {
     struct td_lat_config config;
     struct node_class classes[TD_LAT_MAX_CLASSES];
-    struct tracker margin_all[N_OBJECTIVES][TD_LAT_BUCKETS], margin[N_OBJECTIVES][TD_LAT_MAX_SLO_CLASSES][TD_LAT_BUCKETS];
+    struct tracker margin_all[N_OBJECTIVES][TD_LAT_ALL_BUCKETS];
+    struct tracker margin[N_OBJECTIVES][TD_LAT_MAX_SLO_CLASSES][TD_LAT_ALL_BUCKETS];
     struct quality_ring quality[N_OBJECTIVES];
     struct lengths output_all, output[TD_LAT_MAX_SLO_CLASSES];
     struct node nodes[TD_LAT_MAX_NODES];
@@ -414,7 +415,10 @@ uint32_t td_latency_bucket(double predicted_s, double objective_s)
     return bucket;
 }
 
-static uint32_t bucket_of(uint32_t bucket) { return bucket < TD_LAT_BUCKETS ? bucket : TD_LAT_BUCKETS - 1; }
+static uint32_t bucket_of(uint32_t bucket)
+{
+    return bucket < TD_LAT_ALL_BUCKETS ? bucket : TD_LAT_BUCKETS - 1;
+}
 
 static void margin_step(const struct td_latency *l, struct tracker *t, double ratio)
 {
@@ -505,7 +509,7 @@ td_status td_latency_create(const struct td_lat_config *config, struct td_latenc
     for (uint32_t i = 0; i < TD_LAT_MAX_CLASSES; i++) td_latency_set_theta(l, i, &nothing);
     for (uint32_t i = 0; i < TD_LAT_MAX_NODES; i++) l->nodes[i].overall = 1;
     for (int what = 0; what < N_OBJECTIVES; what++)
-        for (int i = 0; i < TD_LAT_BUCKETS; i++) l->margin_all[what][i].q = q_start[what];
+        for (int i = 0; i < TD_LAT_ALL_BUCKETS; i++) l->margin_all[what][i].q = q_start[what];
     l->output_all = (struct lengths){.mean = OUTPUT_MEAN, .p90 = {.q = OUTPUT_P90}};
     for (uint32_t i = 0; i < TD_LAT_MAX_SLO_CLASSES; i++) l->output[i] = l->output_all;
     *ret_latency = l;

@@ -197,6 +197,20 @@ void td_policy_hits_clear(const struct td_policy_view *v, const struct td_prefix
         if (m[i].worker < v->n_workers) v->hit_tokens[m[i].worker] = 0;
 }
 
+/* The mean of about so many requests: a few seconds of a worker's life. */
+#define STAGE_REQUESTS 20
+/* A request that also waited for something else says little of the stage: it counts at most this
+ * multiple of the mean. */
+#define STAGE_OUTLIER 4
+#define STAGE_FIRST_S 1.0 /* bounds the first, which has no mean before it */
+
+void td_stage_learn(struct td_stage *g, double seen_s)
+{
+    double most_s = g->n ? STAGE_OUTLIER * g->s + 1e-3 : STAGE_FIRST_S;
+    if (g->n < STAGE_REQUESTS) g->n++;
+    g->s += (fmin(fmax(seen_s, 0), most_s) - g->s) / g->n;
+}
+
 double td_worker_doubt(const struct td_core_worker *w, double now_s)
 {
     double silent_s = now_s - (double)w->snapshot_ns * 1e-9;
@@ -244,6 +258,7 @@ void td_policy_predict_prefill(const struct td_policy_view *v, const struct td_p
     r->bucket = waiting_bucket(w->n_pending, 16);
     r->hit_tokens = hit;
     r->wait_s = prefill_wait(v, a, worker);
+    r->start_s = w->start.s;
     r->prefill_s = td_latency_prefill(v->latency, worker, u, hit, w->max_step_tokens);
     /* The KV leaves chunk by chunk while later chunks are computed: what is exposed is the last chunk, or what the link is behind. */
     r->last_tokens = u < rows ? u : u % rows ? u % rows : rows;
@@ -256,7 +271,10 @@ void td_policy_predict_prefill(const struct td_policy_view *v, const struct td_p
 
 void td_policy_predict_decode(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t worker, struct td_decode_part *r)
 {
-    *r = (struct td_decode_part){.worker = worker, .hit_tokens = v->hit_tokens[worker], .step_s = predicted_step(v, a, worker)};
+    *r = (struct td_decode_part){.worker = worker,
+                                 .hit_tokens = v->hit_tokens[worker],
+                                 .step_s = predicted_step(v, a, worker),
+                                 .reserve_s = v->workers[worker].reserve.s};
 }
 
 void td_policy_predict_pair(const struct td_policy_view *v, const struct td_policy_ask *a, const struct td_prefill_part *p,
@@ -275,7 +293,8 @@ void td_policy_predict_pair(const struct td_policy_view *v, const struct td_poli
     c->decode = d->worker;
     c->hit_tokens = p->hit_tokens;
     c->prefill_s = p->prefill_s;
-    c->ttft_s = p->wait_s + p->prefill_s;
+    c->reserve_s = fmax(0, d->reserve_s - p->wait_s);
+    c->ttft_s = p->wait_s + c->reserve_s + p->prefill_s + p->start_s;
     c->gap_s = fmax(tail, p->link_wait_s + all - p->hidden_s);
     c->tpot_s = a->n_out > 1 ? d->step_s + c->gap_s / (a->n_out - 1) : 0;
     c->ttft_bucket = p->bucket;
@@ -284,8 +303,14 @@ void td_policy_predict_pair(const struct td_policy_view *v, const struct td_poli
 
 void td_policy_predict_alone(const struct td_prefill_part *p, struct td_choice *c)
 {
-    *c = (struct td_choice){.verdict = c->verdict, .prefill = p->worker, .decode = TD_NO_WORKER, .hit_tokens = p->hit_tokens,
-                            .prefill_s = p->prefill_s, .ttft_s = p->wait_s + p->prefill_s, .ttft_bucket = p->bucket, .reason = ""};
+    *c = (struct td_choice){.verdict = c->verdict,
+                            .prefill = p->worker,
+                            .decode = TD_NO_WORKER,
+                            .hit_tokens = p->hit_tokens,
+                            .prefill_s = p->prefill_s,
+                            .ttft_s = p->wait_s + p->prefill_s + p->start_s,
+                            .ttft_bucket = p->bucket,
+                            .reason = ""};
 }
 
 void td_policy_predict(const struct td_policy_view *v, const struct td_policy_ask *a, struct td_choice *c)
@@ -310,12 +335,12 @@ void td_policy_predict(const struct td_policy_view *v, const struct td_policy_as
     double u = (double)(a->n_tokens - c->hit_tokens), n_steps = ceil((u + (double)d->local_tokens) / rows);
     double chunk = fmin(rows, u + (double)d->local_tokens);
     c->prefill_s = n_steps * td_latency_step(v->latency, c->decode, d->n_active, (double)d->active_tokens, chunk, chunk * (double)a->n_tokens / 2);
-    c->ttft_s = c->prefill_s;
+    c->ttft_s = c->prefill_s + d->start.s;
     c->gap_s = 0;
     c->tpot_s = a->n_out > 1 ? part.step_s : 0;
-    c->ttft_bucket = waiting_bucket(d->n_active + d->n_pending, d->max_seqs);
+    c->ttft_bucket = TD_LAT_LOCAL + waiting_bucket(d->n_active + d->n_pending, d->max_seqs);
     /* What is mixed into steps comes and goes: a prediction far below the objective says as much of the margin as one near it. */
-    c->tpot_bucket = TD_LAT_LIMIT_BUCKET;
+    c->tpot_bucket = TD_LAT_LOCAL + TD_LAT_LIMIT_BUCKET;
 }
 
 static void place_by(const struct td_policy_view *v, const struct td_policy_ask *a, pick_fn pick, struct td_choice *c)

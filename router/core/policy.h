@@ -25,6 +25,14 @@ struct td_core_scan {
     };
 };
 
+/* A stage that no model predicts, learned as it is seen: its mean over the last requests, to be
+ * added to what is predicted. */
+struct td_stage {
+    double s;
+    uint32_t n;
+};
+void td_stage_learn(struct td_stage *stage, double seen_s);
+
 /* The ledger of one worker: exact the moment we decide, since we hear of every token. Kept by ledger.c alone. */
 struct td_core_worker {
     enum td_worker_state state;
@@ -63,6 +71,11 @@ struct td_core_worker {
     bool crowded;               /* prefill: since there were none of these, others' KV was on the link beside theirs, or may have been */
     double link_s;              /* prefill: sum of the predicted transfers of all who are there: never later than that after the computing */
     double mix_share, mix_rows; /* decode: EWMA share of the steps with decode rows that had prefill rows too, and how many those had */
+    struct td_stage
+        reserve; /* decode: from the router's call to the ticket, which comes between two steps */
+    struct td_stage start; /* what a prompt's first token takes beside its prefill when nothing is
+                            * before it: prefill: calls and streams; decode: of a prompt prefilled
+                            * there, the step that runs as well */
     double min_tpot_s;          /* decode: tightest objective among its requests; INFINITY = none */
     uint32_t n_min_tpot;        /* decode: how many have just that one; 0 with requests left: core.c looks for the next */
     uint64_t busy_us;           /* sum of reported step times since the last tick */
@@ -84,6 +97,7 @@ struct td_policy_ask {
     bool started;               /* its first token was sent: only TPOT counts, and it is never rejected */
     bool above_share;           /* its tenant has had more than its share: it leaves room for those who have not */
     bool favoured;              /* it had less, or its class goes before others that come, too: it pays no price for what is scarce by their doing */
+    double size; /* time it adds to decode steps, relative to the mean of recent arrivals */
     double guard_tpot_s;        /* of the classes before its own: steps keep it, and room for some more; INFINITY = none */
     bool force_local, allow_deflect;
     bool prefill_only;          /* one token is left: a prefill worker needs no decode worker beside it (choice->decode is TD_NO_WORKER then) */
@@ -102,6 +116,8 @@ struct td_choice {
     uint64_t send_tokens;       /* whose KV goes over the link: those that the decode worker is not expected to have */
     double prefill_s, ttft_s, gap_s, tpot_s;  /* predicted from now on; gap: prefill's first token -> decode's first step */
     uint32_t ttft_bucket, tpot_bucket;        /* for the margins: td_latency_bucket */
+    double reserve_s; /* of ttft_s: how much longer the decode worker's ticket takes than the queue
+                         before it */
     double wait_s;              /* REJECT: when to come back */
     const char *reason;
 };
@@ -152,13 +168,14 @@ void td_policy_hits_clear(const struct td_policy_view *view, const struct td_pre
 struct td_prefill_part {
     uint32_t worker, bucket;
     uint64_t hit_tokens, last_tokens;
-    double wait_s, prefill_s, link_wait_s, hidden_s;    /* hidden: of the transfer, behind the prefill's own chunks */
+    double wait_s, prefill_s, start_s, link_wait_s,
+        hidden_s; /* hidden: of the transfer, behind the prefill's own chunks */
     double all_s, tail_s;                               /* transfers when the decode worker has nothing of the prompt */
 };
 struct td_decode_part {
     uint32_t worker;
     uint64_t hit_tokens;
-    double step_s;
+    double step_s, reserve_s;
 };
 void td_policy_predict_prefill(const struct td_policy_view *view, const struct td_policy_ask *ask, uint32_t worker, struct td_prefill_part *ret_part);
 void td_policy_predict_decode(const struct td_policy_view *view, const struct td_policy_ask *ask, uint32_t worker, struct td_decode_part *ret_part);

@@ -34,7 +34,9 @@
 #define PRICE_TO 0.9
 #define FULL_PRESSURE 0.1
 #define ROOM_TTFT 1.25 /* a tenant above its share leaves a fifth of the TTFT, */
-#define ROOM_TPOT 1.04 /* and 4 % of each step: beside 45 sequences the room for three */
+#define ROOM_TPOT 1.04 /* and 4 % of each step: beside 45 sequences the room for three. */
+#define ROOM_SMALLER                                                                               \
+    0.03 /* of each step, left by requests twice as costly as the mean while steps are scarce */
 
 struct candidate {
     uint32_t at;
@@ -114,6 +116,12 @@ static double price_of(const struct td_policy_view *v, bool local)
     return fmin(1, fmax(0, fmax((u - PRICE_FROM) / (PRICE_TO - PRICE_FROM), v->decode_pressure / FULL_PRESSURE)));
 }
 
+/* 0..1: how often requests are held or refused for want of decode steps. */
+static double decode_scarcity(const struct td_policy_view *v)
+{
+    return fmin(1, v->decode_pressure / FULL_PRESSURE);
+}
+
 /* What its predictions are judged by beside learned margins: the price of what it uses, and how little is known of its workers. */
 struct factors { double price, doubt_t, doubt_d; };
 
@@ -128,6 +136,14 @@ static double tpot_margin(const struct td_policy_view *v, const struct td_policy
     return td_latency_margin(v->latency, TD_LAT_TPOT, a->slo_class, bucket);
 }
 
+/* While sequences are refused for want of decode steps, one that takes more of them than most
+ * leaves some room in each step: the same steps serve several smaller ones, which a rate of good
+ * requests counts. */
+static double room_for_smaller(const struct td_policy_view *v, const struct td_policy_ask *a)
+{
+    return 1 + ROOM_SMALLER * decode_scarcity(v) * fmin(1, fmax(0, a->size - 1));
+}
+
 /* Is this pair good, and is it better? c holds its predictions. */
 static void consider(const struct td_policy_view *v, const struct td_policy_ask *a, const struct td_choice *c, bool fits, const struct factors *x,
                      struct found *f)
@@ -138,7 +154,11 @@ static void consider(const struct td_policy_view *v, const struct td_policy_ask 
     const struct td_core_worker *d = c->decode == TD_NO_WORKER ? &nobody : &v->workers[c->decode];
     if (d->assigned == 0 && q_d > 1) q_d = 1; /* waiting would not make it better, and nobody else is there to suffer */
     q_d *= x->doubt_d;
-    double need = c->ttft_s * q_t, cost = c->ttft_s + c->gap_s + price * c->prefill_s;
+    double ttft_s = c->ttft_s - (a->favoured ? c->reserve_s : 0); /* for it a chance is enough */
+    double need = ttft_s * q_t, cost = ttft_s + c->gap_s + price * c->prefill_s;
+    /* A local prefill stalls the sequences beside it, so while steps are scarce it takes more than
+     * its own time. */
+    if (c->local && !a->force_local) cost += decode_scarcity(v) * c->prefill_s;
     if (need < f->least_ttft_need) f->least_ttft_need = need;
     if (fits && (!f->room || cost < f->fastest_cost)) {
         f->room = true;
@@ -150,6 +170,7 @@ static void consider(const struct td_policy_view *v, const struct td_policy_ask 
         need *= ROOM_TTFT;
         q_d *= ROOM_TPOT;
     }
+    if (!a->favoured) q_d *= room_for_smaller(v, a);
     if (step * q_d * ROOM_TPOT > a->guard_tpot_s) return; /* a heavier class is to find room on each worker */
     if (!fits || need > a->ttft_s || c->tpot_s * q_d > a->tpot_s || step * q_d > d->min_tpot_s) return;
     double edge = f->best_cost * TIE + TIE_S;

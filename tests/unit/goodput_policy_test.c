@@ -583,7 +583,7 @@ static void test_deflection_is_judged_by_the_mean(void **state)
             assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
             assert_true(actions[0].local); /* an empty worker is free to */
             leg(c, TD_EV_TOKEN, 0, 0, resident, 101, 0);
-            for (uint32_t i = 0; mixed && i < 100; i++)
+            for (uint32_t i = 0; mixed && i < 500; i++)
                 step(c, (struct td_core_event){
                             .kind = TD_EV_WORKER_STEP, .now_ns = 1, .worker = 1, .a = 300, .b = 300 * 150, .c = 1, .d = 101, .e = 40200});
             bool may = !mixed || tpot_us > 40400; /* alone 10.4 ms; 300 rows take 30 more */
