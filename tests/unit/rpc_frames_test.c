@@ -16,13 +16,16 @@ enum { END_STREAM = 1, ACK = 1, END_HEADERS = 4 };
 
 struct bytes {
     uint8_t *at;
-    size_t n;
+    size_t n, capacity;
 };
 
 static void add(struct bytes *b, const void *at, size_t n)
 {
-    b->at = realloc(b->at, b->n + n + 1);
-    assert_non_null(b->at);
+    if (b->n + n > b->capacity) { /* doubled: AddressSanitizer's realloc always copies */
+        b->capacity = 2 * (b->n + n);
+        b->at = realloc(b->at, b->capacity);
+        assert_non_null(b->at);
+    }
     if (n) memcpy(b->at + b->n, at, n);
     b->n += n;
 }
