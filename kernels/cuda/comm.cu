@@ -14,7 +14,11 @@
  *       `leave` drops the graphs first, and `abort` is called without a lock that whoever drops the graphs might want.
  *   (2) A communicator is destroyed or aborted while no thread is inside another call on it. Calls go through use_begin .. use_end; abort refuses new
  *       ones and then waits ABORT_WAIT_MS for those inside. A call that is still inside then hangs in NCCL itself, and the abort is what ends it.
- *   (3) What goes wrong on the device or on another rank is told by ncclCommGetAsyncError alone: `check` asks, every 50 ms (forward_device.c).
+ *   (3) ncclCommInitRank waits for the last rank for ever. So the communicator does not block (ncclCommInitRankConfig):
+ *       join polls until all have come or its time is over, and aborts then. After that every call may say "in
+ *       progress", and is waited for until ncclCommGetAsyncError says otherwise (`settled`) before the next one is made.
+ *       NCCL before 2.14 has no such communicator: there join has no deadline.
+ *   (4) What goes wrong on the device or on another rank is told by ncclCommGetAsyncError alone: `check` asks, every 50 ms (forward_device.c).
  *
  *     JOINED --abort: no new use, wait for those inside, take the communicator--> ABORTING --graphs are gone--> LEFT
  *     JOINED --leave: graphs dropped, then the same, destroyed------------------------------------------------> LEFT
@@ -22,6 +26,7 @@
  * A rank that is dead leaves the others' entries waiting on the device. Who learns of it by other ways calls abort from another thread, after
  * which the entries end, `wait` returns, and the device counts as lost. */
 #include <dlfcn.h>
+#include <poll.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,6 +43,9 @@ static_assert((int)TD_NCCL_SUCCESS == (int)ncclSuccess && (int)TD_NCCL_IN_PROGRE
               "nccl_api.h");
 #endif
 
+#define JOIN_MS_DEFAULT 120000 /* the slowest rank has its weights by then, or never */
+#define JOIN_MS_NAME "TANDEM_NCCL_JOIN_TIMEOUT_MS"
+#define CALL_MS 30000 /* a call that is in progress for so long loses the device: the first one makes connections, which takes a second or two */
 #define ABORT_WAIT_MS 2000 /* calls on connected ranks return in microseconds; one that takes this long waits for a dead rank */
 
 static struct {
@@ -45,6 +53,7 @@ static struct {
 #define NCCL_MEMBER(name, result, arguments) result(*name) arguments;
     TD_NCCL_FUNCTIONS(NCCL_MEMBER)
 #undef NCCL_MEMBER
+    td_nccl_init_config_fn *init_config; /* NULL: the library is too old */
 } nccl;
 
 static struct {
@@ -81,6 +90,7 @@ static td_status load(struct td_err *err)
     if (!(nccl.name = (result(*) arguments)dlsym(library, #name))) missing = #name;
     TD_NCCL_FUNCTIONS(NCCL_FIND)
 #undef NCCL_FIND
+    nccl.init_config = (td_nccl_init_config_fn *)dlsym(library, TD_NCCL_INIT_CONFIG);
     if (missing)
         return td_fail(err, TD_ERR_UNSUPPORTED, "tp: %s has no %s: it is of another version than this library was built for",
                        library_name(), missing);
@@ -94,17 +104,6 @@ static td_status load(struct td_err *err)
 #endif
     nccl.library = library;
     return TD_OK;
-}
-
-/* A failed call loses the device, as a failed launch does: nothing of this process' steps can be relied on. */
-static bool ok(int r, const char *label)
-{
-    if (r == TD_NCCL_SUCCESS) return td_cuda_ok(cudaSuccess, label);
-    if (__atomic_fetch_add(&self.n_failures, 1, __ATOMIC_RELAXED) == 0) {
-        snprintf(self.failure, sizeof self.failure, "%s: NCCL says %s", label, nccl.ncclGetErrorString(r));
-        label = self.failure;
-    }
-    return td_cuda_ok(cudaErrorUnknown, label);
 }
 
 static void use_end(void)
@@ -129,6 +128,42 @@ static uint64_t now_ms(void)
     return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
+/* What a call comes to that returned r: waits while it is in progress. TD_NCCL_IN_PROGRESS: it is so still after CALL_MS, or the communicator is
+ * about to go. Between use_begin and use_end. */
+static int settled(struct td_nccl_comm *comm, int r)
+{
+    uint64_t deadline_ms = r == TD_NCCL_IN_PROGRESS ? now_ms() + CALL_MS : 0;
+    while (r == TD_NCCL_IN_PROGRESS && !__atomic_load_n(&self.is_closing, __ATOMIC_SEQ_CST) && now_ms() < deadline_ms) {
+        int state = TD_NCCL_SUCCESS, asked = nccl.ncclCommGetAsyncError(comm, &state);
+        r = asked == TD_NCCL_SUCCESS ? state : asked;
+        if (r == TD_NCCL_IN_PROGRESS) (void)sched_yield();
+    }
+    return r;
+}
+
+/* A failed call loses the device, as a failed launch does: nothing of this process' steps can be relied on. */
+static bool failed(int r, const char *label)
+{
+    if (__atomic_fetch_add(&self.n_failures, 1, __ATOMIC_RELAXED) == 0) {
+        snprintf(self.failure, sizeof self.failure, "%s: NCCL says %s", label, nccl.ncclGetErrorString(r));
+        label = self.failure;
+    }
+    return td_cuda_ok(cudaErrorUnknown, label);
+}
+
+/* True: the call that returned r has done its part. Between use_begin and use_end, like the next. */
+static bool ok(struct td_nccl_comm *comm, int r, const char *label)
+{
+    r = settled(comm, r);
+    return r == TD_NCCL_SUCCESS ? td_cuda_ok(cudaSuccess, label) : failed(r, label);
+}
+
+/* Within a group a call is only noted: what comes of it is told by the group's end. */
+static bool noted(int r, const char *label)
+{
+    return r == TD_NCCL_IN_PROGRESS || r == TD_NCCL_SUCCESS ? td_cuda_ok(cudaSuccess, label) : failed(r, label);
+}
+
 /* The communicator, now the caller's alone to end; NULL: another has it, or there is none. */
 static struct td_nccl_comm *use_stop(void)
 {
@@ -149,6 +184,48 @@ static td_status new_id(uint8_t *ret_id, struct td_err *err)
     return TD_OK;
 }
 
+static td_status read_join_ms(uint64_t *ret_ms, struct td_err *err)
+{
+    const char *text = getenv(JOIN_MS_NAME);
+    char *end;
+    *ret_ms = JOIN_MS_DEFAULT;
+    if (!text || !*text) return TD_OK;
+    unsigned long long ms = strtoull(text, &end, 10);
+    if (*end || text[0] == '-' || ms < 100 || ms > 86400000)
+        return td_fail(err, TD_ERR_INVALID, "tp: %s is \"%.40s\", must be 100..86400000", JOIN_MS_NAME, text);
+    *ret_ms = ms;
+    return TD_OK;
+}
+
+/* The communicator of all ranks, once they have all come. On failure there is none. */
+static td_status init_comm(const struct td_nccl_id *id, int32_t rank, int32_t n_ranks, struct td_nccl_comm **ret_comm, struct td_err *err)
+{
+    struct td_nccl_comm *comm = NULL;
+    uint64_t join_ms, begin_ms = now_ms();
+    td_status s = read_join_ms(&join_ms, err);
+    if (s) return s;
+    struct td_nccl_config config = {sizeof config, TD_NCCL_CONFIG_MAGIC, TD_NCCL_CONFIG_VERSION, 0};
+    int r = nccl.init_config ? nccl.init_config(&comm, n_ranks, *id, rank, &config) : nccl.ncclCommInitRank(&comm, n_ranks, *id, rank);
+    while (r == TD_NCCL_IN_PROGRESS && now_ms() - begin_ms < join_ms) {
+        int state = TD_NCCL_SUCCESS, asked = nccl.ncclCommGetAsyncError(comm, &state);
+        r = asked == TD_NCCL_SUCCESS ? state : asked;
+        if (r == TD_NCCL_IN_PROGRESS) (void)poll(NULL, 0, 1);
+    }
+    if (r == TD_NCCL_SUCCESS) {
+        *ret_comm = comm;
+        return TD_OK;
+    }
+    s = r == TD_NCCL_IN_PROGRESS
+            ? td_fail(err, TD_ERR_DEVICE,
+                      "tp: rank %d of %d joined over NCCL, and not all others did within %llu ms (%s): look at their "
+                      "logs",
+                      (int)rank, (int)n_ranks, (unsigned long long)join_ms, JOIN_MS_NAME)
+            : td_fail(err, TD_ERR_DEVICE, "tp: rank %d of %d does not join over NCCL: %s (%s)", (int)rank, (int)n_ranks,
+                      nccl.ncclGetErrorString(r), nccl.ncclGetLastError(NULL));
+    if (comm && nccl.init_config) (void)nccl.ncclCommAbort(comm); /* else nobody knows what a failed call has left in comm */
+    return s;
+}
+
 static td_status join(const uint8_t *id_bytes, const struct td_device_group *g, size_t max_floats, struct td_err *err)
 {
     int32_t rank = g->rank, n_ranks = g->n_ranks;
@@ -161,12 +238,10 @@ static td_status join(const uint8_t *id_bytes, const struct td_device_group *g, 
     cudaError_t e = cudaSetDevice(td_cuda.index);
     if (e == cudaSuccess) e = cudaMalloc((void **)&self.scratch, bytes);
     if (e != cudaSuccess) return td_fail(err, TD_ERR_NOMEM, "tp: %zu bytes for sums over ranks: %s", bytes, cudaGetErrorString(e));
-    int r = nccl.ncclCommInitRank(&comm, n_ranks, id, rank);
-    if (r != TD_NCCL_SUCCESS) {
+    if ((s = init_comm(&id, rank, n_ranks, &comm, err))) {
         (void)cudaFree(self.scratch);
         self.scratch = NULL;
-        return td_fail(err, TD_ERR_DEVICE, "tp: rank %d of %d does not join over NCCL: %s (%s)", (int)rank, (int)n_ranks, nccl.ncclGetErrorString(r),
-                       nccl.ncclGetLastError(NULL));
+        return s;
     }
     self.rank = rank, self.n_ranks = n_ranks, self.max_floats = max_floats, self.n_failures = 0;
     __atomic_store_n(&self.is_closing, false, __ATOMIC_SEQ_CST);
@@ -192,30 +267,30 @@ static size_t slice_at(size_t n, size_t each, int32_t r)
 static void sum_in_order(struct td_nccl_comm *comm, float *x, size_t n)
 {
     size_t each = (n / (size_t)self.n_ranks + 4) / 4 * 4, mine = slice_at(n, each, self.rank), n_mine = slice_at(n, each, self.rank + 1) - mine;
-    bool good = ok(nccl.ncclGroupStart(), "tp: group");
+    bool good = ok(comm, nccl.ncclGroupStart(), "tp: group");
     for (int32_t r = 0; r < self.n_ranks && good; r++) {
         size_t at = slice_at(n, each, r), len = slice_at(n, each, r + 1) - at;
         if (r == self.rank) continue;
-        if (len) good = ok(nccl.ncclSend(x + at, len, TD_NCCL_FLOAT, r, comm, td_cuda.compute), "tp: send parts");
+        if (len) good = noted(nccl.ncclSend(x + at, len, TD_NCCL_FLOAT, r, comm, td_cuda.compute), "tp: send parts");
         if (good && n_mine)
-            good = ok(nccl.ncclRecv(self.scratch + (size_t)r * each, n_mine, TD_NCCL_FLOAT, r, comm, td_cuda.compute), "tp: receive parts");
+            good = noted(nccl.ncclRecv(self.scratch + (size_t)r * each, n_mine, TD_NCCL_FLOAT, r, comm, td_cuda.compute), "tp: receive parts");
     }
-    good = ok(nccl.ncclGroupEnd(), "tp: exchange of parts") && good;
+    good = ok(comm, nccl.ncclGroupEnd(), "tp: exchange of parts") && good;
     if (good && n_mine) {
         TD_LAUNCH(sum_ranks_kernel, dim3((unsigned)((n_mine + 255) / 256)), dim3(256), 0, td_cuda.compute, x + mine, self.scratch, (int64_t)n_mine,
                   (int64_t)each, self.rank, self.n_ranks);
         TD_LAUNCHED("tp: sum over ranks");
     }
     td_cuda.behind_kernel = false;
-    good = good && ok(nccl.ncclGroupStart(), "tp: group");
+    good = good && ok(comm, nccl.ncclGroupStart(), "tp: group");
     if (!good) return;
     for (int32_t r = 0; r < self.n_ranks && good; r++) {
         size_t at = slice_at(n, each, r), len = slice_at(n, each, r + 1) - at;
         if (r == self.rank) continue;
-        if (n_mine) good = ok(nccl.ncclSend(x + mine, n_mine, TD_NCCL_FLOAT, r, comm, td_cuda.compute), "tp: send sums");
-        if (good && len) good = ok(nccl.ncclRecv(x + at, len, TD_NCCL_FLOAT, r, comm, td_cuda.compute), "tp: receive sums");
+        if (n_mine) good = noted(nccl.ncclSend(x + mine, n_mine, TD_NCCL_FLOAT, r, comm, td_cuda.compute), "tp: send sums");
+        if (good && len) good = noted(nccl.ncclRecv(x + at, len, TD_NCCL_FLOAT, r, comm, td_cuda.compute), "tp: receive sums");
     }
-    (void)ok(nccl.ncclGroupEnd(), "tp: exchange of sums");
+    (void)ok(comm, nccl.ncclGroupEnd(), "tp: exchange of sums");
 }
 
 static void all_reduce_sum(float *x, size_t n)
@@ -225,7 +300,7 @@ static void all_reduce_sum(float *x, size_t n)
     td_cuda.behind_kernel = false;
     TD_ASSERT(n <= self.max_floats);
     if (self.n_ranks == 2 || !td_cuda.is_deterministic)
-        (void)ok(nccl.ncclAllReduce(x, x, n, TD_NCCL_FLOAT, TD_NCCL_SUM, comm, td_cuda.compute), "tp: sum over ranks");
+        (void)ok(comm, nccl.ncclAllReduce(x, x, n, TD_NCCL_FLOAT, TD_NCCL_SUM, comm, td_cuda.compute), "tp: sum over ranks");
     else
         sum_in_order(comm, x, n);
     use_end();
@@ -236,13 +311,13 @@ static void gather_on_first(struct td_nccl_comm *comm, size_t rows, const int32_
 {
     size_t stride = (size_t)first[self.n_ranks];
     TD_ASSERT(rows * (stride - (size_t)(first[1] - first[0])) <= self.max_floats);
-    bool good = ok(nccl.ncclGroupStart(), "tp: group");
+    bool good = ok(comm, nccl.ncclGroupStart(), "tp: group");
     if (!good) return;
     for (int32_t r = 1; r < self.n_ranks && good; r++) {
         size_t w = (size_t)(first[r + 1] - first[r]), at = rows * (size_t)(first[r] - first[1]);
-        if (w) good = ok(nccl.ncclRecv(self.scratch + at, rows * w, TD_NCCL_FLOAT, r, comm, td_cuda.compute), "tp: receive logits");
+        if (w) good = noted(nccl.ncclRecv(self.scratch + at, rows * w, TD_NCCL_FLOAT, r, comm, td_cuda.compute), "tp: receive logits");
     }
-    good = ok(nccl.ncclGroupEnd(), "tp: logits of all ranks") && good;
+    good = ok(comm, nccl.ncclGroupEnd(), "tp: logits of all ranks") && good;
     for (int32_t r = 1; r < self.n_ranks && good; r++) {
         size_t w = (size_t)(first[r + 1] - first[r]), at = rows * (size_t)(first[r] - first[1]);
         if (w)
@@ -260,7 +335,7 @@ static void gather_columns(const float *mine, int32_t n_rows, const int32_t *fir
     size_t width = (size_t)(first[self.rank + 1] - first[self.rank]);
     if (self.rank == 0) gather_on_first(comm, (size_t)n_rows, first, out);
     else if (width)
-        (void)ok(nccl.ncclSend(mine, (size_t)n_rows * width, TD_NCCL_FLOAT, 0, comm, td_cuda.compute), "tp: send logits");
+        (void)ok(comm, nccl.ncclSend(mine, (size_t)n_rows * width, TD_NCCL_FLOAT, 0, comm, td_cuda.compute), "tp: send logits");
     use_end();
 }
 
@@ -271,7 +346,7 @@ static td_status check(struct td_err *err)
     int error = TD_NCCL_SUCCESS, r = nccl.ncclCommGetAsyncError(comm, &error);
     use_end();
     if (r == TD_NCCL_SUCCESS && (error == TD_NCCL_SUCCESS || error == TD_NCCL_IN_PROGRESS)) return TD_OK;
-    (void)ok(r ? r : error, "tp: an error between ranks");
+    (void)failed(r ? r : error, "tp: an error between ranks");
     return td_cuda_lost(err);
 }
 

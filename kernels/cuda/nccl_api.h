@@ -22,6 +22,19 @@ enum { TD_NCCL_SUCCESS = 0, TD_NCCL_INTERNAL_ERROR = 3, TD_NCCL_INVALID_USAGE = 
 enum { TD_NCCL_FLOAT = 7 };
 enum { TD_NCCL_SUM = 0 };
 
+/* ncclConfig_t as NCCL 2.14 had it. Later ones only append: the library takes `size` bytes of it and has defaults for what `version` did not know. */
+struct td_nccl_config {
+    size_t size;
+    unsigned magic, version;
+    int blocking;
+};
+#define TD_NCCL_CONFIG_MAGIC 0xcafebeefu
+#define TD_NCCL_CONFIG_VERSION 21400u
+
+/* Not in NCCL before 2.14: looked up by its name, and may be missing. */
+#define TD_NCCL_INIT_CONFIG "ncclCommInitRankConfig"
+typedef int td_nccl_init_config_fn(struct td_nccl_comm **ret_comm, int n_ranks, struct td_nccl_id id, int rank, struct td_nccl_config *config);
+
 /* X(name, result, arguments); `stream` is a cudaStream_t. */
 #define TD_NCCL_FUNCTIONS(X)                                                                                                              \
     X(ncclGetUniqueId, int, (struct td_nccl_id * ret_id))                                                                                 \

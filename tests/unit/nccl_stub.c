@@ -6,7 +6,9 @@
  *   (2) a destroy or abort while another thread is inside a call on it, and two threads inside at once;
  *   (3) a destroy or abort while graphs hold its calls: NCCL spins until they are gone. So does this, for SPIN_MS;
  *   (4) a group that is not ended, a send or receive to oneself or to no rank;
- *   (5) ranks that do not make the same calls in the same order with the same counts; a call that another rank never makes (WAIT_MS).
+ *   (5) a call on a communicator that does not block while its joining, or an earlier call, is in progress: ncclCommGetAsyncError must have said that
+ *       it is over. Every call there is in progress until it was asked for the second time;
+ *   (6) ranks that do not make the same calls in the same order with the same counts; a call that another rank never makes (WAIT_MS).
  * Sums of three ranks or more are taken in an order that depends on element and size, as NCCL's are: who needs one order must not use them.
  *
  * How. A message goes from rank to rank through a mailbox in shared memory that holds one piece of it; a call is a list of messages to and from, run
@@ -32,6 +34,9 @@
 #define EXPORT __attribute__((visibility("default")))
 #define DECLARED(name, result, arguments) EXPORT result name arguments;
 TD_NCCL_FUNCTIONS(DECLARED)
+#ifndef TD_NCCL_STUB_IS_OLD /* as NCCL before 2.14 */
+EXPORT td_nccl_init_config_fn ncclCommInitRankConfig;
+#endif
 EXPORT void td_nccl_stub_open(const struct td_nccl_stub_cuda *of_cuda);
 EXPORT td_nccl_stub_hold_fn td_nccl_stub_hold;
 EXPORT td_nccl_stub_count_fn td_nccl_stub_inside, td_nccl_stub_ended;
@@ -63,6 +68,8 @@ struct td_nccl_comm {
     struct shared *shared;
     _Atomic int n_inside, n_graphs, n_queued;
     _Atomic bool is_aborted;
+    bool is_blocking, has_joined;     /* has_joined: told so */
+    _Atomic int n_asks;               /* not blocking: so many times ncclCommGetAsyncError still says "in progress" */
     char name[64];
 };
 
@@ -114,6 +121,8 @@ static uint64_t now_ms(void)
 static void enter(struct td_nccl_comm *comm, const char *call)
 {
     if (!comm || comm->magic != ALIVE) die("%s on a communicator that was destroyed or aborted", call);
+    if (!comm->has_joined) die("%s before all ranks have joined", call);
+    if (comm->n_asks > 0 && group_depth == 0) die("%s while an earlier call is in progress", call);
     if (atomic_fetch_add(&comm->n_inside, 1) > 0) die("%s while another thread is inside a call on the communicator", call);
     atomic_fetch_add(&n_inside_all, 1);
     int fd = atomic_exchange(&hold_fd, -1);
@@ -214,7 +223,10 @@ static int issue(struct call *c, void *stream)
 {
     c->is_recorded = cuda.attach(stream, call_free, c);
     atomic_fetch_add(c->is_recorded ? &c->comm->n_graphs : &c->comm->n_queued, 1);
-    return cuda.launch_host(stream, run_call, c) ? 1 : TD_NCCL_SUCCESS;
+    if (cuda.launch_host(stream, run_call, c)) return 1;
+    if (c->comm->is_blocking) return TD_NCCL_SUCCESS;
+    c->comm->n_asks = 2;
+    return TD_NCCL_IN_PROGRESS;
 }
 
 static int add_message(const char *call, struct message m, struct td_nccl_comm *comm, void *stream)
@@ -252,7 +264,7 @@ int ncclGetUniqueId(struct td_nccl_id *ret_id)
 /* Every communicator of this process. None is ever freed: a call on one that has ended must find its magic gone. */
 static struct td_nccl_comm *_Atomic kept;
 
-int ncclCommInitRank(struct td_nccl_comm **ret_comm, int n_ranks, struct td_nccl_id id, int rank)
+static struct td_nccl_comm *comm_new(int n_ranks, struct td_nccl_id id, int rank)
 {
     if (n_ranks < 1 || n_ranks > MAX_RANKS || rank < 0 || rank >= n_ranks) die("ncclCommInitRank: rank %d of %d", rank, n_ranks);
     int fd = shm_open(id.bytes, O_RDWR, 0);
@@ -263,18 +275,42 @@ int ncclCommInitRank(struct td_nccl_comm **ret_comm, int n_ranks, struct td_nccl
     if (!c) die("no memory");
     c->magic = ALIVE;
     c->rank = rank, c->n_ranks = n_ranks, c->shared = shared;
-    uint64_t deadline = now_ms() + WAIT_MS;
+    snprintf(c->name, sizeof c->name, "%.63s", id.bytes);
     c->next_kept = atomic_load(&kept);
     while (!atomic_compare_exchange_weak(&kept, &c->next_kept, c)) {}
     atomic_fetch_add(&shared->n_joined, 1);
-    while (atomic_load(&shared->n_joined) < n_ranks) {
-        if (now_ms() > deadline) die("ncclCommInitRank: %d of %d ranks came within %d s", (int)shared->n_joined, n_ranks, WAIT_MS / 1000);
-        sched_yield();
-    }
-    if (rank == 0) shm_unlink(id.bytes);
+    return c;
+}
+
+static bool all_have_joined(struct td_nccl_comm *c)
+{
+    if (c->has_joined) return true;
+    if (atomic_load(&c->shared->n_joined) < c->n_ranks) return false;
+    if (c->rank == 0) shm_unlink(c->name);
+    return c->has_joined = true;
+}
+
+int ncclCommInitRank(struct td_nccl_comm **ret_comm, int n_ranks, struct td_nccl_id id, int rank)
+{
+    struct td_nccl_comm *c = comm_new(n_ranks, id, rank);
+    c->is_blocking = true;
+    for (uint64_t deadline = now_ms() + WAIT_MS; !all_have_joined(c); sched_yield())
+        if (now_ms() > deadline)
+            die("ncclCommInitRank: %d of %d ranks came within %d s", (int)c->shared->n_joined, n_ranks, WAIT_MS / 1000);
     *ret_comm = c;
     return TD_NCCL_SUCCESS;
 }
+
+#ifndef TD_NCCL_STUB_IS_OLD
+int ncclCommInitRankConfig(struct td_nccl_comm **ret_comm, int n_ranks, struct td_nccl_id id, int rank, struct td_nccl_config *config)
+{
+    if (config->magic != TD_NCCL_CONFIG_MAGIC || config->size < sizeof *config || config->version < TD_NCCL_CONFIG_VERSION)
+        die("ncclCommInitRankConfig: the config is not one of NCCL's");
+    if (config->blocking) return ncclCommInitRank(ret_comm, n_ranks, id, rank);
+    *ret_comm = comm_new(n_ranks, id, rank);
+    return TD_NCCL_IN_PROGRESS;
+}
+#endif
 
 /* The communicator itself stays: later calls on it are to be found out. */
 static int end(struct td_nccl_comm *comm, const char *call, bool is_abort)
@@ -282,6 +318,8 @@ static int end(struct td_nccl_comm *comm, const char *call, bool is_abort)
     if (!comm || comm->magic != ALIVE) die("%s on a communicator that was destroyed or aborted", call);
     atomic_fetch_add(&n_ended, 1);
     if (comm->n_inside > 0) die("%s while another thread is inside a call on the communicator", call);
+    if (!comm->has_joined && !is_abort) die("%s before all ranks have joined", call);
+    if (!comm->has_joined && comm->rank == 0) shm_unlink(comm->name);
     if (is_abort) comm->is_aborted = true;
     comm->magic = 0;
     uint64_t deadline = now_ms() + SPIN_MS;
@@ -299,6 +337,10 @@ int ncclCommGetAsyncError(struct td_nccl_comm *comm, int *ret_error)
 {
     if (!comm || comm->magic != ALIVE) die("ncclCommGetAsyncError on a communicator that was destroyed or aborted");
     *ret_error = async_error;
+    if (!all_have_joined(comm)) *ret_error = TD_NCCL_IN_PROGRESS;
+    int n = comm->n_asks;
+    while (n > 0 && !atomic_compare_exchange_weak(&comm->n_asks, &n, n - 1)) {}
+    if (n > 1) *ret_error = TD_NCCL_IN_PROGRESS;
     return TD_NCCL_SUCCESS;
 }
 
@@ -353,6 +395,7 @@ int ncclGroupEnd(void)
 const char *ncclGetErrorString(int result)
 {
     if (result == TD_NCCL_REMOTE_ERROR) return "remote process exited or there was a network error";
+    if (result == TD_NCCL_IN_PROGRESS) return "NCCL operation in progress";
     return result == TD_NCCL_SUCCESS ? "no error" : "another error";
 }
 
