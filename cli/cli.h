@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "common/base/api_key.h"
 #include "common/base/options.h"
 #ifndef TANDEM_OFFLINE /* a build without daemons (TANDEM_DAEMONS=OFF): the commands that need no cluster */
 #include "common/rpc/rpc.h"
@@ -54,7 +55,7 @@ struct cli_server { /* the options every client command has */
 struct cli_client {
     struct td_rpc_loop *loop;
     struct td_rpc_channel *channel;
-    char authorization[600];          /* "Bearer KEY", or "" */
+    char authorization[TD_AUTHORIZATION_MAX];      /* "Bearer KEY", or "" */
 };
 /* The TLS side of a dialled address, borrowed from s; for td_rpc_channel_config.tls when s->tls_ca is not empty. */
 struct td_rpc_tls cli_tls(const struct cli_server *s);

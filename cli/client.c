@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "common/base/api_key.h"
 #include "common/base/cluster_secret.h"
 #include "common/worker/identity.h"
 
@@ -15,28 +16,12 @@ struct td_rpc_tls cli_tls(const struct cli_server *s)
                                .server_name = s->tls_server_name[0] ? s->tls_server_name : NULL};
 }
 
-/* The first line of the file; printable characters, as metadata must be. Never tells what it read. */
-static td_status read_key(struct cli_client *c, const char *path, struct td_err *err)
-{
-    char line[520];
-    FILE *f = fopen(path, "r");
-    if (!f) return td_fail(err, TD_ERR_IO, "api_key_file %s: %s", path, strerror(errno));
-    bool got = fgets(line, sizeof line, f) != NULL;
-    fclose(f);
-    size_t n = got ? strcspn(line, "\r\n") : 0;
-    if (n < 1 || n > 512) return td_fail(err, TD_ERR_INVALID, "api_key_file %s: its first line must have 1..512 characters", path);
-    for (size_t i = 0; i < n; i++)
-        if (line[i] <= ' ' || line[i] > '~')
-            return td_fail(err, TD_ERR_INVALID, "api_key_file %s: character %zu of the key is not a printable ASCII character", path, i + 1);
-    snprintf(c->authorization, sizeof c->authorization, "Bearer %.*s", (int)n, line);
-    return TD_OK;
-}
-
 td_status cli_client_open(struct cli_client *c, const struct cli_server *s, struct td_err *err)
 {
     memset(c, 0, sizeof *c);
     signal(SIGPIPE, SIG_DFL);
-    td_status st = s->api_key_file && s->api_key_file[0] ? read_key(c, s->api_key_file, err) : TD_OK;
+    td_status st = TD_OK;
+    if (s->api_key_file && s->api_key_file[0]) st = td_api_key_read(s->api_key_file, c->authorization, err);
     if (!st) st = td_rpc_loop_create("cli", &c->loop, err);
     if (st) return st;
     struct td_rpc_tls tls = cli_tls(s);

@@ -32,6 +32,7 @@ void bench_run_config_init(struct bench_run_config *c)
                                    .tls_ca = "",
                                    .tls_cert = "",
                                    .tls_key = "",
+                                   .api_key_file = "",
                                    .model = "",
                                    .slo_preset = "",
                                    .label = "",
@@ -314,6 +315,7 @@ td_status bench_run(const struct bench_run_config *c, struct bench_result *ret_r
     pthread_condattr_destroy(&attr);
 
     td_status s = run_check(c, err);
+    if (!s && c->api_key_file[0]) s = td_api_key_read(c->api_key_file, r.authorization, err);
     if (!s) s = r.backend->check(&r, err);
     int policy_before = 0;
     struct sched_param param_before = {0};

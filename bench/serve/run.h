@@ -19,6 +19,7 @@ struct bench_run_config {
     bool openai;                        /* an HTTP server with the OpenAI completions API; else the router's gRPC */
     const char *target;                 /* host:port; openai: http[s]://host:port[/path] */
     const char *tls_ca, *tls_cert, *tls_key; /* "" = none; a CA turns TLS on (openai: https does) */
+    const char *api_key_file;           /* "" = no key is sent */
     const char *method;                 /* path of the gRPC method; openai: of the URL */
     uint32_t vocab;                     /* openai: token ids are drawn below it; 0 = what the server says, if it does */
     const char *model;                  /* "" = the served one */

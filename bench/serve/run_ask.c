@@ -79,9 +79,10 @@ static td_status ask(struct run *r, const char *path, const ProtobufCMessageDesc
     struct answer a = {.mu = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER, .n_left = n, .on_message = on_message};
     struct asked *asked = calloc(n, sizeof *asked);
     if (!asked) return run_no_memory(err);
+    const struct td_rpc_metadata key = {"authorization", r->authorization};
     for (size_t i = 0; i < n; i++) {
         asked[i] = (struct asked){&a, ctxs[i]};
-        td_rpc_call_start(r->channel, &method, requests[i], CONNECT_MS, false, NULL, 0, &handler, &asked[i]);
+        td_rpc_call_start(r->channel, &method, requests[i], CONNECT_MS, false, &key, r->authorization[0] ? 1 : 0, &handler, &asked[i]);
     }
     pthread_mutex_lock(&a.mu);
     while (a.n_left) pthread_cond_wait(&a.cond, &a.mu);

@@ -13,6 +13,7 @@
 
 #include "bench/serve/rng.h"
 #include "bench/serve/run.h"
+#include "common/base/api_key.h"
 #include "common/base/clock.h"
 #include "common/rpc/rpc.h"
 
@@ -53,6 +54,7 @@ struct run {
     struct td_rpc_channel *channel;
     struct td_rpc_client_method generate;
     struct http *http;           /* run_http */
+    char authorization[TD_AUTHORIZATION_MAX];      /* "Bearer KEY", or "" */
     char model[128];
     uint32_t vocab, max_model_len;
     struct bench_dataset *dataset;

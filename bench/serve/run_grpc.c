@@ -157,7 +157,9 @@ static void send_call(struct flight *f)
         if (k->slo.tpot_ms > 0) objectives.has_tpot_ms_case = TANDEM__V1__OBJECTIVES__HAS_TPOT_MS_TPOT_MS, objectives.tpot_ms = k->slo.tpot_ms;
         if ((k->slo.ttft_ms > 0 || k->slo.tpot_ms > 0) && !f->warming) m.objectives = &objectives;
     }
-    f->call = td_rpc_call_start(r->channel, &r->generate, &m.base, 0, false, NULL, 0, &handler, f); /* packs m */
+    const struct td_rpc_metadata key = {"authorization", r->authorization};
+    f->call = td_rpc_call_start(r->channel, &r->generate, &m.base, 0, false, &key, r->authorization[0] ? 1 : 0, &handler,
+                                f); /* packs m */
     free(f->ids);
     f->ids = NULL;
 }

@@ -93,7 +93,7 @@ struct http {
     CURLM *multi;
     uint64_t timer_ns;           /* when libcurl wants to be called; 0 = not */
     char *url, *models_url;      /* models_url NULL: the endpoint does not say where */
-    struct curl_slist *headers;
+    struct curl_slist *headers, *key_header;     /* of completions; of other requests: the key alone, or none */
     json_t *fields;              /* of every request. The pacer's */
 
     pthread_mutex_t mu;
@@ -255,6 +255,7 @@ static td_status ask_models(struct run *r, struct td_err *err)
     CURL *easy = lib.p_curl_easy_init();
     if (!easy) return run_no_memory(err);
     set_common(r, easy, h->models_url, error);
+    if (h->key_header) lib.p_curl_easy_setopt(easy, CURLOPT_HTTPHEADER, h->key_header);
     lib.p_curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, CONNECT_MS);
     lib.p_curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, on_models_bytes);
     lib.p_curl_easy_setopt(easy, CURLOPT_WRITEDATA, &b);
@@ -401,6 +402,13 @@ static void post(struct run *r, void (*fn)(void *arg), void *arg)
     wake(h);
 }
 
+static bool add_header(struct curl_slist **list, const char *text)
+{
+    struct curl_slist *more = lib.p_curl_slist_append(*list, text);
+    if (more) *list = more;
+    return more != NULL;
+}
+
 static td_status connect_http(struct run *r, struct td_err *err)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -414,12 +422,12 @@ static td_status connect_http(struct run *r, struct td_err *err)
         files.rlim_cur = files.rlim_max;
         setrlimit(RLIMIT_NOFILE, &files);
     }
-    static const char *const headers[] = {"Content-Type: application/json", "Accept: text/event-stream", "Expect:"};
-    for (size_t i = 0; i < sizeof headers / sizeof *headers; i++) {
-        struct curl_slist *more = lib.p_curl_slist_append(h->headers, headers[i]);
-        if (!more) return run_no_memory(err);
-        h->headers = more;
-    }
+    char key[sizeof "Authorization: " + TD_AUTHORIZATION_MAX];
+    snprintf(key, sizeof key, "Authorization: %s", r->authorization);
+    bool ok = add_header(&h->headers, "Content-Type: application/json") && add_header(&h->headers, "Accept: text/event-stream") &&
+              add_header(&h->headers, "Expect:");
+    if (ok && r->authorization[0]) ok = add_header(&h->headers, key) && add_header(&h->key_header, key);
+    if (!ok) return run_no_memory(err);
     h->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     h->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     h->multi = lib.p_curl_multi_init();
@@ -454,6 +462,7 @@ static void close_http(struct run *r)
     }
     if (h->multi) lib.p_curl_multi_cleanup(h->multi);
     if (h->headers) lib.p_curl_slist_free_all(h->headers);
+    if (h->key_header) lib.p_curl_slist_free_all(h->key_header);
     if (h->epoll_fd >= 0) close(h->epoll_fd);
     if (h->wake_fd >= 0) close(h->wake_fd);
     json_decref(h->fields);

@@ -245,6 +245,7 @@ td_status bench_serve_config(const struct bench_serve_options *o, struct bench_r
     c.tls_ca = o->tls_ca;
     c.tls_cert = o->tls_cert;
     c.tls_key = o->tls_key;
+    c.api_key_file = o->api_key_file;
     c.model = o->model;
     c.label = o->label;
     c.metadata = o->metadata;

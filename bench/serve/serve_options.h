@@ -13,7 +13,8 @@
 #include "common/base/options.h"
 
 struct bench_serve_options {
-    const char *backend, *server, *tls_ca, *tls_cert, *tls_key, *endpoint, *model, *dataset_name, *dataset_path, *request_rate, *burstiness, *arrival,
+    const char *backend, *server, *tls_ca, *tls_cert, *tls_key, *api_key_file, *endpoint, *model;
+    const char *dataset_name, *dataset_path, *request_rate, *burstiness, *arrival,
         *ramp_up_strategy, *goodput, *slo_preset, *slo_class, *percentile_metrics, *metric_percentiles, *result_dir, *result_filename,
         *profile_export_file, *metadata, *extra_body, *label;
     uint64_t input_len, output_len, random_prefix_len, num_prompts, seed, max_concurrency, num_warmups, prefix_len, suffix_len, num_prefixes, gpus,
@@ -35,6 +36,8 @@ struct bench_serve_options {
     {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_ca), "CA of the server's certificate; turns TLS on"},                                   \
     {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_cert), "own certificate, for mutual TLS"},                                            \
     {"tls_key", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_key), "own key, for mutual TLS"},                                                      \
+    {"api_key_file", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.api_key_file),                                                                        \
+     "file with the key of a tenant, for routers with --tenants; openai: sent as Authorization: Bearer"},                                            \
     {"model", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.model), "model name; default the served one"},                                               \
     {"label", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.label), "for the result and its file name"},                                                 \
     {"dataset_name", TD_OPT_ENUM, DATASET, 0, 0, "auto|" BENCH_DATASET_NAMES, offsetof(S, M.dataset_name),                                           \

@@ -68,6 +68,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.connection.shutdown(2)
 
     def do_GET(self):
+        self.server.owner.keys.add(self.headers["Authorization"])
         self.send(*self.server.owner.models)
 
     def do_POST(self):
@@ -77,6 +78,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
             index = len(owner.bodies)
             owner.bodies.append(body)
             owner.paths.append(self.path)
+            owner.keys.add(self.headers["Authorization"])
         owner.got.set()
         try:
             owner.script(self, index, body)
@@ -104,6 +106,7 @@ class OpenAI:
     def __init__(self, script, models=(200, {"data": [{"id": "some/model", "max_model_len": 4096, "meta": {"n_vocab": 500}}]}), tls=None):
         self.script, self.models = script, models
         self.lock, self.got, self.release = threading.Lock(), threading.Event(), threading.Event()
+        self.keys = set()  # what all requests said they are: Authorization
         self.bodies, self.paths, self.n_connections, self.n_gone = [], [], 0, 0
         self.listener = Listener(("127.0.0.1", 0), Answer)
         self.listener.owner = self

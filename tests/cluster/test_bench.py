@@ -367,6 +367,11 @@ def test_both_backends_write_the_same_keys(cluster, tmp_path):
     result, lines, _ = run(cluster, tmp_path, *args)
     with OpenAI(lambda a, index, body: a.stream([chunk("a"), chunk("b", "length"), usage(16, 2), DONE])) as server:
         other, other_lines, _ = run(cluster, tmp_path, "--backend", "openai", "--base-url", server.url, *args)
+        assert server.keys == {None}
+        server.keys.clear()
+        (tmp_path / "key").write_text("a-key-of-somebody\n")
+        run(cluster, tmp_path, "--backend", "openai", "--base-url", server.url, "--api-key-file", tmp_path / "key", *args)
+        assert server.keys == {"Bearer a-key-of-somebody"} and len(server.bodies) == 6  # also of what is asked before the load
     assert other["completed"] == result["completed"] == 3 and other["total_output_tokens"] == result["total_output_tokens"] == 6
     assert set(other["pd"]["definitions"]) == {*result["pd"].pop("definitions"), "rejected"}
     other["pd"].pop("definitions")

@@ -156,6 +156,16 @@ def test_who_is_no_tenant_is_refused_and_names_bind(tmp_path):
             p = subprocess.run([os.path.join(BIN, "tandem"), "generate", "--server", f"127.0.0.1:{c.port}", "--max-tokens", "2", "--api-key-file", key_file, "Once"],
                                capture_output=True, timeout=60 * SLOW)
             assert p.returncode == status and words in p.stderr and BETA.encode() not in p.stderr, (text, p.returncode, p.stderr)
+        # So does a bench: with what it asks before the load, the load itself, and a sweep's points.
+        load = ["--server", f"127.0.0.1:{c.port}", "--num-prompts", "4", "--isl", "8", "--osl", "2", "--goodput", "ttft:60000",
+                "--max-sched-lag-ms", "100000", "--result-dir", tmp_path, "--no-send-slo", "--api-key-file", key_file]
+        for text, good, words in ((NEW, True, b""), (BETA, False, b"UNAUTHENTICATED: the key in authorization is no tenant's"),
+                                  ("", False, b"first line must have 1..512")):
+            key_file.write_text(text)
+            for command in (["serve"], ["sweep", "--rates", "20"]):
+                p = subprocess.run([os.path.join(BIN, "tandem"), "bench", *command, *load], capture_output=True, timeout=60 * SLOW)
+                assert (p.returncode == 0) == good and words in p.stderr, (command, text, p.returncode, p.stdout, p.stderr)
+                assert BETA.encode() not in p.stderr
         c.wait_idle()
         logged = c.router.log()
         assert ACME not in logged and BETA not in logged and NEW not in logged and "ev=keys_in_clear" in logged and "ev=tenant_refused" in logged
