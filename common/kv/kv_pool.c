@@ -226,7 +226,7 @@ static bool follows_a_reachable(const struct td_kv_pool *p, const struct block *
 }
 
 /* A block with children has gone: they, theirs and so on are out of reach. Rare, since chains are evicted leaf first; O(n_blocks) for each
- * generation. */
+ * step down the chains. */
 static void cut_off_children(struct td_kv_pool *p)
 {
     for (bool again = true; again;) {

@@ -19,6 +19,7 @@ import proofs
 import pytest
 
 from harness import ROOT, SHORT, SLOW, Cluster, Daemon, pb, wpb
+from raw import PREFACE, call, field, varint
 
 Code = grpc.StatusCode
 OK, INVALID, NOT_FOUND = Code.OK, Code.INVALID_ARGUMENT, Code.NOT_FOUND
@@ -32,31 +33,6 @@ JOIN = "/tandem.v1.Registry/Join"
 
 
 # ---- sending bytes -------------------------------------------------------------------------------------------------------------------------
-
-
-def varint(n):
-    out = b""
-    while n > 127:
-        out += bytes([n & 127 | 128])
-        n >>= 7
-    return out + bytes([n])
-
-
-def field(number, data):
-    """One length-delimited field, whatever its bytes."""
-    return varint(number << 3 | 2) + varint(len(data)) + data
-
-
-def call(channel, path, data, timeout=None, metadata=None, **kw):
-    """Sends one message of raw bytes; returns (code, details, list of raw messages)."""
-    c = channel.unary_stream(path, request_serializer=None, response_deserializer=None)(data, timeout=timeout or 20 * SLOW,
-        metadata=metadata, **kw)
-    out = []
-    try:
-        out.extend(c)
-    except grpc.RpcError:
-        pass
-    return c.code(), c.details() or "", out
 
 
 def expect(result, codes, *parts):
@@ -510,12 +486,11 @@ def test_garbage_on_every_port(cluster):
     before = {d.name: kv_refusals(d) for d in workers}
     lines = {d.name: d.log().count("ev=kv_peer_refused") for d in workers}
     start = time.monotonic()
-    http2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     data = [b"", b"\0", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
             rng.randbytes(10000), b"\xff" * 70000,
-            http2, http2 + rng.randbytes(3000), http2 + b"\xff\xff\xff\x04\0\0\0\0\0" + bytes(1000),
-            http2 + b"\0\0\x06\4\0\0\0\0\0\0\4\xff\xff\xff\xff",
-            http2 + bytes(9) * 500, *TRANSFER_GARBAGE]
+            PREFACE, PREFACE + rng.randbytes(3000), PREFACE + b"\xff\xff\xff\x04\0\0\0\0\0" + bytes(1000),
+            PREFACE + b"\0\0\x06\4\0\0\0\0\0\0\4\xff\xff\xff\xff",
+            PREFACE + bytes(9) * 500, *TRANSFER_GARBAGE]
     seen = 0
     held = []
     for d in cluster.all:
@@ -527,7 +502,7 @@ def test_garbage_on_every_port(cluster):
                 seen += 1
             for _ in range(10):  # and some that stay, silent or half a header long
                 s = socket.create_connection(("127.0.0.1", port))
-                s.sendall(http2[:10] if _ % 2 else b"")
+                s.sendall(PREFACE[:10] if _ % 2 else b"")
                 held.append(s)
     for name in shm_names():  # also those of other clusters on this host: none may mind
         for x in TRANSFER_GARBAGE:

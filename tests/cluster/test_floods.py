@@ -9,7 +9,6 @@ import resource
 import signal
 import socket
 import ssl
-import struct
 import subprocess
 import threading
 import time
@@ -19,14 +18,11 @@ import urllib.request
 import grpc
 import pytest
 
-from harness import POCKET, SLOW, Cluster, Daemon, free_port
+from harness import BIN, POCKET, SLOW, Cluster, Daemon, free_port
+from raw import CONTINUATION, END_HEADERS, HEADERS, PREFACE, RST_STREAM, SETTINGS, call, call_headers, dial, field, frame, http2, is_open, is_served
 
+GENERATE, TOKENIZE = "/tandem.v1.Inference/Generate", "/tandem.v1.Inference/Tokenize"
 SYS_PIDFD_OPEN, SYS_PIDFD_GETFD = 434, 438
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-
-
-def frame(kind, flags, stream, payload):
-    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
 def healthz(port, timeout=1.0):
@@ -44,38 +40,6 @@ def metric(port, name):
             if line.startswith(name):
                 return float(line.rsplit(" ", 1)[1])
     raise AssertionError(f"no metric {name}")
-
-
-def dial(port, source=None):
-    s = socket.socket()
-    s.settimeout(10 * SLOW)
-    if source:
-        s.bind((source, 0))
-    s.connect(("127.0.0.1", port))
-    return s
-
-
-def is_served(s):
-    """The server's SETTINGS frame came: core has the connection. False: it was closed."""
-    try:
-        return len(s.recv(9)) > 0
-    except ConnectionError:
-        return False
-
-
-def is_open(s):
-    """Nothing more came of the server, not even an end."""
-    s.setblocking(False)
-    try:
-        while s.recv(1 << 16):
-            pass
-        return False
-    except BlockingIOError:
-        return True
-    except ConnectionError:
-        return False
-    finally:
-        s.setblocking(True)
 
 
 def check_serves(c):
@@ -148,29 +112,14 @@ def test_a_worker_has_the_same_caps():
         c.wait_for(room, "room for a connection", 5 * SLOW)
         with http2(port, "127.0.0.2") as s:
             for i in range(12):
-                s.sendall(frame(HEADERS, END_HEADERS, 1 + 2 * i, call(b"/tandem.v1.Worker/Decode")))
+                s.sendall(frame(HEADERS, END_HEADERS, 1 + 2 * i, call_headers(b"/tandem.v1.Worker/Decode")))
             c.wait_for(lambda: c.status() and read_refused(s) == 4, "four refused calls", 10 * SLOW)
             check_serves(c)
 
 
 # --- HTTP/2 ---------------------------------------------------------------------------------------------------------
 
-
-def call(path):
-    """HPACK, no indexing but of the static table: :method POST, :scheme http, :path, :authority x, content-type, te."""
-    return b"\x83\x86\x04" + bytes([len(path)]) + path + b"\x01\x01x" + b"\x0f\x10\x10application/grpc" + b"\x00\x02te\x08trailers"
-
-
-CALL = call(b"/tandem.v1.Inference/Generate")
-HEADERS, RST_STREAM, SETTINGS, CONTINUATION, END_HEADERS = 1, 3, 4, 9, 4
-
-
-def http2(port, source=None, context=None):
-    s = dial(port, source)
-    if context:
-        s = context.wrap_socket(s, server_hostname="localhost")
-    s.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
-    return s
+CALL = call_headers(b"/tandem.v1.Inference/Generate")
 
 
 def memory(pid):
@@ -409,27 +358,6 @@ def test_slow_http_does_not_hide_health():
 # --- messages -------------------------------------------------------------------------------------------------------
 
 
-def varint(n):
-    out = b""
-    while n > 127:
-        out += bytes([n & 127 | 128])
-        n >>= 7
-    return out + bytes([n])
-
-
-def field(number, data):
-    return varint(number << 3 | 2) + varint(len(data)) + data
-
-
-def send_raw(channel, method, body, timeout=30):
-    """(status code, details) of one message of raw bytes."""
-    try:
-        channel.unary_unary(f"/tandem.v1.Inference/{method}")(body, timeout=timeout * SLOW)
-        return grpc.StatusCode.OK, ""
-    except grpc.RpcError as e:
-        return e.code(), e.details()
-
-
 def test_a_million_elements_are_refused_before_they_are_unpacked():
     million = 1_000_000
     bodies = {
@@ -439,10 +367,10 @@ def test_a_million_elements_are_refused_before_they_are_unpacked():
         "sampling.logit_bias": field(6, field(9, b"") * million),
     }
     with Cluster(prefill=0, decode=0) as c:
-        send_raw(c.channel, "Generate", bodies["chat.messages"][:1000])
+        call(c.channel, GENERATE, bodies["chat.messages"][:1000])
         before = memory(c.router.pid)[0]
         for name, body in bodies.items():
-            code, details = send_raw(c.channel, "Generate", body)
+            code, details, _ = call(c.channel, GENERATE, body)
             assert code == grpc.StatusCode.INVALID_ARGUMENT and f"{name} has 1000000 elements, limit " in details, (name, code, details)
         # The bytes of one message, twice (as it came and in one piece), and the sockets'. Unpacked, a million messages were 100 MB.
         assert memory(c.router.pid)[1] - before < 16 * SLOW
@@ -485,18 +413,6 @@ def shakes_hands(port, context, source="127.0.0.1"):
             s.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
             return is_served(s)
     except (ConnectionError, ssl.SSLError):
-        return False
-
-
-def is_open(s):
-    """The server has neither said anything nor closed the connection."""
-    s.setblocking(False)
-    try:
-        s.recv(1)
-        return False
-    except BlockingIOError:
-        return True
-    except ConnectionError:
         return False
 
 
@@ -550,6 +466,64 @@ def test_handshakes_have_a_rate(tmp_path):
         c.router.wait_log("ev=connections_refused why=handshakes_per_s peer=127.0.0.2")
         assert shakes_hands(c.port, context, "127.0.0.3")
         c.wait_for(lambda: shakes_hands(c.port, context, "127.0.0.2"), "the next second's", 10 * SLOW)
+
+
+def pump(ssl_object, incoming, outgoing, s, piece=None):
+    """Shakes hands; what the client says goes out in segments of `piece` bytes."""
+    while True:
+        try:
+            ssl_object.do_handshake()
+            return
+        except ssl.SSLWantReadError:
+            said = outgoing.read()
+            for at in range(0, len(said), piece or max(len(said), 1)):
+                s.sendall(said[at:at + (piece or len(said))])
+                time.sleep(0.002)  # segments of their own, and reads of their own at the server
+            got = s.recv(1 << 16)
+            assert got, "the server closed the connection"
+            incoming.write(got)
+
+
+@pytest.mark.parametrize("piece", [1300, 100])
+def test_a_large_hello_in_segments(tmp_path, piece):
+    """A ClientHello with post-quantum key shares is larger than one segment (OpenSSL 3.5: 1,542 bytes). Here the protocols that it offers make it so."""
+    with tls_router(tmp_path) as (c, context):
+        context.set_alpn_protocols(["h2", *("x" * 198 + f"{i:02}" for i in range(10))])
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
+        with dial(c.port) as s:
+            s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with pytest.raises(ssl.SSLWantReadError):
+                client.do_handshake()
+            assert outgoing.pending > 2000
+            pump(client, incoming, outgoing, s, piece)
+            assert client.selected_alpn_protocol() == "h2" and client.version() == "TLSv1.3"
+            client.write(PREFACE + frame(SETTINGS, 0, 0, b""))
+            s.sendall(outgoing.read())
+            said = b""
+            while len(said) < 9:
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    said += client.read(9)
+                if len(said) < 9:
+                    incoming.write(s.recv(1 << 16))
+            assert said[3] == SETTINGS
+
+
+@pytest.mark.skipif(bool(os.environ.get("TANDEM_TEST_SANITIZER")), reason="the sanitizer's runtime must be loaded first")
+def test_the_port_checks_own_hello_may_be_large(tmp_path):
+    """The daemon's check of its own port says a ClientHello of this machine's OpenSSL: one of 1,542 bytes did not fit, and no daemon with TLS started."""
+    large = os.path.join(os.path.dirname(BIN), "lib", "libtd_large_hello.so")
+    options = make_certificate(tmp_path)
+    port = free_port()
+    args = [*options, "--listen", "127.0.0.1:0", "--model", POCKET, "--metrics-listen", f"127.0.0.1:{port}", "--port-check-ms", 50]
+    d = Daemon("router", "tandem-router", args, tmp_path, env={"LD_PRELOAD": large})
+    try:
+        d.wait_log("ev=ready ")
+        d.wait_log(r"large hello: number 5, 2\d{3} bytes")  # the check goes on: those before were answered
+        assert healthz(port, 5 * SLOW) == 200 and "ev=port_silent" not in d.log()
+    finally:
+        d.process.terminate()
+        assert d.wait_exit(20 * SLOW) == 0
 
 
 @pytest.mark.parametrize("said", ["nothing", "half a hello", "no HTTP/2"])
@@ -617,7 +591,7 @@ def send_many(port, body, n):
     def one():
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
         with grpc.insecure_channel(f"127.0.0.1:{port}", options) as channel:
-            codes.append(send_raw(channel, "Tokenize", body, 60))
+            codes.append(call(channel, TOKENIZE, body, 60 * SLOW)[:2])
 
     threads = [threading.Thread(target=one) for _ in range(n)]
     for t in threads:
@@ -662,5 +636,5 @@ def test_all_messages_together_have_a_bound():
         told = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
         assert set(codes) <= told and grpc.StatusCode.INVALID_ARGUMENT in codes, codes  # too long for the context; no room; sent away to try again
         check_large_messages(c, before, 128 + 2 * 32)
-        check_code, _ = send_raw(c.channel, "Tokenize", field(2, b"x" * 100))
+        check_code, _, _ = call(c.channel, TOKENIZE, field(2, b"x" * 100))
         assert check_code == grpc.StatusCode.OK
