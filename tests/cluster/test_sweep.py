@@ -238,7 +238,7 @@ def test_options_are_refused_by_name():
 @pytest.mark.skipif(SHORT, reason="the short form of sanitizer builds leaves the engine's grid out: fit_test has the numbers")
 def test_calibrated_table_is_what_the_router_reads(tmp_path):
     table = tmp_path / "latency.table"
-    out, _ = bench("calibrate", "--model", POCKET, "--dtype", "f32", "--kv-memory", "16MiB", "--prefill-grid", "16,128,256", "--context-grid", "0,256", "--batch-grid", "1,4,8", "--chunk-grid", "64",
+    out, _ = bench("calibrate", "--model", POCKET, "--dtype", "f32", "--kv-memory", "16MiB", "--prefill-grid", "16,256,1536", "--context-grid", "0,256", "--batch-grid", "1,4,8", "--chunk-grid", "64",
                    "--repeat", 3, "--link", "shm", "--out", table, "--csv", tmp_path / "points.csv")
     points = rows_of(tmp_path / "points.csv")
     assert {r["kind"] for r in points} == {"prefill", "decode", "mixed"} and all(float(r["median_s"]) > 0 for r in points)
