@@ -333,6 +333,7 @@ void fleet_status(struct router *r, Tandem__V1__StatusResponse *out, Tandem__V1_
         s->decode_tokens_per_s = w->decode_rate;
         s->snapshot_age_ms = (now - w->snap_ns) / TD_NS_PER_MS;
         s->assigned = v.assigned;
+        s->calls_unseen = v.calls_unseen;
         s->kv_bytes_sent = w->snap.kv_bytes_sent;
         s->kv_bytes_received = w->snap.kv_bytes_received;
         s->pid = w->pid;

@@ -893,7 +893,9 @@ void td_core_worker_view(const struct td_core *c, uint32_t worker, struct td_cor
     *ret_view = (struct td_core_worker_view){0};
     if (worker >= TD_CORE_MAX_WORKERS) return;
     const struct td_core_worker *w = &c->workers[worker];
+    uint64_t unseen = w->calls_sent > w->calls_seen ? w->calls_sent - w->calls_seen : 0;
     *ret_view = (struct td_core_worker_view){.state = w->state, .role = w->role, .assigned = w->assigned, .assigned_tokens = w->assigned_tokens,
+                                             .calls_unseen = (uint32_t)unseen,
                                              .snapshot_ns = w->snapshot_ns, .backlog_s = fmax(0, w->free_at_s - c->now_s), .step_s = w->step_s,
                                              .correction = w->correction};
 }

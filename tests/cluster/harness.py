@@ -283,12 +283,13 @@ class Cluster:
         return s
 
     def wait_idle(self, timeout=None):
-        """All pools empty: nothing live or queued at the router, no KV block held, no transfer unretired, on any worker that answers."""
+        """All pools empty: nothing live or queued at the router, no KV block held, no transfer unretired, on any worker that answers. A snapshot of the
+        time before the last request says nothing of what that one holds: it must have seen every call."""
 
         def idle():
             s = self.status()
             busy = [w for w in s.workers if w.state in ("ready", "draining")
-                    and (w.kv_blocks_held or w.running or w.waiting or w.assigned or w.transfers or w.snapshot_age_ms > 1000 * SLOW)]
+                    and (w.kv_blocks_held or w.running or w.waiting or w.assigned or w.transfers or w.calls_unseen or w.snapshot_age_ms > 1000 * SLOW)]
             return s.live == 0 and s.queued == 0 and not busy
 
         try:

@@ -164,6 +164,47 @@ static void test_prefill_death_after_handover_is_harmless(void **state)
     td_core_destroy(c);
 }
 
+static uint32_t calls_unseen(const struct td_core *c, uint32_t worker)
+{
+    struct td_core_worker_view v;
+    td_core_worker_view(c, worker, &v);
+    return v.calls_unseen;
+}
+
+static void snapshot(struct td_core *c, uint32_t worker, uint64_t seq, uint64_t calls_taken)
+{
+    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 10, .worker = worker, .a = seq, .e = calls_taken});
+}
+
+/* What a worker's snapshot says is of the time before a call that it has not taken, also when the request has ended. */
+static void test_calls_that_no_snapshot_has_seen(void **state)
+{
+    (void)state;
+    struct td_core *c = core_of(TD_MODE_PD, "least_token");
+    join(c, 1, 0, TD_ROLE_PREFILL);
+    join(c, 1, 1, TD_ROLE_DECODE);
+    snapshot(c, 0, 1, 0);
+    snapshot(c, 1, 1, 0);
+    arrive(c, 2, 0, 1, 40);
+    assert_int_equal(calls_unseen(c, 0), 0); /* prefill is not asked before decode has room */
+    assert_int_equal(calls_unseen(c, 1), 1);
+    leg(c, TD_EV_TICKET, 3, 0, 1, 0, 0);
+    assert_int_equal(calls_unseen(c, 0), 1);
+    snapshot(c, 0, 2, 0); /* it was made before the call came */
+    assert_int_equal(calls_unseen(c, 0), 1);
+    snapshot(c, 0, 3, 1);
+    assert_int_equal(calls_unseen(c, 0), 0);
+    leg(c, TD_EV_FIRST_TOKEN, 4, 0, 1, 0, 0);
+    leg(c, TD_EV_PREFILL_END, 5, 0, 1, 0, 0);
+    leg(c, TD_EV_TOKEN, 5, 0, 1, 0, 42);
+    assert_int_equal(leg(c, TD_EV_DECODE_END, 6, 0, 1, 0, 0), 1);
+    assert_int_equal(actions[0].kind, TD_ACT_COMPLETE);
+    assert_int_equal(calls_unseen(c, 1), 1); /* over, and its worker has told nothing since it began */
+    snapshot(c, 1, 2, 1);
+    assert_int_equal(calls_unseen(c, 1), 0);
+    td_core_destroy(c);
+}
+
 static void test_statuses(void **state)
 {
     (void)state;
@@ -978,6 +1019,7 @@ int main(void)
         cmocka_unit_test(test_draining_survives_suspicion),
         cmocka_unit_test(test_every_wait_ends),
         cmocka_unit_test(test_no_queue_still_serves),
+        cmocka_unit_test(test_calls_that_no_snapshot_has_seen),
         cmocka_unit_test(test_statuses),
         cmocka_unit_test(test_silence_and_time),
         cmocka_unit_test(test_a_pause_of_the_router_blames_nobody),
