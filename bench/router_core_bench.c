@@ -16,7 +16,7 @@
 #include <time.h>
 
 #include "common/base/clock.h"
-#include "common/kv/prefix_hash.h"
+#include "common/base/prefix_hash.h"
 #include "router/core/core.h"
 #include "router/core/latency.h"
 #include "router/core/prefix_index.h"

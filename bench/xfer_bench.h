@@ -19,7 +19,7 @@
 
 #include "common/base/doorbell.h"
 #include "common/base/mem.h"
-#include "common/xfer/xfer.h"
+#include "common/transfer/transfer.h"
 
 #define BENCH_MAX_BATCH 512 /* transfers whose grants exist before the clock starts */
 #define BENCH_MAX_STREAMS 8

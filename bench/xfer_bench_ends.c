@@ -33,8 +33,7 @@
 #include "kernels/device.h"
 #include "common/base/clock.h"
 #include "common/base/hash.h"
-#include "common/xfer/verbs.h"
-#include "common/xfer/verbs_fake.h"
+#include "common/transfer/rdma/verbs.h"
 
 #define LAYOUT 0x7866657262656e63ull /* any number: both ends are this program */
 
@@ -209,8 +208,7 @@ static td_status endpoint_open(struct bench_ends *e, enum bench_way way, const s
     td_status s = TD_OK;
     if (e->on_gpu) config.memory = e->ops->device->memory;
     if (way == BENCH_RDMA) {
-        s = td_verbs_fake_from_env(&rdma.verbs, err); /* TANDEM_VERBS_FAKE: the provider in memory, where there is no device */
-        if (s == TD_ERR_NOT_FOUND) s = td_verbs_load(&rdma.verbs, err);
+        s = td_verbs_load(&rdma.verbs, err);
         config.rdma = &rdma;
     }
     if (!s) s = td_xfer_open(&config, &e->x[way], err);

@@ -2,7 +2,7 @@
  * TARGETS, submit, every td_xfer_core_wr_next in turn over two queue pairs, and every completion. Both cores are in this process.
  *
  *   plan   the core: all of that up to the last work request, in chains of 32
- *   post   each chain made into verbs requests, as xfer_rdma.c makes them, and given to the provider in memory by post_send: queue pairs deep enough for a
+ *   post   each chain made into verbs requests, as rdma.c makes them, and given to the provider in memory by post_send: queue pairs deep enough for a
  *          whole prompt, which the engine would hand over in the course of the transfer. The provider checks every request and moves no payload
  *   done   the core, once per completion
  *
@@ -14,8 +14,8 @@
 #include <sys/mman.h>
 
 #include "common/base/clock.h"
-#include "common/xfer/verbs_fake.h"
-#include "common/xfer/xfer_core.h"
+#include "tests/fake/verbs_fake.h"
+#include "common/transfer/protocol.h"
 
 #define MAX_REPEATS 1001
 #define MAX_WRS (1u << 17)
@@ -155,7 +155,7 @@ static void nic_close(struct nic *v, uint64_t bytes)
     td_fake_fabric_close(v->fabric);
 }
 
-/* As xfer_rdma.c does it, with one registration a side. */
+/* As rdma.c does it, with one registration a side. */
 static void fill(const struct nic *v, const struct td_xfer_core *core, const struct td_xfer_wr *wr, struct td_vb_send *to)
 {
     const struct td_xfer_op *op = &core->ops[wr->op];

@@ -30,7 +30,7 @@ int cli_plan(int argc, char **argv);
 /* input.c: all that is left in f, and a zero after it; the caller frees *ret_text. TD_ERR_IO, TD_ERR_NOMEM. Blocks until f ends. */
 td_status cli_read_all(FILE *f, char **ret_text, size_t *ret_bytes, struct td_err *err);
 
-/* main took it out of the arguments: not rank 0 when this program was started by itself as a part of engine-bench (common/worker/ranks.h). */
+/* main took it out of the arguments: not rank 0 when this program was started by itself as a part of engine-bench (common/engine/ranks.h). */
 struct td_ranks_place;
 extern struct td_ranks_place cli_rank;
 

@@ -8,7 +8,7 @@
 #include "cli/cli.h"
 #include "common/base/api_key.h"
 #include "common/base/cluster_secret.h"
-#include "common/worker/identity.h"
+#include "common/rpc/identity.h"
 
 struct td_rpc_tls cli_tls(const struct cli_server *s)
 {

@@ -8,7 +8,7 @@
 #include "cli/doctor.h"
 #include "common/base/cluster_secret.h"
 #include "common/base/mem.h"
-#include "common/worker/engine.h"
+#include "common/engine/engine.h"
 
 #define OFF(f) offsetof(struct doctor_config, f)
 static const struct td_option options[] = {

@@ -13,8 +13,8 @@
 
 #include "cli/cli.h"
 #include "common/worker/kv_port.h"
-#include "common/xfer/verbs.h"
-#include "common/xfer/xfer.h"
+#include "common/transfer/rdma/verbs.h"
+#include "common/transfer/transfer.h"
 
 struct td_cluster_secret;
 

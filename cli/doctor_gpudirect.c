@@ -2,7 +2,7 @@
  *
  * A NIC registers GPU memory by one of two doors: a dma-buf, which the GPU's driver exports and the NIC's driver imports, or nvidia_peermem, a module
  * through which a plain registration of a GPU's address succeeds. Files say which of them may be open; some memory of a GPU, where CUDA gives any,
- * says whether one is: it is exported and registered with each device, as a worker does with its pool (common/xfer/xfer_flush.c). */
+ * says whether one is: it is exported and registered with each device, as a worker does with its pool (common/transfer/gpu/flush.c). */
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>

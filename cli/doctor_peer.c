@@ -26,7 +26,7 @@
 #include "common/base/doorbell.h"
 #include "common/base/hash.h"
 #include "common/base/mem.h"
-#include "common/xfer/verbs.h"
+#include "common/transfer/rdma/verbs.h"
 
 #define GROUP "peer"
 #define SMALL_BYTES 4096u

@@ -13,8 +13,8 @@
 #include "cli/doctor.h"
 #include "common/base/clock.h"
 #include "common/base/mem.h"
-#include "common/xfer/rdma_select.h"
-#include "common/xfer/xfer_wire.h"
+#include "common/transfer/rdma/select.h"
+#include "common/transfer/wire.h"
 
 #define GROUP "rdma"
 #define N_PEERS 16 /* a worker's peers, at least */

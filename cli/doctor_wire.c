@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "common/xfer/xfer.h"
+#include "common/transfer/transfer.h"
 
 void doctor_msg_init(struct doctor_msg *m, enum doctor_msg_type type, int answer)
 {

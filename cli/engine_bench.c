@@ -6,8 +6,8 @@
 #include "cli/cli.h"
 #include "cli/engine_bench.h"
 #include "common/base/clock.h"
-#include "common/worker/engine.h"
-#include "common/worker/ranks.h"
+#include "common/engine/engine.h"
+#include "common/engine/ranks.h"
 
 struct bench_config {
     const char *model, *random_weights, *dtype, *ops, *cpus, *kv_memory, *device;

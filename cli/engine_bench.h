@@ -2,7 +2,7 @@
 #ifndef TD_CLI_ENGINE_BENCH_H
 #define TD_CLI_ENGINE_BENCH_H
 
-#include "common/worker/engine.h"
+#include "common/engine/engine.h"
 
 #define ENGINE_BENCH_CASES_MAX 64
 

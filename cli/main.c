@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
-#include "common/worker/ranks.h"
+#include "common/engine/ranks.h"
 #include "common/base/log.h"
 
 static const struct {

@@ -1,7 +1,7 @@
-/* tandem sim, tandem plan: the simulator and the planner of bench/sim, linked into the command line. */
+/* tandem sim, tandem plan: the simulator and the planner of sim, linked into the command line. */
 #include "cli/cli.h"
 
-/* bench/sim; nothing includes that folder */
+/* sim; nothing includes that folder */
 int td_sim_main(int argc, char **argv);
 int td_plan_main(int argc, char **argv);
 

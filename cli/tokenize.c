@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
-#include "common/model/tokenizer.h"
+#include "common/text/tokenizer.h"
 
 struct tokenize_config {
     const char *model;

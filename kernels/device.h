@@ -1,7 +1,7 @@
 /* device.h - what a table of ops brings along when its memory is not the host's.
  *
  * Why here: kernels/cuda fills it in libtandem_cuda.so, which is loaded at run time (`--device cuda`); the forward pass, the engine and the workers know this
- * header only, so that one set of programs runs with and without a GPU. The same sources, compiled by the host's compiler against kernels/cuda/emu, make
+ * header only, so that one set of programs runs with and without a GPU. The same sources, compiled by the host's compiler against tests/fake/cuda_emu, make
  * libtandem_cuda_emu.so: the same table on a machine without a GPU, for tests (slow; info.is_emulated).
  *
  * With a device table, pointers in the arguments of ops entries are the device's unless said; an entry issues work to the compute stream and returns; it is
@@ -59,7 +59,7 @@ struct td_device_group {
 struct td_device_ranks {
     td_status (*new_id)(uint8_t *ret_id, struct td_err *err); /* rank 0: [TD_DEVICE_RANK_ID_BYTES], for all ranks */
     td_status (*join)(const uint8_t *id, const struct td_device_group *group, size_t max_floats, struct td_err *err); /* *group is copied */
-    /* Entries; all ranks issue the same ones. As in common/base/comm.h; with a deterministic device the sum is taken in the order of ranks (the same bits whatever n).
+    /* Entries; all ranks issue the same ones. As in common/model/comm.h; with a deterministic device the sum is taken in the order of ranks (the same bits whatever n).
      * gather_columns on rank 0: its own columns are in out already. */
     void (*all_reduce_sum)(float *x, size_t n);
     void (*gather_columns)(const float *mine, int32_t n_rows, const int32_t *first, float *out);

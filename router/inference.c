@@ -9,7 +9,7 @@
 #include "common/base/hash.h"
 #include "common/base/log.h"
 #include "common/base/metrics.h"
-#include "common/kv/prefix_hash.h"
+#include "common/base/prefix_hash.h"
 #include "common/rpc/rpc_status.h"
 #include "router/router.h"
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/slo_presets.h"
+#include "router/slo_presets.h"
 
 #define MAX_OBJECTIVE_MS 1e9
 #define MAX_WEIGHT 1e6

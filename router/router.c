@@ -14,7 +14,7 @@
 #include "common/base/log.h"
 #include "common/base/metrics.h"
 #include "common/base/signals.h"
-#include "common/worker/metrics_http.h"
+#include "common/base/metrics_http.h"
 
 #define OFF(f) offsetof(struct router_config, f)
 #define TICK_MS 50

@@ -3,7 +3,7 @@
  * Why the salt: a prefix cache that all share answers sooner for a prompt that somebody else has sent, and
  * `cached_tokens` says so outright: with it one client can test word by word what another one asks. So every request
  * that has a tenant or a cache_salt gets a salt of its own, which parts its chain of prefix blocks from all others'
- * (common/kv/prefix_hash.h); requests with neither share one cache. A salt never changes a token (I1).
+ * (common/base/prefix_hash.h); requests with neither share one cache. A salt never changes a token (I1).
  *
  * Why the file: without one the tenant is what the client says. With one it is who the client proves to be, by a key or
  * by a name in its certificate, and what it says may not contradict that. docs/tenants.md has the format.
@@ -19,7 +19,7 @@
 
 #include "common/base/peer_names.h"
 #include "common/base/status.h"
-#include "common/kv/prefix_hash.h"
+#include "common/base/prefix_hash.h"
 #include "router/core/core.h"
 
 #define ROUTER_MAX_TENANT_BYTES 64

@@ -16,11 +16,11 @@
 
 #include "bench/calibrate/fit.h"
 #include "bench/calibrate/link.h"
-#include "bench/serve/stats.h"
+#include "common/base/stats.h"
 #include "common/base/clock.h"
 #include "common/base/options.h"
 #include "common/base/progress.h"
-#include "common/worker/engine.h"
+#include "common/engine/engine.h"
 
 int td_bench_calibrate(int argc, char **argv);
 
@@ -163,8 +163,8 @@ static td_status measure(struct td_engine *e, struct point *p, int64_t repeat, b
     for (int32_t i = 0; seqs && i < p->batch; i++) drop(e, seqs[i]);
     td_kv_prefix_clear(td_engine_kv(e));
     if (!s) {
-        bench_sort(times + 1, (size_t)repeat);
-        p->median_s = bench_percentile(times + 1, (size_t)repeat, 50);
+        td_stats_sort(times + 1, (size_t)repeat);
+        p->median_s = td_stats_percentile(times + 1, (size_t)repeat, 50);
         p->least_s = times[1];
         p->s = least ? p->least_s : p->median_s;
         p->greatest_s = times[repeat];
@@ -236,8 +236,8 @@ static void errors(const struct point *points, size_t n, enum kind kind, const d
     *ret_n = 0;
     for (size_t i = 0; i < n; i++)
         if (points[i].s > 0 && points[i].kind == kind) e[(*ret_n)++] = fabs(error_of(&points[i], a, b));
-    bench_sort(e, *ret_n);
-    *ret_median = bench_percentile(e, *ret_n, 50);
+    td_stats_sort(e, *ret_n);
+    *ret_median = td_stats_percentile(e, *ret_n, 50);
     *ret_worst = *ret_n ? e[*ret_n - 1] : NAN;
 }
 
@@ -266,8 +266,8 @@ static double disturbance(const struct point *points, size_t n)
     size_t k = 0;
     for (size_t i = 0; i < n; i++)
         if (points[i].s > 0) x[k++] = points[i].median_s / points[i].least_s;
-    bench_sort(x, k);
-    return bench_percentile(x, k, 50);
+    td_stats_sort(x, k);
+    return td_stats_percentile(x, k, 50);
 }
 
 static td_status write_table(const struct options *o, const struct td_engine *e, const struct point *points, size_t n, const double *a,

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "bench/serve/stats.h"
+#include "common/base/stats.h"
 #include "common/base/clock.h"
 #include "common/base/doorbell.h"
 
@@ -99,10 +99,10 @@ td_status link_measure(enum td_xfer_path path, size_t block_bytes, size_t max_by
     for (size_t i = 0; !s && i < n; i++) {
         for (int64_t k = 0; !s && k <= repeat; k++) s = once(&p, &d, ids, sizes[i], &times[k], err);
         if (s) break;
-        bench_sort(times + 1, (size_t)repeat);
+        td_stats_sort(times + 1, (size_t)repeat);
         ret[i] = (struct link_point){.n_blocks = sizes[i],
                                      .bytes = (double)sizes[i] * (double)block_bytes,
-                                     .median_s = bench_percentile(times + 1, (size_t)repeat, 50),
+                                     .median_s = td_stats_percentile(times + 1, (size_t)repeat, 50),
                                      .least_s = times[1],
                                      .greatest_s = times[repeat]};
         *ret_n = i + 1;

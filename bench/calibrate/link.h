@@ -1,8 +1,9 @@
-/* link.h - how long the KV of a prompt is on its way between two workers of this host: the engine of common/xfer with both ends in this process. */
+/* link.h - how long the KV of a prompt is on its way between two workers of this host: common/transfer with both
+ * ends in this process. */
 #ifndef BENCH_CALIBRATE_LINK_H
 #define BENCH_CALIBRATE_LINK_H
 
-#include "common/xfer/xfer.h"
+#include "common/transfer/transfer.h"
 
 #define LINK_MAX_POINTS 8
 

@@ -157,7 +157,7 @@ static void put_f(json_t *o, const char *key, double v) { put(o, key, real(v)); 
 static void put_known(json_t *o, const char *key, bool known, uint64_t v) { put(o, key, known ? json_integer((json_int_t)v) : NULL); }
 static void put_s(json_t *o, const char *key, const char *v) { put(o, key, v[0] ? json_string(v) : json_null()); }
 
-static json_t *interval_json(struct bench_interval i)
+static json_t *interval_json(struct td_stats_interval i)
 {
     json_t *a = json_array();
     json_array_append_new(a, real(i.lo)); /* null: not bounded */
@@ -583,11 +583,11 @@ static void get_s(struct reader *d, const json_t *o, const char *key, char *ret,
     snprintf(ret, ret_bytes, "%s", text ? text : "");
 }
 
-static struct bench_interval get_interval(const json_t *o, const char *key)
+static struct td_stats_interval get_interval(const json_t *o, const char *key)
 {
     const json_t *a = json_object_get(o, key);
     const json_t *lo = json_array_get(a, 0), *hi = json_array_get(a, 1);
-    return (struct bench_interval){json_is_number(lo) ? json_number_value(lo) : NAN, json_is_number(hi) ? json_number_value(hi) : NAN};
+    return (struct td_stats_interval){json_is_number(lo) ? json_number_value(lo) : NAN, json_is_number(hi) ? json_number_value(hi) : NAN};
 }
 
 /* A share is written as its value; k and n of all of them are those of the joint one. */
@@ -618,7 +618,7 @@ static void get_pcts(const json_t *root, struct bench_result *r)
             double pct = key[0] == 'p' ? strtod(key + 1, &end) : -1;
             if (pct >= 0 && pct <= 100 && end != key + 1 && !strcmp(end, suffix) && r->n_pcts < BENCH_MAX_PCTS) r->pcts[r->n_pcts++] = pct;
         }
-        bench_sort(r->pcts, r->n_pcts);
+        td_stats_sort(r->pcts, r->n_pcts);
     }
 }
 

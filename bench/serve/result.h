@@ -13,7 +13,7 @@
 #include <stdio.h>
 
 #include "bench/serve/slo.h"
-#include "bench/serve/stats.h"
+#include "common/base/stats.h"
 #include "common/base/status.h"
 
 #define BENCH_MAX_PCTS 16
@@ -65,7 +65,7 @@ struct bench_request { /* times in seconds after the start of the run; NAN = did
 struct bench_metric { /* ms */
     uint64_t n;
     double mean, median, std, min, max, pct[BENCH_MAX_PCTS];
-    struct bench_interval pct_ci95[BENCH_MAX_PCTS]; /* by order statistics; NAN: the sample is too small to bound that side */
+    struct td_stats_interval pct_ci95[BENCH_MAX_PCTS]; /* by order statistics; NAN: the sample is too small to bound that side */
 };
 
 struct bench_share {
@@ -76,7 +76,7 @@ struct bench_share {
 struct bench_class_result {
     struct bench_class of;
     struct bench_share joint;           /* in the window */
-    struct bench_interval ci95;
+    struct td_stats_interval ci95;
     double request_goodput, ttft_p50_ms, ttft_p99_ms, tpot_p50_ms, tpot_p99_ms;
 };
 
@@ -122,7 +122,7 @@ struct bench_result {
     struct bench_metric slo_ttft;       /* from the scheduled time, of the requests in the window that got a token */
 
     struct bench_share joint, ttft, tpot, e2el, tbt; /* of the requests that arrived in the window */
-    struct bench_interval ci95, ci95_wilson, ci95_batch; /* of joint; ci95 is the wider one */
+    struct td_stats_interval ci95, ci95_wilson, ci95_batch; /* of joint; ci95 is the wider one */
     bool has_batch;
     double steady_t0_s, steady_t1_s, offered_rate, steady_goodput, per_gpu_goodput; /* rates: NAN when the window has no length */
     bool has_trend, saturated;          /* in the window both the requests in flight and TTFT rose: the rate is more than is served */

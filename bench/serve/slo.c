@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/slo_presets.h"
+#include "router/slo_presets.h"
 
 td_status bench_slo_preset(const char *name, struct bench_slo *ret_slo, double *ret_attainment, struct td_err *err)
 {

@@ -32,14 +32,15 @@ static void values_add(struct values *v, double x) { v->x[v->n++] = x; }
 /* Sorts and frees. */
 static void values_close(struct values *v, const double *pcts, size_t n_pcts, struct bench_metric *ret)
 {
-    bench_sort(v->x, v->n);
-    *ret = (struct bench_metric){.n = v->n, .mean = bench_mean(v->x, v->n), .median = bench_percentile(v->x, v->n, 50), .std = bench_std(v->x, v->n),
+    td_stats_sort(v->x, v->n);
+    *ret = (struct bench_metric){.n = v->n, .mean = td_stats_mean(v->x, v->n), .median = td_stats_percentile(v->x, v->n, 50),
+                                 .std = td_stats_std(v->x, v->n),
                                  .min = v->n ? v->x[0] : NAN, .max = v->n ? v->x[v->n - 1] : NAN};
     for (size_t i = 0; i < n_pcts; i++) {
         size_t lo = 0, hi = v->n + 1;
-        if (pcts[i] > 0 && pcts[i] < 100 && v->n) bench_percentile_ranks(v->n, pcts[i], &lo, &hi);
-        ret->pct[i] = bench_percentile(v->x, v->n, pcts[i]);
-        ret->pct_ci95[i] = (struct bench_interval){lo >= 1 ? v->x[lo - 1] : NAN, hi <= v->n ? v->x[hi - 1] : NAN};
+        if (pcts[i] > 0 && pcts[i] < 100 && v->n) td_stats_percentile_ranks(v->n, pcts[i], &lo, &hi);
+        ret->pct[i] = td_stats_percentile(v->x, v->n, pcts[i]);
+        ret->pct_ci95[i] = (struct td_stats_interval){lo >= 1 ? v->x[lo - 1] : NAN, hi <= v->n ? v->x[hi - 1] : NAN};
     }
     free(v->x);
 }
@@ -59,7 +60,7 @@ static double worst_tenth_ms(const struct bench_request *q)
     size_t n = q->n_messages ? q->n_messages - 1 : 0;
     struct values v = values_open(n);
     for (size_t i = 0; i < n; i++) values_add(&v, q->gaps_s[i] * 1e3);
-    double worst = bench_worst_tenth(v.x, v.n);
+    double worst = td_stats_worst_tenth(v.x, v.n);
     free(v.x);
     return worst;
 }
@@ -165,8 +166,8 @@ static void peaks(struct bench_result *r)
     }
     for (size_t i = 0; i < n_seconds; i++)
         if (per_s[i] > r->max_output_tokens_per_s) r->max_output_tokens_per_s = per_s[i];
-    bench_sort(starts.x, starts.n);
-    bench_sort(ends.x, ends.n);
+    td_stats_sort(starts.x, starts.n);
+    td_stats_sort(ends.x, ends.n);
     for (size_t i = 0, ended = 0; i < starts.n; i++) {
         while (ended < ends.n && ends.x[ended] <= starts.x[i]) ended++;
         if (i + 1 - ended > r->max_concurrent_requests) r->max_concurrent_requests = i + 1 - ended;
@@ -220,11 +221,11 @@ static void window(struct bench_result *r)
     qsort(good, n, sizeof *good, by_arrival);
     struct values in_order = values_open(n);
     for (size_t i = 0; i < n; i++) values_add(&in_order, good[i][1]);
-    r->ci95 = r->ci95_wilson = bench_wilson(r->joint.k, r->joint.n);
-    r->has_batch = bench_batch_means(in_order.x, n, &r->ci95_batch);
+    r->ci95 = r->ci95_wilson = td_stats_wilson(r->joint.k, r->joint.n);
+    r->has_batch = td_stats_batch_means(in_order.x, n, &r->ci95_batch);
     /* Queueing makes neighbours alike: then the batches know less than Wilson's formula believes. */
     if (r->has_batch && r->ci95_batch.hi - r->ci95_batch.lo > r->ci95_wilson.hi - r->ci95_wilson.lo)
-        r->ci95 = (struct bench_interval){fmax(0, r->ci95_batch.lo), fmin(1, r->ci95_batch.hi)};
+        r->ci95 = (struct td_stats_interval){fmax(0, r->ci95_batch.lo), fmin(1, r->ci95_batch.hi)};
     free(in_order.x);
     free(good);
 
@@ -258,8 +259,8 @@ static void trend(struct bench_result *r)
         order[n][0] = arrival_s(r, q);
         order[n++][1] = (q->first_s - arrival_s(r, q)) * 1e3;
     }
-    bench_sort(starts.x, starts.n);
-    bench_sort(ends.x, ends.n);
+    td_stats_sort(starts.x, starts.n);
+    td_stats_sort(ends.x, ends.n);
     qsort(order, n, sizeof *order, by_arrival);
     for (size_t i = 0, started = 0, ended = 0; i < n; i++) {
         while (started < starts.n && starts.x[started] <= order[i][0]) started++;
@@ -267,8 +268,8 @@ static void trend(struct bench_result *r)
         values_add(&flying, (double)(started - ended));
         values_add(&ttft, order[i][1]);
     }
-    r->has_trend = n >= 2 * BENCH_N_BATCHES && order[n - 1][0] > order[0][0];
-    r->saturated = r->has_trend && bench_rises(flying.x, n, 1) && bench_rises(ttft.x, n, 0);
+    r->has_trend = n >= 2 * TD_STATS_N_BATCHES && order[n - 1][0] > order[0][0];
+    r->saturated = r->has_trend && td_stats_rises(flying.x, n, 1) && td_stats_rises(ttft.x, n, 0);
     free(order);
     free(ends.x);
     free(starts.x);
@@ -308,14 +309,14 @@ static void classes(struct bench_result *r)
             values_add(&ttft, (first_s(q) - arrival_s(r, q)) * 1e3);
             if (q->output_len > 1) values_add(&tpot, tpot_ms(q));
         }
-        bench_sort(ttft.x, ttft.n);
-        bench_sort(tpot.x, tpot.n);
-        k->ttft_p50_ms = bench_percentile(ttft.x, ttft.n, 50);
-        k->ttft_p99_ms = bench_percentile(ttft.x, ttft.n, 99);
-        k->tpot_p50_ms = bench_percentile(tpot.x, tpot.n, 50);
-        k->tpot_p99_ms = bench_percentile(tpot.x, tpot.n, 99);
+        td_stats_sort(ttft.x, ttft.n);
+        td_stats_sort(tpot.x, tpot.n);
+        k->ttft_p50_ms = td_stats_percentile(ttft.x, ttft.n, 50);
+        k->ttft_p99_ms = td_stats_percentile(ttft.x, ttft.n, 99);
+        k->tpot_p50_ms = td_stats_percentile(tpot.x, tpot.n, 50);
+        k->tpot_p99_ms = td_stats_percentile(tpot.x, tpot.n, 99);
         share_close(&k->joint);
-        k->ci95 = bench_wilson(k->joint.k, k->joint.n);
+        k->ci95 = td_stats_wilson(k->joint.k, k->joint.n);
         k->request_goodput = length_s > 0 ? (double)k->joint.k / length_s : NAN;
         free(ttft.x);
         free(tpot.x);
@@ -335,7 +336,7 @@ static void tenants(struct bench_result *r)
         share_close(&s[t]);
         if (s[t].n) values_add(&v, s[t].value);
     }
-    r->jain_index = bench_jain(v.x, v.n);
+    r->jain_index = td_stats_jain(v.x, v.n);
     free(v.x);
     free(s);
 }
@@ -368,9 +369,9 @@ static void lag(struct bench_result *r)
     double least_ttft_ms = INFINITY, limit_ms = r->max_sched_lag_ms;
     for (size_t i = 0; i < r->n_requests; i++)
         if (offered(&r->requests[i]) && !isnan(r->requests[i].sent_s)) values_add(&v, (r->requests[i].sent_s - r->requests[i].ready_s) * 1e3);
-    bench_sort(v.x, v.n);
-    r->sched_lag_p50_ms = bench_percentile(v.x, v.n, 50);
-    r->sched_lag_p99_ms = bench_percentile(v.x, v.n, 99);
+    td_stats_sort(v.x, v.n);
+    r->sched_lag_p50_ms = td_stats_percentile(v.x, v.n, 50);
+    r->sched_lag_p99_ms = td_stats_percentile(v.x, v.n, 99);
     r->sched_lag_max_ms = v.n ? v.x[v.n - 1] : NAN;
     free(v.x);
     for (size_t c = 0; c < r->n_classes; c++)

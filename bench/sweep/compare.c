@@ -76,21 +76,21 @@ static double student95(double df)
 }
 
 /* 95 % interval of mean(b) - mean(a), unequal variances; false with fewer than two values on a side. */
-static bool welch(const double *a, size_t na, const double *b, size_t nb, struct bench_interval *ret)
+static bool welch(const double *a, size_t na, const double *b, size_t nb, struct td_stats_interval *ret)
 {
     if (na < 2 || nb < 2) return false;
-    double sa = bench_std(a, na), sb = bench_std(b, nb), va = sa * sa / (double)(na - 1), vb = sb * sb / (double)(nb - 1); /* of the means */
+    double sa = td_stats_std(a, na), sb = td_stats_std(b, nb), va = sa * sa / (double)(na - 1), vb = sb * sb / (double)(nb - 1); /* of the means */
     double df = va + vb > 0 ? (va + vb) * (va + vb) / (va * va / (double)(na - 1) + vb * vb / (double)(nb - 1)) : 1e9,
-           d = bench_mean(b, nb) - bench_mean(a, na);
+           d = td_stats_mean(b, nb) - td_stats_mean(a, na);
     double half = student95(df) * sqrt(va + vb);
-    *ret = (struct bench_interval){d - half, d + half};
+    *ret = (struct td_stats_interval){d - half, d + half};
     return true;
 }
 
-static struct bench_interval newcombe(double a, struct bench_interval ia, double b, struct bench_interval ib)
+static struct td_stats_interval newcombe(double a, struct td_stats_interval ia, double b, struct td_stats_interval ib)
 {
     double d = b - a;
-    return (struct bench_interval){d - hypot(b - ib.lo, ia.hi - a), d + hypot(ib.hi - b, a - ia.lo)};
+    return (struct td_stats_interval){d - hypot(b - ib.lo, ia.hi - a), d + hypot(ib.hi - b, a - ia.lo)};
 }
 
 /* --- the table -------------------------------------------------------------------------------------------------------------------------- */
@@ -104,7 +104,7 @@ static const char *judge(struct tally *t, bool clear)
     return clear ? "" : "within the spread";
 }
 
-static void share_row(const char *name, double a, struct bench_interval ia, double b, struct bench_interval ib, struct tally *t)
+static void share_row(const char *name, double a, struct td_stats_interval ia, double b, struct td_stats_interval ib, struct tally *t)
 {
     if (isnan(a) || isnan(b)) return;
     printf("%-34s %9.2f %9.2f %+9.2f", name, 100 * a, 100 * b, 100 * (b - a));
@@ -112,14 +112,14 @@ static void share_row(const char *name, double a, struct bench_interval ia, doub
         printf("\n");
         return;
     }
-    struct bench_interval d = newcombe(a, ia, b, ib);
+    struct td_stats_interval d = newcombe(a, ia, b, ib);
     printf("  [%+.2f, %+.2f] points  %s\n", 100 * d.lo, 100 * d.hi, judge(t, d.lo > 0 || d.hi < 0));
 }
 
 static void value_row(const char *name, const double *a, size_t na, const double *b, size_t nb, double spread, struct tally *t)
 {
-    double ma = bench_mean(a, na), mb = bench_mean(b, nb), percent = ma != 0 ? 100 * (mb - ma) / fabs(ma) : NAN;
-    struct bench_interval d;
+    double ma = td_stats_mean(a, na), mb = td_stats_mean(b, nb), percent = ma != 0 ? 100 * (mb - ma) / fabs(ma) : NAN;
+    struct td_stats_interval d;
     if (isnan(ma) || isnan(mb)) return;
     printf("%-34s %9.4g %9.4g %+8.1f%%", name, ma, mb, percent);
     if (welch(a, na, b, nb, &d)) printf("  [%+.3g, %+.3g]  %s\n", d.lo, d.hi, judge(t, d.lo > 0 || d.hi < 0));
@@ -157,9 +157,9 @@ static bool bounded_row(const char *name, const struct bench_result *a, const st
     for (size_t i = 0; i < a->n_pcts; i++)
         for (size_t k = 0; k < b->n_pcts; k++) {
             const struct bench_metric *x = &a->metric[metric], *y = &b->metric[metric];
-            struct bench_interval ia = x->pct_ci95[i], ib = y->pct_ci95[k];
+            struct td_stats_interval ia = x->pct_ci95[i], ib = y->pct_ci95[k];
             if (a->pcts[i] != pct || b->pcts[k] != pct || !isfinite(ia.lo + ia.hi + ib.lo + ib.hi) || !(ia.hi > 0) || !(ib.hi > 0)) continue;
-            struct bench_interval d = newcombe(x->pct[i], ia, y->pct[k], ib);
+            struct td_stats_interval d = newcombe(x->pct[i], ia, y->pct[k], ib);
             double percent = 100 * (y->pct[k] / x->pct[i] - 1);
             printf("%-34s %9.4g %9.4g %+8.1f%%  [%+.3g, %+.3g]  %s\n", name, x->pct[i], y->pct[k], percent, d.lo, d.hi,
                    judge(t, (d.lo > 0 || d.hi < 0) && fabs(percent) > spread));
@@ -177,19 +177,19 @@ static void result_row(const char *name, const struct side *a, const struct side
 }
 
 /* All repeats of a side together. */
-static double joint_of(const struct side *s, struct bench_interval *ret)
+static double joint_of(const struct side *s, struct td_stats_interval *ret)
 {
     uint64_t k = 0, n = 0;
     *ret = s->results[0].ci95;
     for (size_t i = 0; i < s->n; i++) k += s->results[i].joint.k, n += s->results[i].joint.n;
-    if (s->n > 1) *ret = bench_wilson(k, n);
+    if (s->n > 1) *ret = td_stats_wilson(k, n);
     return n ? (double)k / (double)n : NAN;
 }
 
 static void compare_results(const struct side *a, const struct side *b, double spread, struct tally *t)
 {
     static const char *const upper[] = {"TTFT", "TPOT", "ITL", "E2EL"};
-    struct bench_interval ia, ib;
+    struct td_stats_interval ia, ib;
     char name[48];
     const struct bench_result *ra = &a->results[0], *rb = &b->results[0];
     double ja = joint_of(a, &ia), jb = joint_of(b, &ib);
@@ -235,7 +235,8 @@ static void compare_sweeps(const struct sweep *a, const struct sweep *b, double 
                 for (size_t q = 0; q < ny; q++) {
                     if (x[p].rate != y[q].rate) continue;
                     snprintf(name, sizeof name, "  attainment at %.4g/s (%%)", x[p].rate);
-                    share_row(name, x[p].joint, (struct bench_interval){x[p].lo, x[p].hi}, y[q].joint, (struct bench_interval){y[q].lo, y[q].hi}, t);
+                    share_row(name, x[p].joint, (struct td_stats_interval){x[p].lo, x[p].hi}, y[q].joint,
+                              (struct td_stats_interval){y[q].lo, y[q].hi}, t);
                 }
         }
     if (n_pairs == 0) printf("warning: no configuration stands in both files\n");

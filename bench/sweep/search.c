@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "bench/serve/stats.h"
+#include "common/base/stats.h"
 
 struct search {
     const struct sweep_search_config *config;
@@ -62,7 +62,7 @@ static td_status verify(struct search *s, double rate, bool *ret_good)
         sum.n += p.n;
         sum.n_good += p.n_good;
     }
-    *ret_good = c->n_verify == 0 || bench_wilson(sum.n_good, sum.n).lo >= c->attainment;
+    *ret_good = c->n_verify == 0 || td_stats_wilson(sum.n_good, sum.n).lo >= c->attainment;
     return TD_OK;
 }
 

@@ -221,7 +221,7 @@ static td_status parse_configs(const struct options *o, struct sweep *s, struct 
 /* Enough that a run which misses a little has its lower bound above the attainment: three times what a flawless one needs. */
 static uint64_t least_requests(double attainment)
 {
-    double n = BENCH_Z95 * BENCH_Z95 * attainment / (1 - attainment);
+    double n = TD_STATS_Z95 * TD_STATS_Z95 * attainment / (1 - attainment);
     return attainment < 1 ? (uint64_t)fmin(3 * n + 10, BENCH_MAX_REQUESTS) : 1000;
 }
 

@@ -51,7 +51,7 @@ static void pool_rate(const struct sweep *s, uint32_t config, double rate, struc
     p->ttft = k_ttft / n;
     p->tpot = k_tpot / n;
     if (p->n_runs == 1) return; /* its own interval */
-    struct bench_interval w = bench_wilson((uint64_t)k, (uint64_t)n);
+    struct td_stats_interval w = td_stats_wilson((uint64_t)k, (uint64_t)n);
     double mean = sum / p->n_runs, half = student95(p->n_runs - 1) * sqrt(fmax(0, squares / p->n_runs - mean * mean) / (p->n_runs - 1));
     bool seeds = p->n_runs >= 3 && 2 * half > w.hi - w.lo; /* the wider one: runs may differ by more than chance among requests */
     p->lo = seeds ? fmax(0, mean - half) : w.lo;

@@ -1,7 +1,7 @@
 /* device_memory.h - memory that this process's CPU must not touch, and what moves its bytes.
  *
- * Why here: the KV pool of a GPU worker lies in such memory. kernels/cuda fills this table, common/xfer moves blocks with it, and neither may
- * include the other. Tests fill it with a fake whose pages no instruction can read or write (tests/unit/fake_device.h).
+ * Why here: the KV pool of a GPU worker lies in such memory. kernels/cuda fills this table, common/transfer moves blocks with it, and neither may
+ * include the other. Tests fill it with a fake whose pages no instruction can read or write (tests/fake/fake_device.h).
  *
  * Copies go to streams of their own beside whatever computes: they are ordered with nothing but what their caller waited for. So a caller copies
  * from what was computed only after the computation is known to be complete, and computes with what was copied only after `done` has said so.

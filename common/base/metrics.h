@@ -1,5 +1,5 @@
 /* metrics.h - counters, gauges and histograms in a fixed registry, rendered as Prometheus text (and served over HTTP by
- * common/worker/metrics_http.h). Register at boot from one thread; update from any thread (relaxed atomics); render any time. */
+ * common/base/metrics_http.h). Register at boot from one thread; update from any thread (relaxed atomics); render any time. */
 #ifndef TD_BASE_METRICS_H
 #define TD_BASE_METRICS_H
 

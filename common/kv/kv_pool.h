@@ -2,7 +2,7 @@
  *
  * A block is FREE (on no list), HELD (ref > 0) or CACHED (ref 0, content published under its chain hash, least recently used first to go).
  * A block id alone names no content: it is good only for who holds a reference. What names one for longer has a number that is never used twice: a
- * link of the prefix cache the parent's publication (kv_pool.c), a writer from outside the grant's slot and generation (common/xfer), under which
+ * link of the prefix cache the parent's publication (kv_pool.c), a writer from outside the grant's slot and generation (common/transfer), under which
  * the worker keeps its reference until the writer has retired (I2).
  * Source: Kwon et al. 2023 (PagedAttention) 4.2-4.4; prefix cache by hash chain as in vLLM, plus exact token comparison on a hit.
  *
@@ -17,7 +17,7 @@
 #include "common/base/mem.h"
 #include "common/base/status.h"
 #include "common/kv/kv_layout.h"
-#include "common/kv/prefix_hash.h"
+#include "common/base/prefix_hash.h"
 
 struct td_kv_pool;
 

@@ -17,7 +17,7 @@
 
 #include "common/base/json.h"
 #include "common/base/mem.h"
-#include "common/model/model_dir.h"
+#include "common/base/model_dir.h"
 #include "kernels/ops.h"
 
 #define CONFIG_BYTES_MAX ((size_t)4 << 20)

@@ -2,7 +2,7 @@
 #ifndef TD_MODEL_INTERNAL_H
 #define TD_MODEL_INTERNAL_H
 
-#include "common/base/comm.h"
+#include "common/model/comm.h"
 #include "common/base/mem.h"
 #include "common/model/model.h"
 #include "kernels/ops.h"

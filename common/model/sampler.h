@@ -12,28 +12,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "common/base/sampling.h"
 #include "common/base/status.h"
 #include "kernels/sample.h"
-
-#define TD_MAX_LOGIT_BIAS TD_SAMPLE_MAX_BIAS
-#define TD_MAX_TOP_LOGPROBS TD_SAMPLE_MAX_TOP
-#define TD_MAX_STOP_TOKENS 128
-
-struct td_logit_bias { int32_t token; float bias; };
-
-struct td_sampling {
-    float temperature;            /* 0 = greedy; <= 100 */
-    int32_t top_k;                /* 0 = off */
-    float top_p;                  /* (0, 1], 1 = off */
-    float min_p;                  /* [0, 1], 0 = off */
-    float repetition_penalty;     /* > 0, 1 = off; prompt and output tokens */
-    float presence_penalty;       /* [-2, 2]; output tokens only */
-    float frequency_penalty;      /* [-2, 2]; output tokens only */
-    uint64_t seed;
-    int32_t n_logprobs;           /* -1 = none, 0 = the chosen token's, n = plus the n best */
-    const struct td_logit_bias *logit_bias;    /* borrowed */
-    int32_t n_logit_bias;
-};
 
 struct td_sampled {
     int32_t token;
@@ -47,9 +28,6 @@ struct td_sampler;    /* scratch for one vocabulary: sized once, used by one thr
 
 td_status td_sampler_create(int32_t vocab, struct td_sampler **ret_sampler, struct td_err *err);
 void td_sampler_destroy(struct td_sampler *sampler);
-
-/* Refuses NaN, negative and out-of-range values by field name, value and limit (TD_ERR_INVALID). vocab bounds logit_bias tokens. */
-td_status td_sampling_check(const struct td_sampling *s, int32_t vocab, struct td_err *err);
 
 /* tokens[0..n_tokens) is the sequence so far, of which the first n_prompt are the prompt; the new token's position is n_tokens.
  * logits [vocab] is not modified. s must have passed td_sampling_check(). A row with no finite logit, or with +inf, gives

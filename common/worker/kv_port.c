@@ -4,8 +4,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include "common/xfer/verbs_fake.h"
-
 enum td_xfer_path td_kv_port_path(const char *transfer)
 {
     for (int p = TD_XFER_PATH_AUTO; p < TD_XFER_N_PATHS; p++)
@@ -18,8 +16,7 @@ td_status td_kv_port_verbs(const struct td_verbs **ret_verbs, struct td_err *err
     char names[TD_VB_DEVICES_MAX][TD_VB_NAME_MAX];
     uint32_t n = 0;
     const struct td_verbs *vb = NULL;
-    td_status s = td_verbs_fake_from_env(&vb, err);
-    if (s == TD_ERR_NOT_FOUND) s = td_verbs_load(&vb, err);
+    td_status s = td_verbs_load(&vb, err);
     if (s) return s;
     int e = vb->list(vb, names, &n);
     if (e || !n)

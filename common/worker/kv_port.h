@@ -1,4 +1,4 @@
-/* kv_port.h - how a KV port is set up: its sockets, who may come, RDMA. The options and what they mean in terms of common/xfer.
+/* kv_port.h - how a KV port is set up: its sockets, who may come, RDMA. The options and what they mean in terms of common/transfer.
  *
  * Why here: workers and `tandem doctor` take the same options, so that what doctor measures is what workers will do. */
 #ifndef TD_WORKER_KV_PORT_H
@@ -10,9 +10,9 @@
 
 #include "common/base/options.h"
 #include "common/base/status.h"
-#include "common/xfer/verbs.h"
-#include "common/xfer/xfer.h"
-#include "common/xfer/xfer_tls.h"
+#include "common/transfer/rdma/verbs.h"
+#include "common/transfer/transfer.h"
+#include "common/transfer/tls.h"
 
 struct td_kv_port_config {
     const char *transfer_zerocopy, *rdma_devices, *rdma_gpu_flush, *kv_tls, *kv_tls_peer_name;

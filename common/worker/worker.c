@@ -28,7 +28,7 @@
 #include "common/base/metrics.h"
 #include "common/base/signals.h"
 #include "common/rpc/rpc_status.h"
-#include "common/worker/metrics_http.h"
+#include "common/base/metrics_http.h"
 #include "common/worker/registry.h"
 #include "kernels/device.h"
 

@@ -21,12 +21,12 @@
 #include "common/base/doorbell.h"
 #include "common/base/options.h"
 #include "common/rpc/rpc.h"
-#include "common/worker/engine.h"
-#include "common/worker/identity.h"
+#include "common/engine/engine.h"
+#include "common/rpc/identity.h"
 #include "common/worker/kv_port.h"
-#include "common/worker/port.h"
-#include "common/worker/ranks.h"
-#include "common/xfer/xfer.h"
+#include "common/rpc/port.h"
+#include "common/engine/ranks.h"
+#include "common/transfer/transfer.h"
 #include "tandem/v1/worker.pb-c.h"
 
 #define TD_PROTOCOL_VERSION 1

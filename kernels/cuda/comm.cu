@@ -9,7 +9,7 @@
  * which moves the same 2 (n - 1) / n of the bytes. Everything is issued to the compute stream, in order with the entries, and may be recorded in a
  * graph.
  *
- * NCCL's rules, and who keeps them (tests/unit/nccl_stub.c fails loudly where one is broken):
+ * NCCL's rules, and who keeps them (tests/fake/nccl_stub.c fails loudly where one is broken):
  *   (1) A communicator outlives every graph that holds its calls: ncclCommDestroy and ncclCommAbort both spin until the last such graph is gone. So
  *       `leave` drops the graphs first, and `abort` is called without a lock that whoever drops the graphs might want.
  *   (2) A communicator is destroyed or aborted while no thread is inside another call on it. Calls go through use_begin .. use_end; abort refuses new

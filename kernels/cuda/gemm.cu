@@ -23,7 +23,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/gemm.h"
 #ifdef TD_CUDA_EMULATE
-#include "kernels/cuda/emu/cublaslt.h"
+#include "tests/fake/cuda_emu/cublaslt.h"
 #else
 #include <cublasLt.h>
 #include <dlfcn.h>

@@ -1,7 +1,7 @@
 /* nccl_api.h - the dozen calls of NCCL that comm.cu makes, as libnccl.so.2 exports them.
  *
  * Why here: NCCL is opened when it is needed, so only its binary interface matters; with it written down, the library is built and comm.cu is
- * tested on machines without nccl.h (tests/unit/nccl_stub.c is the library's stand-in there). Where nccl.h is at hand, comm.cu compares.
+ * tested on machines without nccl.h (tests/fake/nccl_stub.c is the library's stand-in there). Where nccl.h is at hand, comm.cu compares.
  * Source: nccl.h of NCCL 2.28; these values have not changed since NCCL 2. */
 #ifndef TD_KERNELS_CUDA_NCCL_API_H
 #define TD_KERNELS_CUDA_NCCL_API_H

@@ -17,8 +17,8 @@
 #include <string.h>
 
 #ifdef TD_CUDA_EMULATE
-#include "kernels/cuda/emu/emu.h"     /* __global__, threadIdx .., __syncthreads, __shfl_*_sync, atomics, TD_LAUNCH, TD_SHARED_BYTES */
-#include "kernels/cuda/emu/runtime.h" /* cudaMalloc, streams, events, graphs, IPC: the calls we use, on the host */
+#include "tests/fake/cuda_emu/emu.h"     /* __global__, threadIdx .., __syncthreads, __shfl_*_sync, atomics, TD_LAUNCH, TD_SHARED_BYTES */
+#include "tests/fake/cuda_emu/runtime.h" /* cudaMalloc, streams, events, graphs, IPC: the calls we use, on the host */
 
 #define TD_LAUNCH_EARLY(is_early, kernel, grid, block, shared_bytes, stream, ...) \
     do {                                                                          \

@@ -22,7 +22,7 @@
 #include "kernels/cuda/port.h"
 
 #ifdef TD_CUDA_EMULATE
-#include "kernels/cuda/emu/ptx.h"
+#include "tests/fake/cuda_emu/ptx.h"
 #else
 
 __device__ __forceinline__ uint32_t td_shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }

@@ -1,11 +1,11 @@
 /* core.c - see core.h.
  *
  * Invariants: (1) a slot is FREE, or it has exactly one live id, and ends with exactly one COMPLETE, FAIL, or (the client's own) CANCEL;
- * (2) a worker's account equals the legs of live requests on it (ledger.h); (3) at most one decode leg and one prefill leg of one attempt are open;
- * (4) the queue's order is a function of the requests alone (order.h): one that fails over keeps its place;
+ * (2) a worker's account equals the legs of live requests on it (account.h); (3) at most one decode leg and one prefill leg of one attempt are open;
+ * (4) the queue's order is a function of the requests alone (queue.h): one that fails over keeps its place;
  * (5) time never goes back: an event from before the last one counts as that moment.
  *
- * A request's pair is chosen when it leaves the queue; its prefill leg is planned (ledger.h) until the ticket comes. */
+ * A request's pair is chosen when it leaves the queue; its prefill leg is planned (account.h) until the ticket comes. */
 #include "router/core/core.h"
 
 #include <math.h>

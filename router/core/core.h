@@ -25,7 +25,7 @@
 #include <stdio.h>
 
 #include "common/base/status.h"
-#include "router/core/advice.h"
+#include "router/core/scaling.h"
 #include "router/core/latency.h"
 
 #define TD_CORE_POLICIES \
@@ -47,7 +47,7 @@ enum td_core_mode { TD_MODE_PD, TD_MODE_COLOCATED, TD_MODE_HYBRID };
 enum td_core_role { TD_ROLE_PREFILL, TD_ROLE_DECODE };
 
 /* A class of requests: its objectives (0 = none) and how it stands to the others. Classes with greater weight go first; when the fleet is nearly full
- * the lesser ones wait (see order.h). Class 0 is what a request without a class gets. */
+ * the lesser ones wait (see queue.h). Class 0 is what a request without a class gets. */
 struct td_core_class {
     char name[32];
     double ttft_ms, tpot_ms;

@@ -4,9 +4,9 @@
 #define TD_ROUTER_CORE_STATE_H
 
 #include "router/core/core.h"
-#include "router/core/fullness.h"
-#include "router/core/ledger.h"
-#include "router/core/order.h"
+#include "router/core/load.h"
+#include "router/core/account.h"
+#include "router/core/queue.h"
 #include "router/core/policy.h"
 #include "router/core/prefix_index.h"
 

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #include "router/core/core.h"
-#include "router/core/fullness.h"
+#include "router/core/load.h"
 #include "router/core/prefix_index.h"
 
 #define TD_NO_WORKER UINT32_MAX
@@ -33,7 +33,7 @@ struct td_stage {
 };
 void td_stage_learn(struct td_stage *stage, double seen_s);
 
-/* The ledger of one worker: exact the moment we decide, since we hear of every token. Kept by ledger.c alone. */
+/* The ledger of one worker: exact the moment we decide, since we hear of every token. Kept by account.c alone. */
 struct td_core_worker {
     enum td_worker_state state;
     enum td_core_role role;

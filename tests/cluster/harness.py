@@ -25,6 +25,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 BIN = os.environ.get("TANDEM_BIN", os.path.join(ROOT, "build", "release", "bin"))
 POCKET = os.environ.get("TANDEM_TEST_MODEL", os.path.join(ROOT, "models", "pocket"))
 DATA = os.environ.get("TANDEM_DATA", os.path.join(ROOT, "..", "shared", "data"))
+VERBS_FAKE = os.path.join(os.path.dirname(BIN), "lib", "libtandem_verbs_fake.so")  # RDMA devices in memory
 SHORT = os.environ.get("TANDEM_TEST_SHORT") == "1"
 # Sanitizer builds on a shared core are many times slower: deadlines that catch hangs are stretched, none that a test asserts on.
 SLOW = 6 if SHORT or os.environ.get("TANDEM_TEST_SANITIZER") else 1
@@ -106,6 +107,8 @@ class Daemon:
         full_env = dict(os.environ)
         full_env.setdefault("TSAN_OPTIONS", "ignore_noninstrumented_modules=1")
         full_env.update(env or {})
+        if "TANDEM_VERBS_FAKE" in full_env:
+            full_env.setdefault("TANDEM_VERBS_LIBRARY", VERBS_FAKE)
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen([os.path.join(BIN, program), *map(str, args)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=full_env)
         self.stopped = False

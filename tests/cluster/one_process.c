@@ -10,8 +10,8 @@
 #include <sys/stat.h>
 
 #include "common/base/json.h"
-#include "common/worker/engine.h"
-#include "common/worker/ranks.h"
+#include "common/engine/engine.h"
+#include "common/engine/ranks.h"
 
 #define MAX_REQUESTS 1024
 

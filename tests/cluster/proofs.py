@@ -1,4 +1,4 @@
-"""What common/worker/identity.c proves, in Python: what a test needs to act as a router or a worker of a cluster with a secret."""
+"""What common/rpc/identity.c proves, in Python: what a test needs to act as a router or a worker of a cluster with a secret."""
 import hashlib
 import hmac
 import os

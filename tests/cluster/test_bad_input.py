@@ -423,7 +423,7 @@ def crc32c(data):
 
 def wire_version():
     """What the daemons speak: a number of our own here would go stale, and every frame below would die at the version check."""
-    with open(os.path.join(ROOT, "common", "xfer", "xfer_wire.h"), encoding="ascii") as f:
+    with open(os.path.join(ROOT, "common", "transfer", "wire.h"), encoding="ascii") as f:
         return int(re.search(r"#define TD_XFER_WIRE_VERSION (\d+)", f.read())[1])
 
 
@@ -432,7 +432,7 @@ HELLO, ACK, MEM, OPEN, DATA, REF, FINAL, FRAME_ABORT, DONE, FAIL, PING, OFFER, A
 
 
 def frame(kind, slot=0, generation=0, op=0, attempt=0, status=0, handle=0, offset=0, length=0, conn=0, version=VERSION, flags=0, payload=b""):
-    """A header of the transfer protocol (common/xfer/xfer_wire.h) with a right CRC, and a payload."""
+    """A header of the transfer protocol (common/transfer/wire.h) with a right CRC, and a payload."""
     head = struct.pack("<IBBHIIIHhQQIIQI", 0x31584454, version, kind, flags, slot, generation, op, attempt, status, handle, offset,
                        length or len(payload), 0, conn, 0)
     return head + struct.pack("<I", crc32c(head)) + payload

@@ -13,7 +13,7 @@ import time
 import pytest
 
 import proofs
-from harness import BIN, SANITIZER, SLOW, Cluster, free_port
+from harness import BIN, VERBS_FAKE, SANITIZER, SLOW, Cluster, free_port
 from test_surface import certs, credentials, run  # noqa: F401 (certs is a fixture)
 
 LINE = re.compile(r"^  (ok  |warn|FAIL)  (.+?): (.+)$")
@@ -286,7 +286,7 @@ PAIR = ["--local=false", "--bytes", "2MiB", "--timeout-ms", 5000 * SLOW]
 @pytest.fixture
 def fabric(tmp_path):
     """The provider of RDMA in memory, one file for both processes, two devices in each."""
-    return {"TANDEM_VERBS_FAKE": f"path={tmp_path / 'fabric'},devices=2"}
+    return {"TANDEM_VERBS_FAKE": f"path={tmp_path / 'fabric'},devices=2", "TANDEM_VERBS_LIBRARY": VERBS_FAKE}
 
 
 def rdma_names(env):

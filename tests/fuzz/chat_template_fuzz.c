@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/model/chat_template.h"
-#include "common/model/jinja.h"
+#include "common/text/chat_template.h"
+#include "common/text/jinja.h"
 #include "tests/fuzz/heap.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);

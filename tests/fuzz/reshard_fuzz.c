@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "common/xfer/reshard.h"
+#include "common/kv/reshard.h"
 
 #define MAX_IDS 32
 #define MAX_RUNS 4096 /* of one walk: a plan may have very many */

@@ -9,8 +9,8 @@
 #include <string.h>
 
 #include "common/base/json.h"
-#include "common/model/tokenizer.h"
-#include "common/model/tokenizer_text.h"
+#include "common/text/tokenizer.h"
+#include "common/text/tokenizer_text.h"
 #include "tests/fuzz/heap.h"
 
 #define TEXT_MAX 2048

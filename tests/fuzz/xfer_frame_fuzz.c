@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "common/base/clock.h"
-#include "common/xfer/xfer_core.h"
+#include "common/transfer/protocol.h"
 
 #define BLOCK_BYTES 96
 

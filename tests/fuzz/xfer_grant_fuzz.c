@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "common/base/hash.h"
-#include "common/xfer/xfer_wire.h"
+#include "common/transfer/wire.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
 

@@ -27,9 +27,9 @@
 #include "common/base/clock.h"
 #include "common/base/cluster_secret.h"
 #include "common/base/mem.h"
-#include "common/xfer/verbs_fake.h"
-#include "common/xfer/xfer_wire.h"
-#include "tests/unit/fake_device.h"
+#include "tests/fake/verbs_fake.h"
+#include "common/transfer/wire.h"
+#include "tests/fake/fake_device.h"
 
 #define BLOCK_BYTES 4096
 #define N_BLOCKS 8

@@ -3,7 +3,7 @@
 #ifndef TD_TESTS_RDMA_PAIR_H
 #define TD_TESTS_RDMA_PAIR_H
 
-#include "common/xfer/verbs.h"
+#include "common/transfer/rdma/verbs.h"
 
 enum { WAIT_MS = 30000, PAIR_BYTES = 4 << 20, GID_INDEX = 1 };
 

@@ -19,8 +19,8 @@
 #include "common/base/clock.h"
 #include "common/base/doorbell.h"
 #include "common/base/hash.h"
-#include "common/xfer/verbs_fake.h"
-#include "common/xfer/xfer.h"
+#include "tests/fake/verbs_fake.h"
+#include "common/transfer/transfer.h"
 #include "tests/rdma/rdma_pair.h"
 
 #define BLOCK_BYTES 16384

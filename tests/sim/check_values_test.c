@@ -1,5 +1,5 @@
 /* The simulator against numbers that are known: closed forms, laws, and the outputs of other simulators that were run once (their rules stand in
- * bench/sim/distserve.h; splitwise-sim's in the test). Everything is seeded, so each number either comes out or does not. Tests that need the public
+ * sim/distserve.h; splitwise-sim's in the test). Everything is seeded, so each number either comes out or does not. Tests that need the public
  * traces read TANDEM_DATA and say so when it is not there. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,11 +12,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "bench/serve/stats.h"
-#include "bench/sim/closed_form.h"
-#include "bench/sim/cluster.h"
-#include "bench/sim/distserve.h"
-#include "bench/sim/report.h"
+#include "common/base/stats.h"
+#include "sim/closed_form.h"
+#include "sim/cluster.h"
+#include "sim/distserve.h"
+#include "sim/report.h"
 
 static struct td_perf perf_of(const char *spec)
 {
@@ -49,8 +49,8 @@ static void check_digits(const char *what, double got, double want, int digits)
 
 static double quantile(double *v, uint32_t n, double p)
 {
-    bench_sort(v, n);
-    return bench_percentile(v, n, p);
+    td_stats_sort(v, n);
+    return td_stats_percentile(v, n, p);
 }
 
 /* ---- DistServe's simulator ----------------------------------------------------------------------------------------------------------- */
@@ -68,7 +68,7 @@ static void test_distserve_constant(void **state)
         td_distserve_run(&d, &t, a, b);
         for (int k = 0; k < 300; k++) check_digits("ttft", a[k], 18.1025 + 0.101912 * 512 + 7.12226e-6 * 512 * 512 + 1 + 2 + 0.0512, 3);
         check_digits("ttft", a[0], 75.200, 3);
-        check_digits("mean tpot", bench_mean(b, 300), tpot[i], 3);
+        check_digits("mean tpot", td_stats_mean(b, 300), tpot[i], 3);
         td_sim_trace_free(&t);
     }
 }

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/sim/report.h"
+#include "sim/report.h"
 
 #define N_SEEDS 5
 

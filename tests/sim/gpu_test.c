@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "bench/sim/gpu.h"
+#include "sim/gpu.h"
 
 #define LLAMA_8B "bench/configs/llama-3.1-8b.json"
 #define LLAMA_70B "bench/configs/llama-3.1-70b.json"

@@ -14,11 +14,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "bench/sim/cache.h"
-#include "bench/sim/mix.h"
-#include "bench/sim/plan.h"
-#include "bench/sim/rng.h"
-#include "bench/sim/sim.h"
+#include "sim/cache.h"
+#include "sim/mix.h"
+#include "sim/plan.h"
+#include "sim/rng.h"
+#include "sim/sim.h"
 
 static struct td_perf perf_of(const char *spec)
 {

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "router/core/advice.h"
+#include "router/core/scaling.h"
 
 static struct td_latency *model(void)
 {

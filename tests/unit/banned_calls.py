@@ -43,14 +43,14 @@ MAX_COLUMNS = 150
 # Older than this check, and wrapped by whoever works there next; no name is added.
 WIDE = (
     "bench/xfer_bench.c", "bench/xfer_bench.h", "bench/xfer_core_bench.c", "bench/xfer_times.c", "common/base/device_memory.h",
-    "common/model/forward.c", "common/model/forward_device.c", "common/model/model.h", "common/worker/engine.c", "common/worker/engine.h",
-    "common/worker/engine_device.c", "common/worker/engine_ranks.c", "common/worker/engine_ranks.h", "common/worker/split_memory.c",
-    "common/worker/split_memory.h", "common/worker/worker.c", "common/worker/worker.h", "common/xfer/xfer.c", "common/xfer/xfer.h",
-    "common/xfer/xfer_core.c", "common/xfer/xfer_core.h", "common/xfer/xfer_device.h", "common/xfer/xfer_internal.h", "common/xfer/xfer_ipc.c",
-    "common/xfer/xfer_path.c", "common/xfer/xfer_rdma.c", "common/xfer/xfer_rdma.h", "common/xfer/xfer_tcp.c", "common/xfer/xfer_wire.c",
-    "common/xfer/xfer_wire.h", "kernels/cuda/attn.cu", "kernels/cuda/attn_f32.cu", "kernels/cuda/attn_mma.cu", "kernels/cuda/attn_rows.h",
+    "common/model/forward.c", "common/model/forward_device.c", "common/model/model.h", "common/engine/engine.c", "common/engine/engine.h",
+    "common/engine/engine_device.c", "common/engine/engine_ranks.c", "common/engine/engine_ranks.h", "common/engine/split_memory.c",
+    "common/engine/split_memory.h", "common/worker/worker.c", "common/worker/worker.h", "common/transfer/endpoint.c", "common/transfer/transfer.h",
+    "common/transfer/protocol.c", "common/transfer/protocol.h", "common/transfer/gpu/device_copy.h", "common/transfer/transfer_internal.h", "common/transfer/gpu/ipc.c",
+    "common/transfer/connect.c", "common/transfer/rdma/rdma.c", "common/transfer/rdma/rdma.h", "common/transfer/tcp/tcp.c", "common/transfer/wire.c",
+    "common/transfer/wire.h", "kernels/cuda/attn.cu", "kernels/cuda/attn_f32.cu", "kernels/cuda/attn_mma.cu", "kernels/cuda/attn_rows.h",
     "kernels/cuda/attn_tile.h", "kernels/cuda/attn_wgmma.cu", "kernels/device.h", "prefill/main.c", "router/core/core.h",
-    "tests/unit/deferred_device.c", "tests/unit/forward_device_test.c", "tests/unit/rank_kv_test.c", "tests/unit/xfer_core_test.c",
+    "tests/fake/deferred_device.c", "tests/unit/forward_device_test.c", "tests/unit/rank_kv_test.c", "tests/unit/xfer_core_test.c",
     "tests/unit/xfer_rdma_test.c", "tests/unit/xfer_test.c",
 )
 

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "bench/serve/arrivals.h"
-#include "bench/serve/stats.h"
+#include "common/base/stats.h"
 
 enum { N = 40000 };
 static double g_at[N], g_gap[N];
@@ -44,8 +44,8 @@ static void mean_and_variation(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct bench_arrivals_config c = {.kind = cases[i].kind, .rate = 8, .burstiness = cases[i].burstiness, .seed = 42 + i};
         make(&c, N);
-        near(bench_mean(g_gap, N) * 8, 1, 5 * cases[i].cv / 200, "mean gap x rate");
-        near(bench_std(g_gap, N) / bench_mean(g_gap, N), cases[i].cv, 0.05 * cases[i].cv + 0.01, "CV of the gaps");
+        near(td_stats_mean(g_gap, N) * 8, 1, 5 * cases[i].cv / 200, "mean gap x rate");
+        near(td_stats_std(g_gap, N) / td_stats_mean(g_gap, N), cases[i].cv, 0.05 * cases[i].cv + 0.01, "CV of the gaps");
     }
     /* Poisson is memoryless: 1/e of the gaps are longer than the mean. */
     struct bench_arrivals_config c = {.kind = BENCH_POISSON, .rate = 8, .burstiness = 1, .seed = 7};

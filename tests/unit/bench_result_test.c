@@ -136,7 +136,7 @@ static void verdicts_and_window(void **state)
     near(r.request_goodput, 5 / 10.067, "vLLM's goodput counts the whole run");
     near(r.request_throughput, 7 / 10.067, "throughput");
     assert_false(r.has_batch); /* ten samples make no twenty batches */
-    struct bench_interval w = bench_wilson(4, 10);
+    struct td_stats_interval w = td_stats_wilson(4, 10);
     near(r.ci95.lo, w.lo, "ci lo");
     near(r.ci95.hi, w.hi, "ci hi");
     assert_int_equal(r.n_one_token, 1);

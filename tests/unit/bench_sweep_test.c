@@ -42,7 +42,7 @@ static td_status run(void *ctx, const char *phase, double rate, uint64_t seed, u
         struct bench_rng rng = bench_rng_at(seed + 17, (uint32_t)(rate * 1000), 3);
         ret->n_good = 0;
         for (uint64_t i = 0; i < m->n; i++) ret->n_good += bench_rng_unit(&rng) < share;
-        ret->lower = bench_wilson(ret->n_good, ret->n).lo;
+        ret->lower = td_stats_wilson(ret->n_good, ret->n).lo;
     } else {
         ret->n_good = (uint64_t)(share * 1e6 + 0.5);
         ret->lower = share;
@@ -131,7 +131,7 @@ static void add(struct sweep *s, uint32_t config, const char *phase, double rate
     assert_non_null(r);
     r->config = config;
     snprintf(r->phase, sizeof r->phase, "%s", phase);
-    struct bench_interval w = bench_wilson((uint64_t)good, (uint64_t)n);
+    struct td_stats_interval w = td_stats_wilson((uint64_t)good, (uint64_t)n);
     r->rate = r->offered_rate = rate, r->seed = 1, r->offered = r->completed = r->n = n, r->n_good = good, r->attainment = good / n;
     r->ci95_lo = w.lo, r->ci95_hi = w.hi, r->attainment_ttft = ttft, r->attainment_tpot = tpot, r->goodput = rate * good / n,
     r->per_gpu_goodput = r->goodput / 2;
@@ -264,10 +264,10 @@ static void pooling(void **state)
     add(&s, 0, "throughput", 50, 1000, 0, 0, 0);
     assert_int_equal(sweep_pool(&s, 0, p, 8), 3);
     assert_true(p[1].rate == 4 && p[1].n_runs == 2 && fabs(p[1].joint - 0.92) < 1e-12 && p[1].least == 0.89 && p[1].greatest == 0.95);
-    assert_true(fabs(p[1].lo - bench_wilson(1840, 2000).lo) < 1e-12);
+    assert_true(fabs(p[1].lo - td_stats_wilson(1840, 2000).lo) < 1e-12);
     add(&s, 0, "verify", 4, 1000, 1000, 1, 1); /* three runs further apart than chance: their spread is the interval */
     assert_int_equal(sweep_pool(&s, 0, p, 8), 3);
-    assert_true(p[1].n_runs == 3 && p[1].lo < bench_wilson(2840, 3000).lo - 0.05);
+    assert_true(p[1].n_runs == 3 && p[1].lo < td_stats_wilson(2840, 3000).lo - 0.05);
     sweep_free(&s);
 }
 

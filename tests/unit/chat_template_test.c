@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "common/base/mem.h"
-#include "common/model/chat_template.h"
+#include "common/text/chat_template.h"
 
 #define LEN(a) ((int)(sizeof(a) / sizeof *(a)))
 #define MAX_MESSAGES 16

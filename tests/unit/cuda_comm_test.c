@@ -14,7 +14,7 @@
 #include "common/base/clock.h"
 #include "kernels/device.h"
 #include "tests/unit/kernels_test.h"
-#include "tests/unit/nccl_stub.h"
+#include "tests/fake/nccl_stub.h"
 
 #include "kernels/cuda/nccl_api.h"
 

@@ -137,7 +137,7 @@ def manifest_problems(documents):
 
 
 def dashboard_problems(text):
-    source = "".join(read(ROOT, p) for p in source_files(ROOT, (".c",)) if p.startswith(("router/", "common/worker/", "prefill/", "decode/")))
+    source = "".join(read(ROOT, p) for p in source_files(ROOT, (".c",)) if p.startswith(("router/", "common/worker/", "common/engine/", "common/rpc/", "prefill/", "decode/")))
     metrics = set(re.findall(r'td_(?:counter|gauge|histogram)\("(td_\w+)"', source))
     json.loads(text)
     asked = {re.sub(r"_(bucket|sum|count)$", "", m) for m in re.findall(r"\btd_\w+", text)}

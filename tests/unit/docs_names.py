@@ -78,7 +78,7 @@ def table_numbers(page, heading):
 
 def number_problems(page):
     for heading, header, first, prefix in (
-            ("| type | name | from | payload |", "common/xfer/xfer_wire.h", "TD_XFER_HELLO", "TD_XFER_"),
+            ("| type | name | from | payload |", "common/transfer/wire.h", "TD_XFER_HELLO", "TD_XFER_"),
             ("| event kind | name |", "router/core/core.h", "TD_EV_TICK", "TD_EV_"),
             ("| action kind | name |", "router/core/core.h", "TD_ACT_START_DECODE", "TD_ACT_")):
         want = {n: name[len(prefix):] for n, name in enum_numbers(header, first).items() if not name.endswith("_N_TYPES")}

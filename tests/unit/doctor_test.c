@@ -19,7 +19,7 @@
 #include "cli/doctor.h"
 #include "cli/doctor_wire.h"
 #include "common/base/clock.h"
-#include "tests/unit/fake_device.h"
+#include "tests/fake/fake_device.h"
 
 /* ---- a tree that looks like a host's ---------------------------------------------------------------------------------------------------- */
 

@@ -17,9 +17,9 @@
 
 #include "common/base/clock.h"
 #include "common/base/device_memory.h"
-#include "common/base/comm.h"
-#include "common/worker/engine.h"
-#include "common/worker/ranks.h"
+#include "common/model/comm.h"
+#include "common/engine/engine.h"
+#include "common/engine/ranks.h"
 
 enum { BS = 16, VOCAB = 128, MAX_LEN = 256, N = 24, MAX_OUT = 64 };
 

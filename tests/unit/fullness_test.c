@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "router/core/fullness.h"
+#include "router/core/load.h"
 
 #define MS 1000000ull
 

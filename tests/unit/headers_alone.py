@@ -20,8 +20,8 @@ from tree import ROOT, code_only, read, source_files
 # Bodies that are written once and included by one file per instruction set, after the header that defines the vectors of that set.
 TEMPLATES = ("kernels/cpu/*_simd.h",)
 # CUDA's headers, compiled as the emulated GPU's C++ is: with the flags of a .cu file. Left out of a build that has none.
-CUDA = ("kernels/cuda/*.h", "kernels/cuda/emu/emu.h")
-CUDA_BUT_C = "kernels/cuda/emu/*.h"
+CUDA = ("kernels/cuda/*.h", "tests/fake/cuda_emu/emu.h")
+CUDA_BUT_C = "tests/fake/cuda_emu/*.h"
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]*)"', re.MULTILINE)
 
 

@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "common/base/hash.h"
-#include "common/worker/identity.h"
+#include "common/rpc/identity.h"
 
 #define PATH "/tandem.v1.Worker/Decode"
 

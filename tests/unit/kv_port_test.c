@@ -113,7 +113,7 @@ static void paths_by_name(void **state)
     assert_int_equal(td_kv_port_path("rdma"), TD_XFER_PATH_RDMA);
 }
 
-static void the_variable_is_asked_first(void **state)
+static void the_named_library_is_used(void **state)
 {
     (void)state;
     const struct td_verbs *vb = NULL;
@@ -133,6 +133,6 @@ static void the_variable_is_asked_first(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(every_option_arrives), cmocka_unit_test(who_speaks_tls), cmocka_unit_test(paths_by_name),
-                                       cmocka_unit_test(the_variable_is_asked_first)};
+                                       cmocka_unit_test(the_named_library_is_used)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

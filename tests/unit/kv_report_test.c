@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "common/kv/kv_pool.h"
-#include "common/kv/prefix_hash.h"
+#include "common/base/prefix_hash.h"
 
 /* All prompts are walks in a tree of this shape: every chain there can be is known by its number. */
 enum { BLOCK = 4, FANOUT = 3, DEPTH = 4, CHAINS = 3 + 9 + 27 + 81, BLOCKS = 24, REQUESTS = 8 };

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "router/core/ledger.h"
+#include "router/core/account.h"
 
 enum { LEGS = 40 };
 

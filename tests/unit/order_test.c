@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "router/core/order.h"
+#include "router/core/queue.h"
 
 #define SEC 1000000000ull
 enum { SLOTS = 4096 };

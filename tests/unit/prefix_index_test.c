@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include "common/kv/prefix_hash.h"
+#include "common/base/prefix_hash.h"
 #include "router/core/prefix_index.c"
 
 static uint64_t rng;

@@ -11,8 +11,8 @@
 
 #include <cmocka.h>
 
-#include "common/worker/engine_ranks.h"
-#include "tests/unit/fake_device.h"
+#include "common/engine/engine_ranks.h"
+#include "tests/fake/fake_device.h"
 
 enum { N_BLOCKS = 40, N_IDS = 19, TAIL = 64 };
 

@@ -1,5 +1,5 @@
 /* common/model split over ranks: logits and KV beside those of one rank, the same bits whatever the chunks, threads and timing, one identity for
- * every number of ranks, and refusals by name. Ranks are threads here, each with a model of its own; tests of processes: base_comm_test,
+ * every number of ranks, and refusals by name. Ranks are threads here, each with a model of its own; tests of processes: comm_test,
  * engine_ranks_test, cluster. */
 #include "tests/golden/model_rig.h"
 
@@ -7,7 +7,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include "common/base/comm.h"
+#include "common/model/comm.h"
 
 enum { MAX_RANKS = 8, BS = 8, MAX_TOKENS = 64, N_TOKENS = 45 };
 

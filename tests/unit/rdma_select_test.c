@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 
 #include "common/base/clock.h"
-#include "common/xfer/rdma_select.h"
+#include "common/transfer/rdma/select.h"
 
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 

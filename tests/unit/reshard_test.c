@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "common/base/clock.h"
-#include "common/xfer/reshard.h"
+#include "common/kv/reshard.h"
 
 #define MAX_RANKS TD_RESHARD_MAX_RANKS
 #define SPARE_BLOCKS 3          /* of each pool, that belong to nobody here */

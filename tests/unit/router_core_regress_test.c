@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "router/core/core.h"
-#include "router/core/order.h"
+#include "router/core/queue.h"
 
 #define MS 1000000ull
 #define N_SLOTS 1024

@@ -6,7 +6,7 @@
 #include <cmocka.h>
 #include <stdio.h>
 
-#include "common/worker/schedule.h"
+#include "common/engine/schedule.h"
 
 static void test_order(void **state)
 {

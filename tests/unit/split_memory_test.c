@@ -12,8 +12,8 @@
 
 #include <cmocka.h>
 
-#include "common/worker/split_memory.h"
-#include "tests/unit/fake_device.h"
+#include "common/engine/split_memory.h"
+#include "tests/fake/fake_device.h"
 
 #define GUARD 256
 #define POISON 0xa5

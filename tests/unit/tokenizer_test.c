@@ -17,9 +17,9 @@
 
 #include "common/base/json.h"
 #include "common/base/mem.h"
-#include "common/model/tokenizer.h"
-#include "common/model/tokenizer_bpe.h"
-#include "common/model/tokenizer_regex.h"
+#include "common/text/tokenizer.h"
+#include "common/text/tokenizer_bpe.h"
+#include "common/text/tokenizer_regex.h"
 
 #define NO_LIMIT ((size_t)1 << 40)
 #define SEPARATOR "\n__ggml_vocab_test__\n"

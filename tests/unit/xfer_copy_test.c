@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "common/xfer/xfer_copy.h"
+#include "common/transfer/copy.h"
 
 #define ROOM (1u << 17)
 

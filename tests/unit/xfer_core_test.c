@@ -15,7 +15,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/hash.h"
-#include "common/xfer/xfer_core.h"
+#include "common/transfer/protocol.h"
 
 #define CELL (512u << 10)       /* half a full DATA frame */
 #define CELLS 3                 /* per block */

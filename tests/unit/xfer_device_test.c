@@ -19,8 +19,8 @@
 
 #include "common/base/clock.h"
 #include "common/base/hash.h"
-#include "common/xfer/xfer_wire.h"
-#include "tests/unit/fake_device.h"
+#include "common/transfer/wire.h"
+#include "tests/fake/fake_device.h"
 #include "tests/unit/xfer_ask.h"
 
 #define N_BLOCKS 64

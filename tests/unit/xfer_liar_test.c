@@ -20,9 +20,9 @@
 
 #include "common/base/clock.h"
 #include "common/base/hash.h"
-#include "common/xfer/rdma_select.h"
-#include "common/xfer/verbs.h"
-#include "common/xfer/xfer_wire.h"
+#include "common/transfer/rdma/select.h"
+#include "common/transfer/rdma/verbs.h"
+#include "common/transfer/wire.h"
 #include "tests/unit/xfer_ask.h"
 
 #define BLOCK_BYTES 8192

@@ -15,9 +15,9 @@
 #include "common/base/doorbell.h"
 #include "common/base/fault.h"
 #include "common/base/hash.h"
-#include "common/xfer/verbs.h"
-#include "common/xfer/xfer_tls.h"
-#include "tests/unit/fake_device.h"
+#include "common/transfer/rdma/verbs.h"
+#include "common/transfer/tls.h"
+#include "tests/fake/fake_device.h"
 
 struct node {
     pid_t pid;                 /* child, or 0 */

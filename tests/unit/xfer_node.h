@@ -8,8 +8,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "common/xfer/verbs_fake.h"
-#include "common/xfer/xfer.h"
+#include "tests/fake/verbs_fake.h"
+#include "common/transfer/transfer.h"
 
 #define NODE_MAX_IDS 1024
 

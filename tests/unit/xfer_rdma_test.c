@@ -25,8 +25,8 @@
 #include "common/base/clock.h"
 #include "common/base/doorbell.h"
 #include "common/base/hash.h"
-#include "common/xfer/rdma_select.h"
-#include "common/xfer/xfer_wire.h"
+#include "common/transfer/rdma/select.h"
+#include "common/transfer/wire.h"
 #include "tests/unit/xfer_node.h"
 
 #define N_BLOCKS 48

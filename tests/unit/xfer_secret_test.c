@@ -21,7 +21,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/cluster_secret.h"
-#include "common/xfer/xfer_wire.h"
+#include "common/transfer/wire.h"
 #include "tests/unit/xfer_ask.h"
 
 #define BLOCK_BYTES 4096

@@ -17,7 +17,7 @@
 
 #include "common/base/doorbell.h"
 #include "common/base/mem.h"
-#include "common/xfer/xfer.h"
+#include "common/transfer/transfer.h"
 
 enum {
     SOAK_BLOCKS = 256, SOAK_BLOCK_BYTES = 4096, SOAK_LANES = 32, SOAK_SENDERS = 3, SOAK_RECEIVERS = 2, SOAK_ENDS = SOAK_SENDERS + SOAK_RECEIVERS,

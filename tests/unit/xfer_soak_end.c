@@ -17,7 +17,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/hash.h"
-#include "common/xfer/verbs_fake.h"
+#include "tests/fake/verbs_fake.h"
 
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)

@@ -15,7 +15,7 @@
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/progress.h"
-#include "common/xfer/verbs_fake.h"
+#include "tests/fake/verbs_fake.h"
 
 enum { N = 4, WAIT_S = 30, POOL = 1024, SLACK = 2 << 20, WARM = 50 };
 

@@ -32,8 +32,8 @@
 
 #include "common/base/clock.h"
 #include "common/base/hash.h"
-#include "common/xfer/xfer_tls.h"
-#include "common/xfer/xfer_wire.h"
+#include "common/transfer/tls.h"
+#include "common/transfer/wire.h"
 #include "tests/unit/tls_files.h"
 #include "tests/unit/xfer_ask.h"
 

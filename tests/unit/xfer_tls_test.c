@@ -21,7 +21,7 @@
 #include <cmocka.h>
 
 #include "common/base/clock.h"
-#include "common/xfer/xfer_tls.h"
+#include "common/transfer/tls.h"
 #include "tests/unit/tls_files.h"
 
 #ifdef TD_HAVE_OPENSSL

@@ -16,9 +16,9 @@
 
 #include "common/base/clock.h"
 #include "common/base/hash.h"
-#include "common/xfer/verbs_fake.h"
-#include "common/xfer/xfer_core.h"
-#include "common/xfer/xfer_wire.h"
+#include "tests/fake/verbs_fake.h"
+#include "common/transfer/protocol.h"
+#include "common/transfer/wire.h"
 #include "tests/unit/xfer_node.h"
 
 #define BLOCK_BYTES 4096

@@ -1,2 +1,0 @@
-list(APPEND TD_MODEL_SOURCES sampler.c)
-list(APPEND TD_MODEL_DEPS td_base)

@@ -1,0 +1,1306 @@
+/* endpoint.c - one transfer endpoint: the public calls, the progress thread, connections and their frames. How connections come to stand: connect.c.
+ *
+ * Connection, on both backends (initiator = the side that sends blocks):
+ *
+ *   initiator   CONNECTING --connected: HELLO--> HELLO --HELLO_ACK fits--> READY (shm: MEM first) --> OPEN, DATA | REF, FINAL, ABORT, PING
+ *   acceptor                                     HELLO --HELLO fits, HELLO_ACK--> READY           --> DONE, FAIL, PING
+ *   with TLS, but for shm: between CONNECTING or accept and HELLO lies TLS, the handshake; every byte from the first on goes through the channel
+ *   rdma: between HELLO and READY lies SETUP: RDMA_OFFER, RDMA_ACCEPT, then a probe over every queue pair in both directions (rdma.c)
+ *   tcp: a READY connection of the initiator dials more lanes, whose HELLO names its tag; they carry DATA and FINAL alone and live and die with lane 0
+ *   either      any --error, EOF, timeout, foreign or malformed frame--> closed; the core decides what that means for slots and ops
+ *
+ * cluster secret: between HELLO and HELLO_ACK lie CHALLENGE and PROOF, still in state HELLO (connect_proof.c); nothing of HELLO is used before PROOF
+ *
+ * HELLO must name the same layout, HELLO_ACK the incarnation that the grant named: another process on the same address is refused. Until a
+ * connection has shown the key of a grant it is unproven: at most XFER_MAX_UNPROVEN of them stand, the oldest goes first, each for two peer
+ * time-outs. A connection's memory is fixed, so garbage costs nothing but itself.
+ *
+ * The progress thread's turn: events of epoll (deadlines first: what is late is late even if its bytes lie in the socket), then connections for waiting
+ * ops, then 1 MiB of copying for shm (up to 2 while transfers end), then sending (what the copy completed, too), then connection timers. A turn that comes much too late means that this process was
+ * stopped: it owes its peers the time to be heard, so their silence is counted from now.
+ *
+ * Fairness: frames are at most 1 MiB and ops of a connection take turns per frame, every other one by the requests' ordering key (struct td_xfer_turns);
+ * connections take turns per XFER_TURN_BYTES. */
+#include "common/transfer/transfer.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/base/fault.h"
+#include "common/base/hash.h"
+#include "common/transfer/transfer_internal.h"
+
+uint64_t xfer_now(const struct td_xfer *x)
+{
+    return x->hooks.now_ns ? x->hooks.now_ns(x->hooks.ctx) : td_now_ns();
+}
+
+uint64_t xfer_random(void *ctx)
+{
+    struct td_xfer *x = ctx;
+    if (x->hooks.random_u64) return x->hooks.random_u64(x->hooks.ctx);
+    if (!x->n_random) {
+        td_random_fill(x->random, sizeof x->random);
+        x->n_random = sizeof x->random / sizeof x->random[0];
+    }
+    uint64_t v = x->random[--x->n_random];
+    x->random[x->n_random] = 0; /* keys come from here: none stays behind */
+    return v;
+}
+
+/* A reason for people; truncation is fine. */
+void xfer_say(char to[TD_XFER_REASON_MAX], const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(to, TD_XFER_REASON_MAX, fmt, args);
+    va_end(args);
+}
+
+/* now - then, for a `now` that was taken at the start of the turn. */
+static uint64_t since(uint64_t now_ns, uint64_t then_ns)
+{
+    return now_ns > then_ns ? now_ns - then_ns : 0;
+}
+
+/* Public calls begin here. */
+static void enter(struct td_xfer *x)
+{
+    atomic_fetch_add(&x->n_callers, 1);
+    pthread_mutex_lock(&x->lock);
+    atomic_fetch_sub(&x->n_callers, 1);
+}
+
+/* Every public call and every turn ends here: unlock, and ring if events were queued. */
+static void unlock_and_wake(struct td_xfer *x)
+{
+    bool wake = x->n_woken != x->core.n_emitted;
+    x->n_woken = x->core.n_emitted;
+    pthread_mutex_unlock(&x->lock);
+    if (wake && x->hooks.wake) x->hooks.wake(x->hooks.ctx);
+}
+
+/* There is something for the progress thread. While it is awake that costs no system call: it looks at `rung` before it sleeps, and says that it sleeps
+ * before it looks. */
+void xfer_ring(struct td_xfer *x)
+{
+    atomic_store(&x->rung, true);
+    if (atomic_load(&x->sleeps)) td_doorbell_ring(&x->bell);
+}
+
+/* --- connections ---------------------------------------------------------------------------------------------------------------- */
+
+struct td_xfer_conn *xfer_conn_by_id(struct td_xfer *x, uint64_t id)
+{
+    struct td_xfer_conn *c = &x->conns[id & 0xffff];
+    return (id & 0xffff) < XFER_MAX_CONNS && c->state != XFER_CONN_FREE && c->id == id ? c : NULL;
+}
+
+bool xfer_watch_fd(struct td_xfer *x, int fd, uint64_t key)
+{
+    struct epoll_event e = {.events = EPOLLIN, .data.u64 = key};
+    return fd < 0 || epoll_ctl(x->epoll_fd, EPOLL_CTL_ADD, fd, &e) == 0;
+}
+
+bool xfer_conn_watch(struct td_xfer *x, struct td_xfer_conn *c, int op, bool out)
+{
+    struct epoll_event e = {.events = EPOLLIN | (out ? EPOLLOUT : 0u), .data.u64 = c->id};
+    c->want_out = out;
+    return epoll_ctl(x->epoll_fd, op, c->fd, &e) == 0;
+}
+
+struct td_xfer_conn *xfer_conn_new(struct td_xfer *x, int fd, enum td_xfer_path path, bool initiator)
+{
+    struct td_xfer_conn *c = NULL;
+    if (!initiator && x->n_conns >= XFER_MAX_CONNS - XFER_RESERVED_CONNS) return NULL;
+    for (uint32_t i = 0; i < XFER_MAX_CONNS && !c; i++)
+        if (x->conns[i].state == XFER_CONN_FREE) c = &x->conns[i];
+    if (!c) return NULL;
+    memset(c, 0, sizeof *c);
+    c->id = c->link = ++x->n_conn_serials << 16 | (uint64_t)(c - x->conns);
+    c->fd = fd;
+    c->staged.buffer = -1;
+    c->path = path;
+    c->initiator = initiator;
+    do c->nonce = xfer_random(x);
+    while (c->nonce == 0);
+    c->born_ns = c->last_rx_ns = c->last_tx_ns = c->last_use_ns = xfer_now(x);
+    bool encrypted = x->tls && !xfer_path_is_local(path);
+    if (encrypted && td_tls_conn_open(x->tls, fd, initiator, &c->tls, NULL)) return NULL;
+    c->state = encrypted ? XFER_CONN_TLS : XFER_CONN_HELLO;
+    if (!xfer_conn_watch(x, c, EPOLL_CTL_ADD, false)) {
+        td_tls_conn_close(c->tls);
+        c->state = XFER_CONN_FREE;
+        return NULL;
+    }
+    c->live_at = x->n_conns;
+    x->live[x->n_conns++] = c;
+    if (!initiator) x->n_unproven++;
+    return c;
+}
+
+/* Closes the socket and gives the entry back. */
+static void conn_free(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    if (c->tls) {
+        if (c->state > XFER_CONN_TLS) td_tls_shutdown(c->tls); /* so that the peer knows an end from a cut; lost if it does not fit */
+        td_tls_conn_close(c->tls);
+    }
+    xfer_zc_end(x, c);
+    xfer_device_conn_end(x, c);
+    close(c->fd); /* leaves the epoll set by itself */
+    xfer_shm_conn_clear(c);
+    if (!c->initiator && !c->proven) x->n_unproven--;
+    c->state = XFER_CONN_FREE;
+    x->live[c->live_at] = x->live[--x->n_conns];
+    x->live[c->live_at]->live_at = c->live_at;
+}
+
+/* A courtesy: why. What can not go out at once is lost. Never inside a DATA frame. */
+static void say_bye(struct td_xfer *x, struct td_xfer_conn *c, td_status status, const char *reason, bool retry)
+{
+    struct td_xfer_frame f = {.type = TD_XFER_BYE, .status = (int16_t)(retry ? TD_ERR_AGAIN : status), .length = (uint32_t)strlen(reason)};
+    if (c->tx_header_left || c->tx_left || c->overflow || f.length > TD_XFER_REASON_MAX || !xfer_conn_queue(x, c, &f, reason)) return;
+    xfer_tcp_send(c, c->out + c->out_at, c->out_used);
+}
+
+void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status, const char *reason, bool retry)
+{
+    if (c->state == XFER_CONN_FREE) return;
+    uint64_t id = c->link;
+    char text[TD_XFER_REASON_MAX];
+    bool is_cut = c->is_cut;
+    if (c->lane) { /* the connection goes as a whole, but for a lane that never came to be one */
+        struct td_xfer_conn *first = xfer_conn_by_id(x, id);
+        bool was_part = c->state == XFER_CONN_READY;
+        conn_free(x, c);
+        if (first && was_part) {
+            first->is_cut |= is_cut;
+            xfer_conn_close(x, first, status, reason, retry);
+        }
+        return;
+    }
+    enum td_xfer_path path = c->path;
+    bool was_ready = c->state == XFER_CONN_READY, was_setup = c->state == XFER_CONN_SETUP, initiator = c->initiator;
+    if (initiator) xfer_say(text, "peer %.40s at %.40s:%u (%s): %.120s", c->peer_instance, c->host, c->port, td_xfer_path_name(path), reason);
+    else xfer_say(text, "peer %.40s (%s): %.80s", c->peer_instance, td_xfer_path_name(path), reason);
+    if (was_ready) say_bye(x, c, status, reason, retry);
+    if (c->rdma) { /* first of all: what the core does next may give blocks away. Drops the lock: no caller may take the connection for one that stands */
+        c->state = XFER_CONN_ENDING;
+        xfer_rdma_fence(x, c);
+    }
+    if (was_ready) x->conns_by_path[path]--;
+    conn_free(x, c);
+    for (uint32_t i = x->n_conns; i-- > 0;)
+        if (x->live[i]->link == id) conn_free(x, x->live[i]);
+    if (was_ready) td_xfer_core_conn_lost(&x->core, xfer_now(x), id, status, text, !retry ? TD_XFER_LOST : is_cut ? TD_XFER_CUT : TD_XFER_PARTED);
+    if (initiator) xfer_path_failed(x, id, path, status, text, was_setup);
+}
+
+/* Frames that break the protocol: counted, and the connection ends. */
+void xfer_conn_refuse(struct td_xfer *x, struct td_xfer_conn *c, const char *reason)
+{
+    x->n_bad_frames++;
+    if (!c->initiator && !c->proven) x->n_refused_peers++;
+    xfer_path_tell_refusal(x, c->fd, c->path, c, reason);
+    xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
+}
+
+/* Frames of a connection that has no tag yet, even where a lane's HELLO has named one. */
+static bool is_before_tag(uint8_t type)
+{
+    return type == TD_XFER_CHALLENGE || type == TD_XFER_PROOF;
+}
+
+bool xfer_conn_queue(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_frame *f, const void *payload)
+{
+    uint32_t n = 64 + f->length;
+    if (c->out_at && c->out_at + c->out_used + n > sizeof c->out) {
+        memmove(c->out, c->out + c->out_at, c->out_used);
+        c->out_at = 0;
+    }
+    if (c->out_at + c->out_used + n > sizeof c->out) {
+        c->overflow = true; /* a peer that asks and does not read */
+        return false;
+    }
+    f->conn = is_before_tag(f->type) ? 0 : c->tag;
+    if (f->type == TD_XFER_HELLO || f->type == TD_XFER_OPEN || f->type == TD_XFER_PING) f->clock_us = (uint32_t)(xfer_now(x) / TD_NS_PER_US);
+    uint8_t *to = c->out + c->out_at + c->out_used;
+    td_xfer_frame_encode(f, to);
+    if (f->length) memcpy(to + 64, payload, f->length);
+    c->out_used += n;
+    c->tx_ready = true;
+    return true;
+}
+
+/* The core's hook: any thread, under the lock. */
+static void core_send(void *ctx, uint64_t id, const struct td_xfer_frame *frame, const void *payload)
+{
+    struct td_xfer *x = ctx;
+    struct td_xfer_conn *c = xfer_conn_by_id(x, id);
+    struct td_xfer_frame f = *frame;
+    if (c && c->state == XFER_CONN_READY) xfer_conn_queue(x, c, &f, payload);
+}
+
+static void core_op_handle(void *ctx, uint32_t op, uint64_t handle)
+{
+    struct td_xfer *x = ctx;
+    xfer_shm_op_handle(x, op, handle);
+    if (!handle && x->op_aux[op].words) xfer_rdma_op_over(x, op);
+}
+
+/* --- frames that came ----------------------------------------------------------------------------------------------------------- */
+
+void xfer_conn_take_reason(char to[TD_XFER_REASON_MAX], const struct td_xfer_conn *c)
+{
+    uint32_t n = c->rx_frame.length < TD_XFER_REASON_MAX ? c->rx_frame.length : TD_XFER_REASON_MAX - 1;
+    for (uint32_t i = 0; i < n; i++) to[i] = (char)(c->rx_payload[i] >= 0x20 && c->rx_payload[i] < 0x7f ? c->rx_payload[i] : '?');
+    to[n] = 0;
+}
+
+static void on_open(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    if (xfer_path_is_local(c->path) && (!(c->source || c->peer_pool) || c->rx_frame.op >= c->n_words)) {
+        xfer_conn_refuse(x, c, "open without memory");
+        return;
+    }
+    td_status status = td_xfer_core_rx_open(&x->core, c->link, c->path, &c->rx_frame, c->rx_payload);
+    if (status == TD_ERR_PEER) {
+        x->n_refused_peers += c->proven;
+        xfer_conn_refuse(x, c, "open with a wrong key");
+        return;
+    }
+    if (status == TD_OK && !c->proven) {
+        c->proven = true;
+        x->n_unproven--;
+    }
+    if (c->path == TD_XFER_PATH_RDMA) c->tx_ready = true; /* TARGETS are due */
+    c->last_use_ns = c->last_rx_ns;
+}
+
+static void on_ref(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    uint32_t first;
+    int32_t ids[TD_XFER_REF_MAX], n = (int32_t)(c->rx_frame.length / 4 - 1);
+    memcpy(&first, c->rx_payload, 4);
+    memcpy(ids, c->rx_payload + 4, (size_t)n * 4);
+    int32_t n_source = c->path == TD_XFER_PATH_RDMA ? xfer_rdma_peer_blocks(x, c) : c->n_source_blocks;
+    if (td_xfer_core_rx_ref(&x->core, c->link, &c->rx_frame, first, ids, n, n_source) == TD_ERR_CORRUPT)
+        xfer_conn_refuse(x, c, "ref names blocks that are not in the grant, or twice");
+    else c->tx_ready = true;
+}
+
+/* The peer's clock against ours, by frames that it stamped when it made them: the one that came fastest tells best. Clocks drift apart, so an old one is
+ * believed 100 us less each second. c: lane 0. */
+static void clock_seen(struct td_xfer_conn *c, uint64_t now, uint32_t said_us)
+{
+    uint32_t behind = (uint32_t)(now / TD_NS_PER_US) - said_us, drift = (uint32_t)(since(now, c->clock_ns) / (10000 * TD_NS_PER_US));
+    if (c->clock_ns && (int32_t)(behind - c->clock_behind_us - drift) >= 0) return;
+    c->clock_behind_us = behind;
+    c->clock_ns = now;
+}
+
+static void clock_heard(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    const struct td_xfer_frame *f = &c->rx_frame;
+    if (c->initiator || c->lane || (f->type != TD_XFER_HELLO && f->type != TD_XFER_OPEN && f->type != TD_XFER_PING)) return;
+    clock_seen(c, xfer_now(x), f->clock_us);
+}
+
+/* FINAL is no older than the last submit that it tells of: without that, a FINAL that overtook every frame before it in speed (they had waited for this
+ * process's core or lock, say) would end transfers before their last submit, and they would seem shorter than the sender took to submit them. */
+static td_status on_final(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    uint64_t now = xfer_now(x);
+    struct td_xfer_conn *first = xfer_conn_by_id(x, c->link); /* which has heard the clock */
+    TD_ASSERT(first);
+    clock_seen(first, now, c->rx_frame.last_us);
+    return td_xfer_core_rx_final(&x->core, now, (uint32_t)(now / TD_NS_PER_US) - first->clock_behind_us, c->link, &c->rx_frame, c->rx_payload);
+}
+
+/* The header of DATA, or what LENT made of its own. May close the connection. */
+static void begin_data(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    td_status status = td_xfer_core_rx_data(&x->core, c->link, &c->rx_frame);
+    c->last_use_ns = c->last_rx_ns;
+    if (status == TD_ERR_CORRUPT) xfer_conn_refuse(x, c, "data outside the grant, or twice");
+    else c->rx_drop = status == TD_ERR_STALE;
+}
+
+/* A whole frame other than DATA. May close the connection. */
+static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    const struct td_xfer_frame *f = &c->rx_frame;
+    char reason[TD_XFER_REASON_MAX];
+    clock_heard(x, c);
+    if (c->state == XFER_CONN_HELLO) {
+        xfer_path_on_hello(x, c);
+        return;
+    }
+    if (c->state == XFER_CONN_SETUP && f->type != TD_XFER_BYE) {
+        xfer_path_on_setup(x, c);
+        return;
+    }
+    switch ((enum td_xfer_frame_type)f->type) {
+    case TD_XFER_MEM: {
+        struct td_xfer_mem mem;
+        memcpy(&mem, c->rx_payload, sizeof mem);
+        if (xfer_shm_take_mem(x, c, &mem, reason)) xfer_conn_refuse(x, c, reason);
+        break;
+    }
+    case TD_XFER_OPEN: on_open(x, c); break;
+    case TD_XFER_LENT:
+        if (xfer_ring_lent(x, c)) begin_data(x, c);
+        else xfer_conn_refuse(x, c, "lent: bytes that are not in the ring");
+        break;
+    case TD_XFER_TAKEN:
+        if (!xfer_ring_taken(x, c)) xfer_conn_refuse(x, c, "taken: bytes that were not lent");
+        break;
+    case TD_XFER_REF: on_ref(x, c); break;
+    case TD_XFER_FINAL:
+        if (on_final(x, c) == TD_ERR_CORRUPT) xfer_conn_refuse(x, c, "final before the last byte");
+        break;
+    case TD_XFER_ABORT:
+        xfer_conn_take_reason(reason, c);
+        td_xfer_core_rx_abort(&x->core, c->link, f, reason);
+        break;
+    case TD_XFER_DONE:
+        if (td_xfer_core_rx_done(&x->core, xfer_now(x), c->link, f) == TD_ERR_CORRUPT) xfer_conn_refuse(x, c, "done before final");
+        break;
+    case TD_XFER_FAIL:
+        xfer_conn_take_reason(reason, c);
+        td_xfer_core_rx_fail(&x->core, xfer_now(x), c->link, f, reason);
+        break;
+    case TD_XFER_PING: break;
+    case TD_XFER_BYE: { /* an acceptor's word does not keep the initiator from trying again */
+        char theirs[TD_XFER_REASON_MAX];
+        xfer_conn_take_reason(theirs, c);
+        xfer_say(reason, "closed by peer: %.140s", theirs);
+        bool retry = c->initiator || f->status == TD_ERR_AGAIN;
+        xfer_conn_close(x, c, retry || !f->status ? TD_ERR_PEER : (td_status)f->status, reason, retry);
+        break;
+    }
+    case TD_XFER_TARGETS: {
+        td_status status = xfer_rdma_on_targets(x, c);
+        if (status == TD_ERR_NOMEM) xfer_conn_close(x, c, status, "out of memory for keys", false);
+        else if (status == TD_ERR_CORRUPT) xfer_conn_refuse(x, c, "targets outside the pool or the grant");
+        else c->tx_ready = true;
+        break;
+    }
+    case TD_XFER_DIGEST: {
+        struct td_xfer_digest digests[TD_XFER_DIGESTS_MAX];
+        memcpy(digests, c->rx_payload, f->length);
+        if (td_xfer_core_rx_digest(&x->core, c->link, f, digests, (int32_t)(f->length / sizeof digests[0])) == TD_ERR_CORRUPT)
+            xfer_conn_refuse(x, c, "digests of blocks that are not in the grant, or too many");
+        break;
+    }
+    case TD_XFER_RDMA_OFFER:
+    case TD_XFER_RDMA_ACCEPT:
+    case TD_XFER_DEVICE_OFFER:
+    case TD_XFER_DEVICE_ACCEPT:
+    case TD_XFER_HELLO:
+    case TD_XFER_HELLO_ACK:
+    case TD_XFER_CHALLENGE:
+    case TD_XFER_PROOF:
+    case TD_XFER_DATA:
+    case TD_XFER_N_TYPES: TD_ASSERT(!"on_header lets these pass by here");
+    }
+}
+
+/* Which frames may come in this state and role. */
+static bool frame_expected(const struct td_xfer *x, const struct td_xfer_conn *c, uint8_t type)
+{
+    if (c->state == XFER_CONN_HELLO && c->initiator && type == TD_XFER_CHALLENGE) return x->secret && !c->proof.challenged;
+    if (c->state == XFER_CONN_HELLO && !c->initiator && c->proof.challenged) return type == TD_XFER_PROOF;
+    if (c->state == XFER_CONN_HELLO) return type == (c->initiator ? TD_XFER_HELLO_ACK : TD_XFER_HELLO);
+    /* An acceptor is READY before its initiator, and may end then. */
+    bool may_end = c->lane == 0 && (c->state == XFER_CONN_READY || (c->state == XFER_CONN_SETUP && c->initiator));
+    if (type == TD_XFER_PING || (type == TD_XFER_BYE && may_end)) return true;
+    if (c->state == XFER_CONN_SETUP && c->path == TD_XFER_PATH_CUDA_IPC) return type == (c->initiator ? TD_XFER_DEVICE_ACCEPT : TD_XFER_DEVICE_OFFER);
+    if (c->state == XFER_CONN_SETUP) return type == (c->initiator ? TD_XFER_RDMA_ACCEPT : TD_XFER_RDMA_OFFER);
+    if (c->lane) return !c->initiator && (type == TD_XFER_DATA || type == TD_XFER_OPEN || type == TD_XFER_FINAL);
+    if (c->initiator)
+        return type == TD_XFER_DONE || type == TD_XFER_FAIL || (type == TD_XFER_TARGETS && c->path == TD_XFER_PATH_RDMA) ||
+               (type == TD_XFER_TAKEN && c->path == TD_XFER_PATH_SHM_STAGED);
+    switch (type) {
+    case TD_XFER_OPEN:
+    case TD_XFER_FINAL:
+    case TD_XFER_ABORT:
+    case TD_XFER_DIGEST: return true;
+    case TD_XFER_DATA: return c->path == TD_XFER_PATH_TCP;
+    case TD_XFER_LENT: return c->path == TD_XFER_PATH_SHM_STAGED;
+    case TD_XFER_REF: return c->path != TD_XFER_PATH_TCP && c->path != TD_XFER_PATH_SHM_STAGED;
+    case TD_XFER_MEM: return xfer_path_is_shm(c->path);
+    default: return false;
+    }
+}
+
+/* A whole header. May close the connection. */
+static void on_header(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    struct td_err err;
+    if (td_xfer_frame_decode(c->rx_header, &c->rx_frame, &err)) {
+        err.msg[TD_XFER_REASON_MAX - 1] = 0;
+        xfer_conn_refuse(x, c, err.msg);
+        return;
+    }
+    const struct td_xfer_frame *f = &c->rx_frame;
+    uint64_t tag = is_before_tag(f->type) ? 0 : c->tag;
+    if (!frame_expected(x, c, f->type) || (f->conn != tag && !(f->type == TD_XFER_HELLO && f->op))) { /* a lane's HELLO names its connection */
+        xfer_conn_refuse(x, c, "frame of another connection or out of turn");
+        return;
+    }
+    c->n_payload = 0;
+    c->rx_drop = false;
+    if (f->type == TD_XFER_DATA) begin_data(x, c);
+}
+
+static void conn_read(struct td_xfer *x, struct td_xfer_conn *c);
+
+/* The socket came to its end or failed. A connection that stood gets its ops another attempt. What the peer said on the first lane before it went comes
+ * first, or a slot would not learn that it was bound and lost. */
+static void conn_ended(struct td_xfer *x, struct td_xfer_conn *c, const char *why)
+{
+    uint64_t id = c->id;
+    char reason[TD_XFER_REASON_MAX];
+    struct td_xfer_conn *first = c->lane && c->state == XFER_CONN_READY ? xfer_conn_by_id(x, c->link) : NULL;
+    xfer_say(reason, "%s", why);
+    if (first && first->state == XFER_CONN_READY) conn_read(x, first);
+    if (!xfer_conn_by_id(x, id)) return;
+    c->is_cut = true;
+    xfer_conn_close(x, c, TD_ERR_PEER, reason, c->state == XFER_CONN_READY);
+}
+
+/* The next bytes of the stream, read ahead as far as they are there. */
+static ssize_t conn_take(struct td_xfer_conn *c, void *to, size_t n)
+{
+    if (!c->in_used) {
+        size_t room = c->path == TD_XFER_PATH_TCP || c->path == TD_XFER_PATH_SHM_STAGED ? XFER_IN_DATA_BYTES : sizeof c->in;
+        if (c->drained) {
+            errno = EAGAIN;
+            return -1;
+        }
+        ssize_t k = xfer_path_is_local(c->path) ? xfer_shm_recv(c, c->in, room) : xfer_tcp_recv(c, c->in, room);
+        if (k <= 0) return k;
+        c->in_at = 0;
+        c->in_used = (uint32_t)k;
+        c->drained = (size_t)k < room;
+    }
+    return xfer_conn_in(c, to, n);
+}
+
+ssize_t xfer_conn_in(struct td_xfer_conn *c, void *to, size_t n)
+{
+    if (n > c->in_used) n = c->in_used;
+    if (to) memcpy(to, c->in + c->in_at, n);
+    c->in_at += (uint32_t)n;
+    c->in_used -= (uint32_t)n;
+    return (ssize_t)n;
+}
+
+/* Reads until the socket is empty or the turn is over, and what was read ahead to its end. May close the connection. */
+static void read_turn(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    uint64_t id = c->id, now = xfer_now(x); /* one look at the clock for all of it: there may be many frames */
+    c->rx_more = c->drained = c->rx_starved = false;
+    for (size_t turn = 0; turn < XFER_TURN_BYTES || c->in_used;) {
+        ssize_t k;
+        if (c->n_header < 64) {
+            k = conn_take(c, c->rx_header + c->n_header, 64 - c->n_header);
+            if (k > 0 && (c->n_header += (uint32_t)k) == 64) on_header(x, c);
+        } else if (c->rx_frame.type == TD_XFER_DATA) {
+            k = c->path == TD_XFER_PATH_SHM_STAGED ? xfer_ring_take(x, c) : xfer_tcp_data_read(x, c);
+        } else {
+            k = conn_take(c, c->rx_payload + c->n_payload, c->rx_frame.length - c->n_payload);
+            if (k > 0) c->n_payload += (uint32_t)k;
+        }
+        if (k == 0) {
+            conn_ended(x, c, "closed by peer");
+            return;
+        }
+        if (k < 0 && errno == EINTR) continue;
+        if (k < 0) {
+            if (errno != EAGAIN && errno != EWOULDBLOCK) {
+                conn_ended(x, c, xfer_tcp_why(c));
+                return;
+            }
+            if (c->tls && td_tls_unsent(c->tls)) c->tx_ready = true; /* an answer that TLS itself owes */
+            break;
+        }
+        if (!xfer_conn_by_id(x, id)) return;
+        turn += (size_t)k;
+        c->last_rx_ns = now;
+        if (c->n_header == 64 && c->n_payload == c->rx_frame.length) {
+            c->n_header = 0;
+            if (c->rx_frame.type != TD_XFER_DATA) on_frame(x, c);
+            if (!xfer_conn_by_id(x, id)) return;
+            c->n_payload = 0;
+        }
+    }
+    c->rx_more = c->tls && td_tls_pending(c->tls);
+}
+
+static void conn_read(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    read_turn(x, c);
+    if (x->device) xfer_staged_flush(x); /* what came in this turn is on its way to its blocks, before anything else happens */
+}
+
+/* --- sending -------------------------------------------------------------------------------------------------------------------- */
+
+/* Every socket of a connection looks for work in the next turn. */
+static void wake_link(struct td_xfer *x, uint64_t link)
+{
+    for (uint32_t i = 0; i < x->n_conns; i++)
+        if (x->live[i]->link == link && !x->live[i]->want_out) x->live[i]->tx_ready = true;
+}
+
+/* Computes and queues digests of one batch of blocks; false: none is due. The lock is dropped while it reads. */
+static bool send_digests(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    struct td_xfer_digest_work w;
+    if (!td_xfer_core_digest_next(&x->core, c->link, XFER_TURN_BYTES, &w)) return false;
+    pthread_mutex_unlock(&x->lock);
+    bool read = true;
+    for (int32_t i = 0; i < w.n && read; i++) read = xfer_pool_crc(x, w.src[i], &w.digest[i].crc);
+    pthread_mutex_lock(&x->lock);
+    if (!read) td_xfer_core_op_broke(&x->core, w.op, TD_ERR_DEVICE, "device: the blocks cannot be read for their digests");
+    td_xfer_core_digest_end(&x->core, &w);
+    return true;
+}
+
+/* Compares one batch of digests; false: none is due. */
+static bool verify_digests(struct td_xfer *x)
+{
+    struct td_xfer_verify v;
+    if (!td_xfer_core_verify_next(&x->core, &x->verify_cursor, XFER_TURN_BYTES, &v)) return false;
+    const struct td_xfer_slot *s = &x->core.slots[v.slot]; /* its lists stand still while io */
+    int32_t bad = -1;
+    pthread_mutex_unlock(&x->lock);
+    for (int32_t i = v.first; i < v.first + v.n && bad < 0; i++) {
+        uint32_t crc;
+        if (!xfer_pool_crc(x, s->dst[s->digest[i].block], &crc) || crc != s->digest[i].crc) bad = i;
+    }
+    pthread_mutex_lock(&x->lock);
+    td_xfer_core_verify_end(&x->core, xfer_now(x), &v, bad);
+    return true;
+}
+
+/* One step of TLS's handshake; a refused certificate is an alert to the peer and the end. May close the connection. */
+static void conn_handshake(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    bool want_read, want_write;
+    struct td_err err;
+    td_fault_point("xfer_tls");
+    pthread_mutex_unlock(&x->lock); /* signatures take their time; the channel is this thread's alone */
+    td_status status = td_tls_handshake(c->tls, &want_read, &want_write, &err);
+    for (int i = 0; status < 0 && i < 16 && recv(c->fd, x->scrap, sizeof x->scrap, MSG_DONTWAIT) > 0; i++) {} /* else close() is a reset that overtakes the alert */
+    pthread_mutex_lock(&x->lock);
+    c->tx_ready = false;
+    if (status < 0) {
+        err.msg[TD_XFER_REASON_MAX - 1] = 0;
+        if (!c->initiator) xfer_path_refused(x, c, err.msg);
+        xfer_conn_close(x, c, TD_ERR_PEER, err.msg, false);
+        return;
+    }
+    if (want_write != c->want_out) xfer_conn_watch(x, c, EPOLL_CTL_MOD, want_write);
+    if (status == TD_INPROGRESS) return;
+    c->state = XFER_CONN_HELLO;
+    c->last_rx_ns = xfer_now(x);
+    if (c->initiator) xfer_path_say_hello(x, c, TD_XFER_HELLO);
+    conn_read(x, c); /* HELLO may have come with the handshake's last bytes, where epoll does not see it */
+}
+
+/* The socket is full: EPOLLOUT brings conn_write back. */
+static void wait_writable(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    c->tx_ready = false;
+    if (!c->want_out) xfer_conn_watch(x, c, EPOLL_CTL_MOD, true);
+}
+
+/* Puts the core's next frames into `out`, and at most one DATA frame behind them: one system call takes all of it. False: the connection is closed. */
+static bool conn_fill(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    struct td_xfer_tx tx;
+    uint64_t id = c->id;
+    bool digests = false; /* one batch per send: it reads up to 4 MiB */
+    bool lends = c->initiator && c->path == TD_XFER_PATH_SHM_STAGED, staged = lends || (x->device && c->initiator && c->path == TD_XFER_PATH_TCP);
+    if (lends && c->state == XFER_CONN_READY && c->out_used < XFER_OUT_BATCH) xfer_ring_lend(x, c);
+    bool full = staged && c->state == XFER_CONN_READY && !c->tx_header_left && !c->tx_left && ((!lends && xfer_staged_load(c)) || !xfer_staged_want(c));
+    while (!full && c->state == XFER_CONN_READY && c->out_used < XFER_OUT_BATCH && !c->tx_header_left && !c->tx_left) {
+        if (!digests && c->initiator && c->lane == 0 && (digests = send_digests(x, c))) {
+            if (!c->rdma) continue;
+            xfer_rdma_post(x, c); /* what was submitted while the lock was dropped */
+            if (!xfer_conn_by_id(x, id)) return false;
+            continue;
+        }
+        if (!(c->initiator ? td_xfer_core_tx_next(&x->core, c->link, c->lane, &c->tx_turns, XFER_MAX_IOV, &tx)
+                           : c->rdma && xfer_rdma_targets_next(x, c, &c->tx_turns.next, &tx))) {
+            if (staged && c->staged.n) break;
+            if (!digests || c->out_used) return true;
+            digests = false; /* the op of that batch is over: another's may be due, and nothing goes out that would bring us back */
+            continue;
+        }
+        c->last_use_ns = xfer_now(x);
+        if (tx.frame.type == TD_XFER_DATA) {
+            tx.frame.conn = c->tag;
+            if (staged) {
+                xfer_staged_add(c, &tx.frame, tx.op);
+                if (!xfer_staged_want(c)) break;
+                continue;
+            }
+            td_xfer_frame_encode(&tx.frame, c->tx_header);
+            c->tx_header_left = 64;
+            c->tx_left = tx.frame.length;
+            c->tx_op = tx.op;
+            c->tx_handle = tx.frame.handle;
+            c->tx_offset = tx.frame.offset;
+        } else {
+            xfer_conn_queue(x, c, &tx.frame, tx.payload);
+        }
+    }
+    if (staged && !c->staged.loaded) xfer_staged_go(x, c);
+    return true;
+}
+
+void xfer_conn_sent(struct td_xfer_conn *c, size_t n)
+{
+    c->out_used -= (uint32_t)n;
+    c->out_at = c->out_used ? c->out_at + (uint32_t)n : 0;
+}
+
+/* Sends until the socket is full, nothing is left or the turn is over (tx_ready stays true then). May close the connection. */
+static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    uint64_t id = c->id;
+    if (c->state == XFER_CONN_TLS) {
+        conn_handshake(x, c);
+        return;
+    }
+    if (c->rdma && c->state == XFER_CONN_READY) {
+        xfer_rdma_post(x, c);
+        if (!xfer_conn_by_id(x, id)) return;
+    }
+    for (size_t turn = 0; turn < XFER_TURN_BYTES;) {
+        ssize_t k;
+        if (!conn_fill(x, c)) return;
+        if (c->overflow) {
+            xfer_conn_refuse(x, c, "asks and does not read the answers");
+            return;
+        }
+        if ((c->tx_header_left || c->tx_left) && x->device && !xfer_staged_here(x, c)) {
+            c->tx_ready = false; /* until they are */
+            return;
+        }
+        if (c->tx_header_left || c->tx_left) {
+            k = xfer_tcp_data_write(x, c);
+            if (!c->tx_header_left && !c->tx_left && c->lane && x->core.digest_every) wake_link(x, c->link); /* FINAL may have waited for this frame */
+        } else if (c->out_used) {
+            k = xfer_tcp_send(c, c->out + c->out_at, c->out_used);
+            if (k > 0) xfer_conn_sent(c, (size_t)k);
+        } else {
+            if (c->tls && td_tls_unsent(c->tls) && td_tls_flush(c->tls)) { /* sealed, and the socket does not take it yet */
+                if (errno == EAGAIN) wait_writable(x, c);
+                else conn_ended(x, c, xfer_tcp_why(c));
+                return;
+            }
+            c->tx_ready = false;
+            if (c->want_out) xfer_conn_watch(x, c, EPOLL_CTL_MOD, false);
+            return;
+        }
+        if (k < 0 && errno == EINTR) continue;
+        if (k < 0) {
+            if (errno == EAGAIN || errno == EWOULDBLOCK) wait_writable(x, c);
+            else conn_ended(x, c, xfer_tcp_why(c));
+            return;
+        }
+        c->last_tx_ns = xfer_now(x);
+        turn += (size_t)k;
+    }
+}
+
+/* What was just submitted, sent by the submitter: no wake of the progress thread in between. Only on shm, where all that goes out is small, and only
+ * while that thread has nothing to do or there is one op alone: else it comes by here at the end of its turn, and gathers. What does not work out at once is
+ * left to the thread. True: nothing is left. Any thread. */
+static bool send_now(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    if (!xfer_path_is_local(c->path) || c->path == TD_XFER_PATH_SHM_STAGED || !c->initiator || c->state != XFER_CONN_READY || c->want_out || c->overflow || x->core.digest_every) return false;
+    if (!atomic_load(&x->idle) && x->core.n_ops_used > 1) return false;
+    conn_fill(x, c);
+    if (c->overflow || c->out_used >= XFER_OUT_BATCH) return false;
+    if (c->out_used) {
+        ssize_t k = xfer_tcp_send(c, c->out + c->out_at, c->out_used);
+        if (k > 0) {
+            xfer_conn_sent(c, (size_t)k);
+            c->last_tx_ns = xfer_now(x);
+        }
+    }
+    c->tx_ready = c->out_used > 0;
+    return !c->tx_ready;
+}
+
+/* --- the progress thread -------------------------------------------------------------------------------------------------------- */
+
+/* Silence, heartbeats, handshakes that take too long, idle connections. */
+static void check_conns(struct td_xfer *x, uint64_t now)
+{
+    if (x->accept_paused) xfer_path_pause_accept(x, false);
+    for (uint32_t i = x->n_conns; i-- > 0;) {
+        struct td_xfer_conn *c = x->live[i];
+        if (c->rdma && c->initiator && c->state == XFER_CONN_READY && !c->retiring && xfer_rdma_lacks(x, c, now)) xfer_path_more_rails(x, c);
+    }
+    for (uint32_t i = x->n_conns; i-- > 0;) {
+        if (i >= x->n_conns) continue; /* a connection went with its lanes */
+        struct td_xfer_conn *c = x->live[i];
+        bool handshake = c->state == XFER_CONN_TLS;
+        if (c->state == XFER_CONN_SETUP && since(now, c->setup_ns) > (c->initiator ? 1 : 2) * x->peer_timeout_ns) {
+            /* Before its silence, which says less; and the initiator first, because it learns which rail was at fault. */
+            if (c->initiator && c->rdma) xfer_rdma_late(x, c);
+            xfer_conn_close(x, c, TD_ERR_PEER, c->path == TD_XFER_PATH_CUDA_IPC ? "cuda-ipc: the set-up was not over in time" : "rdma: no answer over the queue pairs: no route between the devices, or a wrong GID", false);
+        } else if (since(now, c->last_rx_ns) > (handshake || c->state == XFER_CONN_SETUP ? 2 : 1) * x->peer_timeout_ns) {
+            const char *why = c->state == XFER_CONN_CONNECTING ? "no answer to connect"
+                              : handshake                      ? "tls: the handshake was not over in time"
+                                                               : "silent for too long";
+            if (!c->initiator && !c->proven) xfer_path_refused(x, c, why);
+            xfer_conn_close(x, c, TD_ERR_PEER, why, false);
+        } else if (!c->initiator && !c->proven && since(now, c->born_ns) > 2 * x->peer_timeout_ns) {
+            xfer_path_refused(x, c, "showed no key");
+            xfer_conn_close(x, c, TD_ERR_PEER, "showed no key", false);
+        } else if (c->state == XFER_CONN_READY) {
+            bool busy = !c->initiator || c->lane || (!c->retiring && since(now, c->last_use_ns) < XFER_IDLE_NS);
+            for (uint32_t k = 0; k < x->core.max_ops && !busy; k++) busy = td_xfer_core_op_is_on(&x->core, k, c->id);
+            if (!busy) {
+                xfer_conn_close(x, c, TD_ERR_PEER, c->retiring ? "replaced" : "idle", true);
+            } else if (since(now, c->last_tx_ns) >= x->peer_timeout_ns / 4 && !c->out_used && !c->tx_left) {
+                struct td_xfer_frame ping = {.type = TD_XFER_PING};
+                xfer_conn_queue(x, c, &ping, NULL);
+            }
+        }
+    }
+}
+
+static void on_event(struct td_xfer *x, const struct epoll_event *e)
+{
+    if (e->data.u64 == XFER_KEY_BELL) {
+        td_doorbell_clear(&x->bell);
+    } else if (e->data.u64 == XFER_KEY_TCP) {
+        xfer_path_accept(x, x->tcp_fd, TD_XFER_PATH_TCP);
+    } else if (e->data.u64 == XFER_KEY_SHM) {
+        xfer_path_accept(x, x->shm_fd, TD_XFER_PATH_SHM);
+    } else if (e->data.u64 < XFER_KEY_RDMA + 2 * TD_XFER_RAILS_MAX) {
+        /* taken by xfer_rdma_poll */
+    } else {
+        struct td_xfer_conn *c = xfer_conn_by_id(x, e->data.u64);
+        if (!c) return; /* closed earlier in this turn */
+        if (c->state == XFER_CONN_CONNECTING) {
+            xfer_path_connected(x, c);
+            return;
+        }
+        if (c->state == XFER_CONN_TLS) {
+            conn_handshake(x, c);
+            return;
+        }
+        if (e->events & EPOLLERR) xfer_zc_reap(x, c);
+        if (e->events & EPOLLOUT) c->tx_ready = true;
+        if (e->events & (EPOLLIN | EPOLLHUP | EPOLLERR)) conn_read(x, c);
+    }
+}
+
+/* epoll_wait that looks for a moment before it sleeps: between two processes under load the next frame is microseconds away. Waking a thread that sleeps on
+ * another core takes its waker 8 to 12 us in a virtual machine, longer than copying 64 KiB does, and it runs 16 to 27 us later. Only while waits prove
+ * short, and not on a crowded core: whoever else wants it gets it, but each yield may cost the rest of a time slice. */
+static int wait_events(struct td_xfer *x, struct epoll_event *events, int max, int timeout_ms)
+{
+    if (!timeout_ms) return epoll_wait(x->epoll_fd, events, max, 0);
+    uint64_t start = td_now_ns(), now = start, before = start;
+    uint64_t linger_ns = start < x->crowded_until_ns ? 0 : x->linger_ns;
+    int n = 0;
+    atomic_store(&x->idle, true);
+    for (; now - start < linger_ns && !n && !atomic_load(&x->rung); before = now) {
+        n = epoll_wait(x->epoll_fd, events, max, 0);
+        if (!n) sched_yield();
+        now = td_now_ns();
+        if (now - before < XFER_CROWDED_NS) continue;
+        x->crowded_until_ns = now + XFER_CROWDED_FOR_NS;
+        linger_ns = 0;
+    }
+    if (!n) { /* also when rung: a turn that has not listened would take late bytes in the socket for the peer's silence */
+        atomic_store(&x->sleeps, true);
+        n = epoll_wait(x->epoll_fd, events, max, atomic_load(&x->rung) ? 0 : timeout_ms);
+        atomic_store(&x->sleeps, false);
+        x->linger_ns = td_now_ns() - start < XFER_LINGER_NS ? XFER_LINGER_NS : x->linger_ns / 2;
+    }
+    atomic_store(&x->idle, false);
+    return n;
+}
+
+static void *progress(void *ctx)
+{
+    struct td_xfer *x = ctx;
+    struct epoll_event events[64];
+    int n = 0;
+    pthread_mutex_lock(&x->lock);
+    x->loop_ns = xfer_now(x);
+    uint64_t slept_until = x->loop_ns;
+    while (!x->stop) {
+        uint64_t now = xfer_now(x), tick;
+        if (now > slept_until && now - slept_until > x->peer_timeout_ns / 2) { /* we were stopped */
+            for (uint32_t i = 0; i < x->n_conns; i++) x->live[i]->last_rx_ns = now;
+        }
+        td_xfer_core_tick(&x->core, now);
+        bool busy = x->rdma && xfer_rdma_poll(x);
+        if (x->core.flush_writes && xfer_rdma_flush(x)) busy = true;
+        for (int i = 0; i < n; i++) on_event(x, &events[i]);
+        for (uint32_t i = x->n_conns; x->tls && i-- > 0;)
+            if (i < x->n_conns && x->live[i]->rx_more) conn_read(x, x->live[i]);
+        for (uint32_t i = x->n_conns; x->device && i-- > 0;)
+            if (i < x->n_conns && x->live[i]->rx_starved) conn_read(x, x->live[i]);
+        for (uint32_t i = 0; i < x->n_conns && x->tls && !busy; i++) busy = x->live[i]->rx_more;
+        if (x->attach_due || x->core.retry_due) xfer_path_attach(x, now);
+        if (x->rdma) xfer_rdma_windows(x);
+        if (x->rdma) xfer_rdma_revive(x, now);
+        if (xfer_shm_copy(x)) busy = true;
+        if (x->device && xfer_device_poll(x)) busy = true;
+        for (uint32_t i = x->n_conns; i-- > 0;)
+            if (i < x->n_conns && x->live[i]->tx_ready && x->live[i]->state != XFER_CONN_CONNECTING) conn_write(x, x->live[i]);
+        for (uint32_t i = 0; i < x->n_conns && !busy; i++) busy = x->live[i]->tx_ready && x->live[i]->state != XFER_CONN_CONNECTING;
+        if (verify_digests(x)) busy = true;
+        if (xfer_device_busy(x)) busy = true; /* copies take microseconds, and nothing wakes us when they are complete */
+        /* Timers go by the start of the turn: if we were stopped in the middle of it, nobody is condemned before the next turn has listened. */
+        if (now >= x->next_check_ns) {
+            check_conns(x, now);
+            x->next_check_ns = now + x->peer_timeout_ns / 16;
+            busy = true; /* what it queued goes out in the next turn */
+        }
+        if (x->attach_due || x->core.retry_due || x->core.flush_due) busy = true;
+        tick = td_xfer_core_tick(&x->core, now);
+        if (x->core.stuck_conn) {
+            struct td_xfer_conn *c = xfer_conn_by_id(x, x->core.stuck_conn);
+            x->core.stuck_conn = 0;
+            if (c) xfer_conn_close(x, c, TD_ERR_PEER, "what was given up does not retire", true); /* its other transfers are not to blame */
+            busy = true;
+        }
+        if (x->n_conns || x->accept_paused) tick = tick < x->next_check_ns ? tick : x->next_check_ns;
+        if (x->rdma) {
+            uint64_t due = xfer_rdma_due(x);
+            if (due <= now) due = now + x->peer_timeout_ns / 16; /* it waits for the links of what was there before, or is being tried */
+            if (due < tick) tick = due;
+        }
+        uint64_t wait_ms = tick == TD_NEVER_NS ? UINT64_MAX : tick <= now ? 0 : (tick - now + TD_NS_PER_MS - 1) / TD_NS_PER_MS;
+        if (x->hooks.now_ns && wait_ms > 5) wait_ms = 5; /* an injected clock does not wake us */
+        int timeout = busy ? 0 : wait_ms > 60000 ? 60000 : (int)wait_ms;
+        if (timeout && x->rdma && !xfer_rdma_sleep(x)) timeout = 0;
+        slept_until = now + (uint64_t)timeout * TD_NS_PER_MS;
+        unlock_and_wake(x);
+        n = wait_events(x, events, 64, timeout);
+        if (n < 0) {
+            TD_ASSERT(errno == EINTR);
+            n = 0;
+        }
+        bool rung = atomic_exchange(&x->rung, false); /* before the turn that does what was rung for */
+        pthread_mutex_lock(&x->lock);
+        if (n || rung) slept_until = now; /* woken early: when is not known, and what stopped us since must not pass for the peers' silence */
+        if (timeout && x->rdma) xfer_rdma_woke(x, since(xfer_now(x), now), n > 0 && events[0].data.u64 >= XFER_KEY_RDMA && events[0].data.u64 < XFER_KEY_RDMA + 2 * TD_XFER_RAILS_MAX);
+    }
+    pthread_mutex_unlock(&x->lock);
+    return NULL;
+}
+
+/* --- public --------------------------------------------------------------------------------------------------------------------- */
+
+static td_status open_tls(struct td_xfer *x, const struct td_xfer_tls_config *config, struct td_err *err)
+{
+    if (!config->cert_file || !config->key_file)
+        return td_fail(err, TD_ERR_INVALID, "xfer: tls: cert_file and key_file must be set: this side accepts connections");
+    return td_xfer_tls_open(config, &x->tls, err);
+}
+
+td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret_x, struct td_err *err)
+{
+    const char *instance = config->instance ? config->instance : "";
+    if (strlen(instance) >= TD_XFER_NAME_MAX)
+        return td_fail(err, TD_ERR_INVALID, "xfer: instance \"%.80s\" is longer than %d bytes", instance, TD_XFER_NAME_MAX - 1);
+    for (const char *p = instance; *p; p++)
+        if (*p < 0x21 || *p > 0x7e) return td_fail(err, TD_ERR_INVALID, "xfer: instance \"%s\" has a byte that is not printable ASCII or a space", instance);
+    if (config->path >= TD_XFER_N_PATHS) return td_fail(err, TD_ERR_INVALID, "xfer: path is %d, must be 0..%d", (int)config->path, TD_XFER_N_PATHS - 1);
+    if (config->tcp_lanes > TD_XFER_LANES_MAX)
+        return td_fail(err, TD_ERR_INVALID, "xfer: tcp_lanes is %u, must be 0..%d", config->tcp_lanes, TD_XFER_LANES_MAX);
+    if (!config->memory && config->path == TD_XFER_PATH_CUDA_IPC)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "xfer: path cuda-ipc was asked for, and the pool is in the host's memory");
+    if (config->path == TD_XFER_PATH_RDMA && !config->rdma) return td_fail(err, TD_ERR_UNSUPPORTED, "xfer: path rdma was asked for, and there is no RDMA provider");
+    uint32_t timeout_ms = config->peer_timeout_ms ? config->peer_timeout_ms : 2000;
+    if (timeout_ms < 50 || timeout_ms > 600000) return td_fail(err, TD_ERR_INVALID, "xfer: peer_timeout_ms is %u, must be 50..600000", timeout_ms);
+
+    struct td_xfer *x = calloc(1, sizeof *x);
+    if (!x) return td_fail(err, TD_ERR_NOMEM, "xfer: out of memory");
+    x->epoll_fd = x->tcp_fd = x->shm_fd = x->arena_ro_fd = x->words_fd = x->bell.fd = -1;
+    x->hooks = config->hooks;
+    x->incarnation = config->incarnation;
+    x->layout_hash = config->layout_hash;
+    x->secret = config->secret;
+    x->path = config->path;
+    x->n_lanes = config->tcp_lanes ? config->tcp_lanes : 4;
+    x->zerocopy = config->memory ? TD_XFER_ZEROCOPY_OFF : config->tcp_zerocopy; /* staging buffers go round */
+    x->memory = config->memory;
+    x->peer_timeout_ns = timeout_ms * TD_NS_PER_MS;
+    memcpy(x->instance, instance, strlen(instance));
+    pthread_mutexattr_t adaptive;
+    pthread_mutexattr_init(&adaptive);
+#if defined(__GLIBC__)
+    pthread_mutexattr_settype(&adaptive, PTHREAD_MUTEX_ADAPTIVE_NP); /* held for a microsecond, mostly: less than a sleep and its wake cost */
+#endif
+    pthread_mutex_init(&x->lock, &adaptive);
+    pthread_mutexattr_destroy(&adaptive);
+
+    td_status status = TD_ERR_NOMEM;
+    struct td_xfer_core_hooks hooks = {.ctx = x, .random_u64 = xfer_random, .send = core_send, .op_handle = core_op_handle};
+    x->conns = calloc(XFER_MAX_CONNS, sizeof *x->conns);
+    x->live = calloc(XFER_MAX_CONNS, sizeof(struct td_xfer_conn *));
+    x->op_aux = calloc(config->max_ops ? config->max_ops : 1, sizeof *x->op_aux);
+    if (!x->conns || !x->op_aux || !x->live) {
+        td_fail(err, TD_ERR_NOMEM, "xfer: out of memory");
+        goto err_close;
+    }
+    status = td_xfer_core_create(&x->core, config->max_slots, config->max_ops, x->peer_timeout_ns / 8, config->digest_every, &hooks, err);
+    if (status) goto err_close;
+    status = td_doorbell_open(&x->bell, err);
+    if (status) goto err_close;
+    x->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (x->epoll_fd < 0) {
+        status = td_fail(err, TD_ERR_IO, "xfer: epoll: %s", strerror(errno));
+        goto err_close;
+    }
+    if (config->tls && !xfer_path_is_local(x->path) && (status = open_tls(x, config->tls, err))) goto err_close;
+    if (!xfer_path_is_local(x->path) && (status = xfer_tcp_listen(x, config, err))) goto err_close;
+    if ((x->path == TD_XFER_PATH_AUTO || xfer_path_is_local(x->path)) && (status = xfer_shm_listen(x, err))) goto err_close;
+    if (config->rdma && (x->path == TD_XFER_PATH_AUTO || x->path == TD_XFER_PATH_RDMA) && (status = xfer_rdma_open(x, config->rdma, err))) goto err_close;
+    if (!xfer_watch_fd(x, x->bell.fd, XFER_KEY_BELL) || !xfer_watch_fd(x, x->tcp_fd, XFER_KEY_TCP) || !xfer_watch_fd(x, x->shm_fd, XFER_KEY_SHM)) {
+        status = td_fail(err, TD_ERR_IO, "xfer: epoll_ctl: %s", strerror(errno));
+        goto err_close;
+    }
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old); /* signals are the program's, not this thread's */
+    int e = pthread_create(&x->thread, NULL, progress, x);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (e) {
+        status = td_fail(err, TD_ERR_IO, "xfer: thread: %s", strerror(e));
+        goto err_close;
+    }
+    x->thread_runs = true;
+    pthread_setname_np(x->thread, "td-xfer");
+    *ret_x = x;
+    return TD_OK;
+
+err_close:
+    td_xfer_close(x);
+    return status;
+}
+
+void td_xfer_close(struct td_xfer *x)
+{
+    if (!x) return;
+    if (x->thread_runs) {
+        pthread_mutex_lock(&x->lock);
+        x->stop = true;
+        pthread_mutex_unlock(&x->lock);
+        xfer_ring(x);
+        pthread_join(x->thread, NULL);
+    }
+    pthread_mutex_lock(&x->lock); /* of nobody else; but fences drop it */
+    for (uint32_t i = 0; x->words && i < x->core.max_ops; i++) xfer_shm_op_handle(x, i, 0); /* no copy of what comes after us is valid */
+    for (uint32_t i = 0; i < x->n_conns; i++) {
+        if (x->live[i]->rdma) xfer_rdma_fence(x, x->live[i]);
+        if (x->live[i]->tls && x->live[i]->state > XFER_CONN_TLS) td_tls_shutdown(x->live[i]->tls);
+        td_tls_conn_close(x->live[i]->tls);
+        xfer_zc_end(x, x->live[i]);
+        xfer_device_conn_end(x, x->live[i]);
+        close(x->live[i]->fd);
+        xfer_shm_conn_clear(x->live[i]);
+    }
+    xfer_rdma_close(x);
+    xfer_device_close(x);
+    pthread_mutex_unlock(&x->lock);
+    if (x->words) munmap(x->words, (size_t)x->core.max_ops * sizeof *x->words);
+    int fds[] = {x->epoll_fd, x->tcp_fd, x->shm_fd, x->arena_ro_fd, x->words_fd};
+    for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++)
+        if (fds[i] >= 0) close(fds[i]);
+    td_xfer_tls_close(x->tls);
+    td_doorbell_close(&x->bell);
+    td_xfer_core_destroy(&x->core);
+    pthread_mutex_destroy(&x->lock);
+    free(x->conns);
+    free(x->live);
+    free(x->op_aux);
+    free(x);
+}
+
+uint16_t td_xfer_port(const struct td_xfer *x)
+{
+    return x->port;
+}
+
+td_status td_xfer_tls_reload_files(struct td_xfer *x, bool *ret_loaded, struct td_err *err)
+{
+    *ret_loaded = false;
+    return x->tls ? td_xfer_tls_reload(x->tls, true, ret_loaded, err) : TD_OK;
+}
+
+static td_status add_device(struct td_xfer *x, const struct td_arena *arena, struct td_err *err)
+{
+    struct td_err why = {.msg = ""};
+    td_status status = xfer_device_open(x, err);
+    if (status || x->shm_fd < 0) return status;
+    status = xfer_shm_make_words(x, &why);
+    if (xfer_path_is_shm(x->path)) return status ? td_fail(err, status, "%s", why.msg) : TD_OK;
+    if (!status) status = xfer_ipc_open(x, arena, &why);
+    if (status && x->path == TD_XFER_PATH_CUDA_IPC) return td_fail(err, status, "%s", why.msg);
+    if (status) xfer_path_tell(x, TD_XFER_PATH_CUDA_IPC, status, why.msg); /* auto: it is not offered */
+    return TD_OK;
+}
+
+td_status td_xfer_mem_add(struct td_xfer *x, const struct td_arena *arena, size_t block_bytes, int32_t n_blocks, struct td_err *err)
+{
+    if (block_bytes < 1 || block_bytes >= (size_t)1 << 30 || n_blocks < 1 || n_blocks > 1 << 28 || (size_t)n_blocks > arena->bytes / block_bytes)
+        return td_fail(err, TD_ERR_INVALID, "xfer: %d blocks of %zu bytes do not lie in an arena of %zu bytes", n_blocks, block_bytes, arena->bytes);
+    if (x->path == TD_XFER_PATH_SHM && !x->memory && arena->memfd < 0)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "xfer: path shm needs a pool in shareable memory");
+    td_status status = TD_OK;
+    pthread_mutex_lock(&x->lock);
+    if (x->block_bytes) status = td_fail(err, TD_ERR_INVALID, "xfer: memory was added already");
+    if (!status && !x->memory && arena->memfd >= 0 && x->shm_fd >= 0) status = xfer_shm_offer(x, arena, err);
+    if (!status) {
+        x->base = arena->base;
+        x->block_bytes = block_bytes;
+        x->n_blocks = n_blocks;
+        if (x->memory) status = add_device(x, arena, err);
+        if (!status && x->rdma) status = xfer_rdma_mem_add(x, arena->bytes, err);
+        if (status) x->block_bytes = 0;
+    }
+    if (!status) td_xfer_core_mem(&x->core, block_bytes, n_blocks);
+    pthread_mutex_unlock(&x->lock);
+    return status;
+}
+
+td_status td_xfer_grant(struct td_xfer *x, const int32_t *block_ids, int32_t n_blocks, uint64_t deadline_ns, uint64_t user, uint32_t *ret_slot,
+                        uint8_t *blob, size_t *ret_blob_bytes, struct td_err *err)
+{
+    uint32_t id;
+    enter(x);
+    uint64_t tick = x->core.next_tick_ns;
+    const char *lost = xfer_device_lost(x);
+    td_status status = lost ? td_fail(err, TD_ERR_DEVICE, "grant: %s", lost)
+                            : td_xfer_core_grant(&x->core, block_ids, n_blocks, deadline_ns, user, &id, err);
+    if (!status) {
+        const struct td_xfer_slot *s = &x->core.slots[id];
+        struct td_xfer_grant_blob g = {.slot = id, .generation = s->generation, .n_blocks = n_blocks, .incarnation = x->incarnation,
+                                       .layout_hash = x->layout_hash, .block_bytes = x->block_bytes, .port = x->port, .path = (uint8_t)x->path,
+                                       .has_rdma = x->rdma && xfer_rdma_usable(x), .tls = x->tls != NULL, .device = x->device != NULL, .secret = x->secret != NULL};
+        memcpy(g.key, s->key, sizeof g.key);
+        memcpy(g.proof, x->proof, sizeof g.proof);
+        memcpy(g.host, x->host, sizeof g.host);
+        memcpy(g.shm_name, x->shm_name, sizeof g.shm_name);
+        memcpy(g.instance, x->instance, sizeof g.instance);
+        td_xfer_grant_encode(&g, blob);
+        *ret_blob_bytes = sizeof g;
+        *ret_slot = id;
+    }
+    bool ring = x->core.next_tick_ns < tick; /* the thread sleeps past the new deadline */
+    unlock_and_wake(x);
+    if (ring) xfer_ring(x);
+    return status;
+}
+
+void td_xfer_revoke(struct td_xfer *x, uint32_t slot, const char *reason)
+{
+    enter(x);
+    bool ring = x->rdma || (slot < x->core.max_slots && x->core.slots[slot].state != TD_SLOT_READY); /* a READY one's sender has its answer */
+    td_xfer_core_revoke(&x->core, slot, reason);
+    unlock_and_wake(x);
+    if (ring) xfer_ring(x);
+}
+
+td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_bytes, uint64_t deadline_ns, uint64_t user, uint32_t *ret_op,
+                           int32_t *ret_n_blocks, struct td_err *err)
+{
+    struct td_xfer_grant_blob g;
+    td_status status = td_xfer_grant_decode(blob, blob_bytes, &g, err);
+    if (status) return status;
+    if (g.layout_hash != x->layout_hash)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: layout %016" PRIx64 " is not ours, %016" PRIx64, g.instance, g.layout_hash, x->layout_hash);
+    if (!xfer_path_allows(x->path, (enum td_xfer_path)g.path) && !xfer_path_allows((enum td_xfer_path)g.path, x->path))
+        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: it allows only %s, this side only %s", g.instance, td_xfer_path_name((enum td_xfer_path)g.path),
+                       td_xfer_path_name(x->path));
+    if (g.port && !xfer_path_is_local(x->path) && g.tls != (x->tls != NULL)) {
+        if (g.tls)
+            return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: its KV port speaks TLS and this side does not: give this side tls_cert, tls_key and tls_ca "
+                           "(kv_tls auto or on), or turn kv_tls off there", g.instance);
+        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: its KV port is in the clear and this side speaks TLS: give %s tls_cert, tls_key and tls_ca "
+                       "(kv_tls auto or on), or turn kv_tls off here", g.instance, g.instance);
+    }
+    if (g.secret != (x->secret != NULL))
+        return td_fail(err, TD_ERR_UNSUPPORTED, g.secret ? "grant of %s: its KV port asks for the cluster secret and this side has none: give this side the same "
+                       "--cluster-secret-file" : "grant of %s: its KV port proves no cluster secret and this side asks for one: give %s the same "
+                       "--cluster-secret-file", g.instance, g.instance);
+    if ((g.path == TD_XFER_PATH_RDMA && !x->rdma) || (x->path == TD_XFER_PATH_RDMA && !g.has_rdma))
+        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only rdma is allowed, and %s has no usable RDMA device", g.instance, x->rdma ? "it" : "this side");
+    if ((g.path == TD_XFER_PATH_CUDA_IPC || x->path == TD_XFER_PATH_CUDA_IPC) && (!g.device || !x->device))
+        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only cuda-ipc is allowed, and the pool of %s is in the host's memory", g.instance, x->device ? "it" : "this side");
+    bool only_shm = xfer_path_is_shm((enum td_xfer_path)g.path) || xfer_path_is_shm(x->path);
+    if (only_shm && g.device && !x->device)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only shm is allowed, and its pool is in the memory of a device, which host memory reaches by tcp", g.instance);
+    if (only_shm && x->device && !xfer_ring_may_lend(x))
+        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only shm is allowed, and this side's pool is in the memory of a device, whose staging buffers are not shareable",
+                       g.instance);
+    enter(x);
+    uint64_t tick = x->core.next_tick_ns;
+    const char *lost = xfer_device_lost(x);
+    if (lost) {
+        status = td_fail(err, TD_ERR_DEVICE, "%s", lost);
+    } else if (!x->words && only_shm) {
+        status = td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only shm is allowed, and this side's pool is not shareable", g.instance);
+    } else {
+        status = td_xfer_core_op_start(&x->core, &g, deadline_ns, user, ret_op, err);
+    }
+    if (!status) {
+        x->op_aux[*ret_op] = (struct xfer_op_aux){0};
+        xfer_path_attach_warm(x, *ret_op);
+        *ret_n_blocks = g.n_blocks;
+    }
+    /* OPEN can wait for the first submit, or for the thread's next look at its timers, a sixteenth of the peer time-out at most. rdma's cannot: the
+     * receiver answers it with the targets, and that goes on while the first chunk is computed. */
+    bool ring = !status && (x->attach_due || x->core.next_tick_ns < tick || x->core.ops[*ret_op].path == TD_XFER_PATH_RDMA);
+    unlock_and_wake(x);
+    if (ring) xfer_ring(x);
+    return status;
+}
+
+void td_xfer_op_priority(struct td_xfer *x, uint32_t op, uint64_t priority)
+{
+    enter(x);
+    if (op < x->core.max_ops) x->core.ops[op].priority = priority;
+    pthread_mutex_unlock(&x->lock);
+}
+
+void td_xfer_slot_priority(struct td_xfer *x, uint32_t slot, uint64_t priority)
+{
+    enter(x);
+    if (slot < x->core.max_slots) x->core.slots[slot].priority = priority;
+    pthread_mutex_unlock(&x->lock);
+}
+
+uint64_t td_xfer_op_key(struct td_xfer *x, uint32_t op)
+{
+    enter(x);
+    uint64_t key = op < x->core.max_ops ? x->core.ops[op].priority : 0;
+    pthread_mutex_unlock(&x->lock);
+    return key;
+}
+
+uint64_t td_xfer_slot_key(struct td_xfer *x, uint32_t slot)
+{
+    enter(x);
+    uint64_t key = slot < x->core.max_slots ? x->core.slots[slot].priority : 0;
+    pthread_mutex_unlock(&x->lock);
+    return key;
+}
+
+td_status td_xfer_submit(struct td_xfer *x, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n, bool final, const void *note,
+                         size_t note_bytes)
+{
+    enter(x);
+    td_status status = td_xfer_core_submit(&x->core, xfer_now(x), op, first, block_ids, n, final, note, note_bytes);
+    bool ring = !status;
+    if (!status) {
+        struct td_xfer_conn *c = xfer_conn_by_id(x, x->core.ops[op].conn);
+        wake_link(x, x->core.ops[op].conn);
+        if (c && send_now(x, c)) ring = false;
+    }
+    unlock_and_wake(x);
+    if (ring) xfer_ring(x);
+    return status;
+}
+
+td_status td_xfer_submit_part(struct td_xfer *x, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n, uint64_t offset, uint64_t n_bytes)
+{
+    enter(x);
+    td_status status = td_xfer_core_submit_part(&x->core, xfer_now(x), op, first, block_ids, n, offset, n_bytes);
+    if (!status) wake_link(x, x->core.ops[op].conn);
+    unlock_and_wake(x);
+    if (!status) xfer_ring(x); /* the caller computes: the thread sends */
+    return status;
+}
+
+td_status td_xfer_submit_pull(struct td_xfer *x, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n)
+{
+    enter(x);
+    td_status status = td_xfer_core_submit_pull(&x->core, xfer_now(x), op, first, block_ids, n);
+    if (!status) wake_link(x, x->core.ops[op].conn);
+    unlock_and_wake(x);
+    if (!status) xfer_ring(x);
+    return status;
+}
+
+void td_xfer_cancel(struct td_xfer *x, uint32_t op, const char *reason)
+{
+    enter(x);
+    td_xfer_core_cancel(&x->core, op, reason);
+    unlock_and_wake(x);
+    xfer_ring(x);
+}
+
+void td_xfer_finished(struct td_xfer *x, uint32_t op)
+{
+    enter(x);
+    td_xfer_core_finished(&x->core, op);
+    unlock_and_wake(x);
+    xfer_ring(x);
+}
+
+bool td_xfer_poll_path(struct td_xfer *x, struct td_xfer_event *ret_event)
+{
+    enter(x);
+    bool any = x->n_news > 0;
+    if (any) {
+        const struct xfer_news *n = &x->news[0];
+        *ret_event = (struct td_xfer_event){.kind = n->kind, .id = n->n_others, .path = n->path, .status = n->status};
+        memcpy(ret_event->reason, n->text, sizeof ret_event->reason);
+        memmove(x->news, x->news + 1, --x->n_news * sizeof x->news[0]);
+    }
+    pthread_mutex_unlock(&x->lock);
+    return any;
+}
+
+size_t td_xfer_poll(struct td_xfer *x, struct td_xfer_event *events, size_t max)
+{
+    enter(x);
+    size_t n = td_xfer_core_poll(&x->core, events, max);
+    pthread_mutex_unlock(&x->lock);
+    return n;
+}
+
+void td_xfer_stats(struct td_xfer *x, struct td_xfer_stats *ret_stats)
+{
+    enter(x);
+    *ret_stats = x->core.stats;
+    ret_stats->n_slots_used = x->core.n_slots_used;
+    ret_stats->n_ops_used = x->core.n_ops_used;
+    for (uint32_t i = 0; i < x->n_conns; i++) x->live[i]->lane ? ret_stats->n_lanes++ : ret_stats->n_conns++;
+    ret_stats->n_bad_frames = x->n_bad_frames;
+    ret_stats->n_refused_peers = x->n_refused_peers;
+    ret_stats->n_fallbacks = x->n_fallbacks;
+    ret_stats->n_zerocopy = x->n_zerocopy;
+    memcpy(ret_stats->conns_by_path, x->conns_by_path, sizeof ret_stats->conns_by_path);
+    if (x->rdma) xfer_rdma_stats(x, ret_stats);
+    pthread_mutex_unlock(&x->lock);
+}

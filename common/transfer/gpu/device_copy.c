@@ -1,0 +1,457 @@
+/* device_copy.c - pools in device memory: bytes that no instruction of this process may touch, moved by copies that the device runs by itself.
+ *
+ * tcp, staged through a ring of STAGE_BUFFERS page-locked buffers:
+ *
+ *   sender    frames are taken from the core until about a MiB of payload is together --go: one batch of copies to a buffer, each op held--> copying
+ *             --poll: complete, holds end--> sent frame by frame, as from the pool --last byte--> the buffer is free
+ *   receiver  payload of one reading turn is received side by side into a buffer
+ *             --flush: binding checked per frame, one batch of copies to the blocks--> copying
+ *             --poll: complete: only now the bytes count (dma_end), so READY and DONE mean that the device has them--> the buffer is free
+ *
+ * So small frames share a batch, and none waits for another turn's. A sender whose socket is full gives its buffer up when others need one: its
+ * blocks still hold the bytes, and they are copied again when the socket has room. (An op that ended meanwhile owes the stream zeros, as always.) A
+ * receiver that finds no buffer free reads again in the next turn; all that it waits for are copies under way. So the ring is bounded and no peer
+ * can hold it.
+ *
+ * Fences: a copy to blocks cannot be called back, so it is counted in the slot's n_dma, which SLOT_FREE and other attempts wait for. A copy from
+ * blocks holds its op (the core's n_wr), as a send without copies does.
+ *
+ * shm-staged is the same but for the socket's part, which ring.c has.
+ *
+ * A device that fails is lost for good: what is under way ends with its reason, so does every op and slot, and grants and ops that follow are
+ * refused. */
+#include "common/transfer/gpu/device_copy.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "common/base/hash.h"
+
+const char *xfer_device_lost(const struct td_xfer *x)
+{
+    return x->device && x->device->is_lost ? x->device->lost : NULL;
+}
+
+void xfer_device_say_lost(struct td_xfer *x, const char *why)
+{
+    struct xfer_device *d = x->device;
+    if (d->is_lost) return;
+    d->is_lost = true;
+    xfer_say(d->lost, "device %.40s: %.100s", d->memory->name, why);
+    for (uint32_t i = 0; i < x->core.max_ops; i++) td_xfer_core_op_broke(&x->core, i, TD_ERR_DEVICE, d->lost);
+    for (uint32_t i = 0; i < x->core.max_slots; i++) td_xfer_core_slot_give_up(&x->core, i, TD_ERR_DEVICE, d->lost);
+}
+
+/* --- buffers and flights -------------------------------------------------------------------------------------------------------- */
+
+static uint8_t *buffer_bytes(const struct xfer_device *d, int32_t buffer)
+{
+    return d->pinned + (size_t)buffer * STAGE_BYTES;
+}
+
+static void buffer_free(struct xfer_device *d, int32_t *buffer)
+{
+    if (*buffer != NO_BUFFER) d->used[*buffer] = false;
+    *buffer = NO_BUFFER;
+}
+
+/* NO_BUFFER when every one is in use by copies, or about to be sent. */
+static int32_t buffer_take(struct td_xfer *x)
+{
+    struct xfer_device *d = x->device;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int32_t i = 0; i < STAGE_BUFFERS; i++) {
+            if (d->used[i]) continue;
+            d->used[i] = true;
+            return i;
+        }
+        for (uint32_t i = 0; i < x->n_conns && pass == 0; i++) { /* of who waits for its peer to read */
+            struct td_xfer_conn *c = x->live[i];
+            if (c->want_out && !c->staged.copying) buffer_free(d, &c->staged.buffer);
+        }
+    }
+    return NO_BUFFER;
+}
+
+/* A buffer for what this connection has to send? */
+static bool may_take(const struct td_xfer *x, const struct td_xfer_conn *c)
+{
+    return c->path != TD_XFER_PATH_SHM_STAGED || (c->n_lent < LENT_CONN_MAX && x->device->n_lent < LENT_MAX);
+}
+
+struct flight *xfer_flight_new(struct xfer_device *d, int32_t buffer)
+{
+    uint32_t i = 0;
+    while (i < FLIGHTS && d->flight[i].used) i++;
+    TD_ASSERT(i < FLIGHTS && (buffer != NO_BUFFER || d->n_pulls < PULLS));
+    struct flight *f = &d->flight[i];
+    f->used = true;
+    f->to_host = false;
+    f->buffer = buffer;
+    f->conn = 0;
+    f->n = 0;
+    d->n_flights++;
+    d->n_pulls += buffer == NO_BUFFER;
+    d->n_runs = 0;
+    return f;
+}
+
+void xfer_runs_add(struct xfer_device *d, void *to, const void *from, size_t bytes)
+{
+    struct td_device_run *last = d->n_runs ? &d->runs[d->n_runs - 1] : NULL;
+    if (last && (uint8_t *)last->to + last->bytes == to && (const uint8_t *)last->from + last->bytes == from) {
+        last->bytes += bytes;
+        return;
+    }
+    TD_ASSERT(d->n_runs < d->max_runs);
+    d->runs[d->n_runs++] = (struct td_device_run){.to = to, .from = from, .bytes = bytes};
+}
+
+static bool word_shows(const struct piece *p)
+{
+    return !p->word || atomic_load((_Atomic uint64_t *)(uintptr_t)&p->word->handle) == p->handle;
+}
+
+/* Its copies are complete, or can never be: everybody who waited for that is told. */
+static void flight_over(struct td_xfer *x, struct flight *f, td_status status)
+{
+    struct xfer_device *d = x->device;
+    uint64_t now = xfer_now(x);
+    const char *reason = status ? d->lost : "";
+    d->n_pulls -= f->buffer == NO_BUFFER;
+    for (uint32_t i = 0; i < f->n; i++) {
+        const struct piece *p = &f->piece[i];
+        if (f->to_host) td_xfer_core_wr_done(&x->core, now, p->id, 0, true);
+        else
+            td_xfer_core_dma_end(&x->core, now, p->id, p->conn, p->handle, p->n_bytes,
+                                 status ? status
+                                 : word_shows(p) ? TD_OK
+                                 : TD_ERR_STALE,
+                                 reason);
+    }
+    if (f->to_host) {
+        struct td_xfer_conn *c = xfer_conn_by_id(x, f->conn);
+        if (c && c->staged.buffer == f->buffer && c->staged.copying) {
+            c->staged.copying = false;
+            c->tx_ready = true;
+            f->buffer = NO_BUFFER; /* the connection's until it is sent */
+        }
+    }
+    buffer_free(d, &f->buffer);
+    f->used = false;
+    d->n_flights--;
+}
+
+bool xfer_flight_go(struct td_xfer *x, struct flight *f, enum td_device_copy kind)
+{
+    struct xfer_device *d = x->device;
+    struct td_err err = {.msg = ""};
+    td_status status = d->is_lost ? TD_ERR_DEVICE : TD_OK;
+    f->to_host = kind == TD_COPY_TO_HOST;
+    if (!status && d->n_runs) status = d->memory->copy(d->memory->ctx, kind, d->runs, d->n_runs, &f->ticket, &err);
+    if (!status && d->n_runs) return true;
+    if (status) xfer_device_say_lost(x, err.msg);
+    flight_over(x, f, status ? TD_ERR_DEVICE : TD_OK);
+    return status == TD_OK;
+}
+
+bool xfer_device_busy(const struct td_xfer *x)
+{
+    return x->device && x->device->n_flights;
+}
+
+bool xfer_device_poll(struct td_xfer *x)
+{
+    struct xfer_device *d = x->device;
+    bool busy = d->n_flights > 0;
+    for (uint32_t i = 0; i < FLIGHTS; i++) {
+        struct flight *f = &d->flight[i];
+        struct td_err err = {.msg = ""};
+        if (!f->used) continue;
+        td_status status = d->is_lost ? TD_ERR_DEVICE : d->memory->done(d->memory->ctx, f->ticket, &err);
+        if (status == TD_INPROGRESS) continue;
+        if (status) xfer_device_say_lost(x, err.msg);
+        flight_over(x, f, status ? TD_ERR_DEVICE : TD_OK);
+    }
+    if (xfer_ipc_pull(x)) busy = true;
+    for (uint32_t i = 0; i < x->n_conns; i++) { /* who found no buffer */
+        struct td_xfer_conn *c = x->live[i];
+        if (c->staged.n && c->staged.buffer == NO_BUFFER && !c->want_out && may_take(x, c)) {
+            c->tx_ready = true;
+            busy = true;
+        }
+    }
+    return busy;
+}
+
+void xfer_device_conn_end(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    struct xfer_device *d = x->device;
+    if (!d) return;
+    for (uint32_t i = 0; i < FLIGHTS && c->peer_pool; i++) { /* cuda-ipc: what is copied from its peer must not go away under the copy */
+        struct flight *f = &d->flight[i];
+        struct td_err err = {.msg = ""};
+        bool of_it = false;
+        for (uint32_t k = 0; f->used && f->buffer == NO_BUFFER && k < f->n; k++) of_it |= f->piece[k].conn == c->id;
+        if (!of_it) continue;
+        td_status status = d->is_lost ? TD_ERR_DEVICE : d->memory->wait(d->memory->ctx, f->ticket, &err);
+        if (status) xfer_device_say_lost(x, err.msg);
+        flight_over(x, f, status ? TD_ERR_DEVICE : TD_OK);
+    }
+    if (!c->staged.copying) buffer_free(d, &c->staged.buffer); /* else its flight gives it back */
+    xfer_ring_conn_end(x, c);
+    if (c->peer_base) d->memory->ipc_close(d->memory->ctx, c->peer_base);
+    c->peer_base = NULL;
+    c->peer_pool = NULL;
+}
+
+/* --- tcp, sender ---------------------------------------------------------------------------------------------------------------- */
+
+bool xfer_staged_want(const struct td_xfer_conn *c)
+{
+    return c->staged.buffer == NO_BUFFER && !c->staged.loaded && c->staged.at == 0 && c->staged.n < XFER_STAGED_FRAMES &&
+           c->staged.n_bytes <= STAGE_BYTES - TD_XFER_FRAME_DATA_MAX;
+}
+
+void xfer_staged_add(struct td_xfer_conn *c, const struct td_xfer_frame *frame, uint32_t op)
+{
+    c->staged.frames[c->staged.n].frame = *frame;
+    c->staged.frames[c->staged.n++].op = op;
+    c->staged.n_bytes += frame->length;
+}
+
+static bool op_is_at(const struct td_xfer *x, uint32_t op, uint64_t handle)
+{
+    const struct td_xfer_op *o = &x->core.ops[op];
+    return o->handle == handle && (o->state == TD_OP_STREAMING || o->state == TD_OP_WAIT_VERDICT);
+}
+
+bool xfer_staged_go(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    struct xfer_device *d = x->device;
+    if (!c->staged.n || c->staged.buffer != NO_BUFFER) return c->staged.n > 0;
+    int32_t buffer = may_take(x, c) ? buffer_take(x) : NO_BUFFER;
+    if (buffer == NO_BUFFER) return true; /* poll looks after it */
+    struct flight *f = xfer_flight_new(d, buffer);
+    uint32_t place = 0;
+    for (uint32_t i = c->staged.at; i < c->staged.n; i++) {
+        const struct td_xfer_frame *frame = &c->staged.frames[i].frame;
+        uint32_t op = c->staged.frames[i].op, from = i == c->staged.at && c->staged.loaded ? frame->length - c->tx_left : 0;
+        c->staged.frames[i].place = place;
+        c->staged.frames[i].from = from;
+        if (!op_is_at(x, op, frame->handle)) continue; /* it ended: zeros go out */
+        for (uint64_t at = frame->offset + from, end = frame->offset + frame->length; at < end;) {
+            uint64_t block = at / x->block_bytes, in = at % x->block_bytes;
+            size_t n = x->block_bytes - in < end - at ? (size_t)(x->block_bytes - in) : (size_t)(end - at);
+            xfer_runs_add(d, buffer_bytes(d, buffer) + place, x->base + (uint64_t)x->core.ops[op].src[block] * x->block_bytes + in, n);
+            place += (uint32_t)n;
+            at += n;
+        }
+        f->piece[f->n++] = (struct piece){.id = op, .handle = frame->handle};
+        td_xfer_core_hold(&x->core, op);
+    }
+    c->staged.buffer = buffer;
+    c->staged.copying = true;
+    f->conn = c->id;
+    xfer_flight_go(x, f, TD_COPY_TO_HOST);
+    if (!c->staged.loaded && c->path == TD_XFER_PATH_TCP) xfer_staged_load(c); /* zeros alone */
+    return true;
+}
+
+bool xfer_staged_load(struct td_xfer_conn *c)
+{
+    if (c->staged.loaded || c->staged.at == c->staged.n || c->staged.buffer == NO_BUFFER || c->staged.copying) return false;
+    struct td_xfer_frame *frame = &c->staged.frames[c->staged.at].frame;
+    td_xfer_frame_encode(frame, c->tx_header);
+    c->tx_header_left = 64;
+    c->tx_left = frame->length;
+    c->tx_op = c->staged.frames[c->staged.at].op;
+    c->tx_handle = frame->handle;
+    c->tx_offset = frame->offset;
+    c->staged.loaded = true;
+    return true;
+}
+
+bool xfer_staged_here(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    if (!c->staged.loaded) return true;
+    if (c->staged.copying) return false;
+    if (c->staged.buffer != NO_BUFFER || !op_is_at(x, c->tx_op, c->tx_handle)) return true;
+    xfer_staged_go(x, c);
+    return c->staged.buffer != NO_BUFFER && !c->staged.copying; /* all the others had ended, too */
+}
+
+uint8_t *xfer_staged_bytes(const struct td_xfer *x, const struct td_xfer_conn *c)
+{
+    uint32_t i = c->staged.at;
+    TD_ASSERT(c->staged.loaded && c->staged.buffer != NO_BUFFER && !c->staged.copying);
+    return buffer_bytes(x->device, c->staged.buffer) + c->staged.frames[i].place +
+           (c->staged.frames[i].frame.length - c->tx_left - c->staged.frames[i].from);
+}
+
+void xfer_staged_sent(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    c->staged.loaded = false;
+    if (++c->staged.at < c->staged.n) return;
+    buffer_free(x->device, &c->staged.buffer);
+    c->staged.at = c->staged.n = c->staged.n_bytes = 0;
+}
+
+/* --- tcp, receiver -------------------------------------------------------------------------------------------------------------- */
+
+uint8_t *xfer_staged_room(struct td_xfer *x, size_t *n)
+{
+    struct xfer_device *d = x->device;
+    if (d->rx.buffer != NO_BUFFER && (d->rx.n_bytes == STAGE_BYTES || d->rx.n == FLIGHT_PIECES)) xfer_staged_flush(x);
+    if (d->rx.buffer == NO_BUFFER && (d->rx.buffer = buffer_take(x)) == NO_BUFFER) return NULL;
+    if (*n > STAGE_BYTES - d->rx.n_bytes) *n = STAGE_BYTES - d->rx.n_bytes;
+    return buffer_bytes(d, d->rx.buffer) + d->rx.n_bytes;
+}
+
+void xfer_staged_took(struct td_xfer *x, const struct td_xfer_conn *c, size_t n)
+{
+    struct xfer_device *d = x->device;
+    const struct td_xfer_frame *f = &c->rx_frame;
+    struct arrived *last = d->rx.n ? &d->rx.at[d->rx.n - 1] : NULL;
+    uint64_t offset = f->offset + c->n_payload;
+    if (!n) return;
+    if (last && last->link == c->link && last->frame.handle == f->handle && last->frame.slot == f->slot && last->offset + last->n_bytes == offset) {
+        last->n_bytes += (uint32_t)n;
+    } else {
+        TD_ASSERT(d->rx.n < FLIGHT_PIECES);
+        d->rx.at[d->rx.n++] = (struct arrived){.frame = *f, .link = c->link, .offset = offset, .place = d->rx.n_bytes, .n_bytes = (uint32_t)n};
+    }
+    d->rx.n_bytes += (uint32_t)n;
+}
+
+void xfer_staged_flush(struct td_xfer *x)
+{
+    struct xfer_device *d = x->device;
+    if (d->rx.buffer == NO_BUFFER) return;
+    struct flight *f = xfer_flight_new(d, d->rx.buffer);
+    for (uint32_t i = 0; i < d->rx.n; i++) {
+        const struct arrived *a = &d->rx.at[i];
+        if (!td_xfer_core_dma_begin(&x->core, a->link, &a->frame)) continue; /* revoked, or another attempt's, since it came */
+        const struct td_xfer_slot *s = &x->core.slots[a->frame.slot];
+        uint8_t *from = buffer_bytes(d, d->rx.buffer) + a->place;
+        for (uint64_t at = a->offset, end = a->offset + a->n_bytes; at < end;) {
+            uint64_t block = at / x->block_bytes, in = at % x->block_bytes;
+            size_t n = x->block_bytes - in < end - at ? (size_t)(x->block_bytes - in) : (size_t)(end - at);
+            xfer_runs_add(d, x->base + (uint64_t)s->dst[block] * x->block_bytes + in, from, n);
+            from += n;
+            at += n;
+        }
+        f->piece[f->n++] = (struct piece){.id = a->frame.slot, .conn = a->link, .handle = a->frame.handle, .n_bytes = a->n_bytes};
+    }
+    d->rx.buffer = NO_BUFFER;
+    d->rx.n = d->rx.n_bytes = 0;
+    xfer_flight_go(x, f, TD_COPY_TO_DEVICE);
+}
+
+/* --- digests -------------------------------------------------------------------------------------------------------------------- */
+
+td_status xfer_device_read(const struct xfer_device *d, const void *from, size_t n_bytes, struct td_err *err)
+{
+    struct td_device_run run = {.to = d->digest, .from = from, .bytes = n_bytes};
+    uint64_t ticket;
+    td_status status = d->memory->copy(d->memory->ctx, TD_COPY_TO_HOST, &run, 1, &ticket, err);
+    return status ? status : d->memory->wait(d->memory->ctx, ticket, err);
+}
+
+bool xfer_pool_crc(struct td_xfer *x, int32_t block, uint32_t *ret_crc)
+{
+    const uint8_t *from = x->base + (uint64_t)block * x->block_bytes;
+    uint32_t crc = 0;
+    if (!x->device) {
+        *ret_crc = td_crc32c(0, from, x->block_bytes);
+        return true;
+    }
+    for (uint64_t at = 0; at < x->block_bytes;) { /* what the device holds, not what was staged */
+        size_t n = x->block_bytes - at < STAGE_BYTES ? (size_t)(x->block_bytes - at) : STAGE_BYTES;
+        if (xfer_device_read(x->device, from + at, n, NULL)) return false;
+        crc = td_crc32c(crc, x->device->digest, n);
+        at += n;
+    }
+    *ret_crc = crc;
+    return true;
+}
+
+/* --- life ----------------------------------------------------------------------------------------------------------------------- */
+
+#define RING_BYTES ((size_t)(STAGE_BUFFERS + 1) * STAGE_BYTES)
+
+/* The ring in memory that processes of this host can be given. */
+static td_status open_shared_ring(struct xfer_device *d, struct td_err *err)
+{
+    char path[64];
+    void *map = MAP_FAILED;
+    int fd = -1, ro = -1;
+    td_status status = TD_ERR_UNSUPPORTED;
+    if (!d->memory->pin) return td_fail(err, status, "shm-staged: device %s page-locks no memory that processes share", d->memory->name);
+    fd = memfd_create("tandem-xfer-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    if (fd >= 0 && ftruncate(fd, (off_t)RING_BYTES) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0)
+        map = mmap(NULL, RING_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (map != MAP_FAILED) ro = open(path, O_RDONLY | O_CLOEXEC); /* receivers need not write */
+    if (ro < 0) td_fail(err, status, "shm-staged: cannot share staging buffers of %zu bytes with this host: %s", RING_BYTES, strerror(errno));
+    else status = d->memory->pin(d->memory->ctx, map, RING_BYTES, err);
+    if (fd >= 0) close(fd);
+    if (!status) {
+        d->pinned = map;
+        d->ring_fd = ro;
+        return TD_OK;
+    }
+    if (map != MAP_FAILED) munmap(map, RING_BYTES);
+    if (ro >= 0) close(ro);
+    return status;
+}
+
+td_status xfer_device_open(struct td_xfer *x, struct td_err *err)
+{
+    struct xfer_device *d = calloc(1, sizeof *d);
+    if (!d) return td_fail(err, TD_ERR_NOMEM, "xfer: out of memory");
+    x->device = d;
+    d->memory = x->memory;
+    d->rx.buffer = NO_BUFFER;
+    d->max_runs = STAGE_BYTES / x->block_bytes + 2 * FLIGHT_PIECES;
+    if (d->max_runs < 4096) d->max_runs = 4096;
+    d->runs = calloc(d->max_runs, sizeof *d->runs);
+    if (!d->runs) return td_fail(err, TD_ERR_NOMEM, "xfer: out of memory");
+    d->ring_fd = -1;
+    td_status status = TD_OK;
+    struct td_err why = {.msg = ""};
+    if (x->path == TD_XFER_PATH_AUTO || xfer_path_is_shm(x->path)) status = open_shared_ring(d, &why);
+    if (status && xfer_path_is_shm(x->path)) return td_fail(err, status, "%s", why.msg);
+    if (status) xfer_path_tell(x, TD_XFER_PATH_SHM_STAGED, status, why.msg); /* auto: it is not offered */
+    if (!d->pinned) {
+        void *pinned;
+        status = d->memory->alloc_pinned(d->memory->ctx, RING_BYTES, &pinned, err);
+        if (status) return status;
+        d->pinned = pinned;
+    }
+    d->digest = d->pinned + (size_t)STAGE_BUFFERS * STAGE_BYTES;
+    return TD_OK;
+}
+
+void xfer_device_close(struct td_xfer *x)
+{
+    struct xfer_device *d = x->device;
+    if (!d) return;
+    for (uint32_t i = 0; i < FLIGHTS; i++)
+        if (d->flight[i].used && !d->is_lost) d->memory->wait(d->memory->ctx, d->flight[i].ticket, NULL);
+    if (d->pinned && d->ring_fd >= 0) {
+        d->memory->unpin(d->memory->ctx, d->pinned);
+        munmap(d->pinned, RING_BYTES);
+        close(d->ring_fd);
+    } else if (d->pinned) {
+        d->memory->release_pinned(d->memory->ctx, d->pinned);
+    }
+    free(d->runs);
+    free(d);
+    x->device = NULL;
+}

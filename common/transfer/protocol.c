@@ -1,0 +1,1798 @@
+/* protocol.c - design.
+ *
+ * Slot (receiver), with the function that performs each transition:
+ *
+ *                 grant          rx_open                  place_end/rx_final: all bytes and FINAL
+ *   FREE(g) ------------> ARMED(g+1) --------> FILLING ------------------------------------> READY
+ *     ^                    |   ^  conn_lost(retry)|                                             |
+ *     |                    |   +------------------+ (orphaned: waits a grace for attempt+1)    |
+ *     |                    |                      |                                             |
+ *     |                    +--- tick, rx_abort, conn_lost ---> FAILED                           |
+ *     |                                                          |                              |
+ *     |   poll takes SLOT_FREE                revoke             v           revoke             |
+ *   RETIRED <------------------- REVOKING (while io) <--- from any of them <--------------------+
+ *
+ * Op (sender):
+ *
+ *           op_start            op_attach: OPEN            tx_next: FINAL                rx_done
+ *   FREE ------------> WAIT_CONN ------------> STREAMING ------------------> WAIT_VERDICT --------> ENDED(DONE)
+ *     ^                    ^    conn_lost(retry), attempt+1 |                     |                   |
+ *     |                    +--------------------------------+---------------------+                   |
+ *     |                              cancel, tick, rx_fail, conn_lost: from any ----> ENDED(FAILED)   |
+ *     |                                              (by way of STOPPING while io)                    |
+ *     +---------------------------------------- poll takes the terminal event -----------------------+
+ *
+ * On rdma FILLING has a live writer (td_xfer_writer) until FINAL and the last word of every queue pair are there (READY), until its ABORT, or until
+ * this side's queue pairs are fenced; FAILED and REVOKING wait for the same before RETIRED. An op that ends while its NIC reads is STOPPING,
+ * and its ABORT ("retired") goes out after its last completion. Between all bytes and READY lies VERIFYING when digests came along, or while an
+ * earlier attempt's writer is in its quarantine.
+ * With memory windows (td_xfer_core_windows_open) SLOT_FREE also waits until the attempt's windows have ended. They end when the writer has
+ * retired; a writer that was told FAIL and says nothing for orphan_grace_ns loses them (windows_due), and that is its retirement (windows_ended).
+ *
+ * In device memory bytes are placed by copies that the device runs by itself (n_dma): revoked in the middle, a slot waits for those that were issued, because
+ * none can be called back, and no other attempt is bound meanwhile.
+ *
+ * Where NICs write to device memory, their completions may say less than that the bytes are there (flush_writes): a slot that was bound on rdma is dirty until a
+ * flush that began when nobody wrote into it any more; READY, SLOT_FREE and another attempt wait for that.
+ *
+ * Invariants, asserted: (1) a byte is counted only while slot, generation, attempt, handle and connection are the bound ones; (2) READY needs
+ * n_blocks * block_bytes counted bytes and FINAL of the bound attempt; (3) no SLOT_FREE while io, with copies under way, with a writer or with windows, no op's end while io
+ * or with work requests; (4) an op's handle is
+ * withdrawn before its terminal event; (5) events cannot overflow: two per slot, one per op, and numbers return to FREE by poll only; (6) no READY, and no digest is
+ * compared, before the quarantine of every earlier attempt's writer is over: its last bytes could land in what the caller writes on into. */
+#include "common/transfer/protocol.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/fault.h"
+
+#define TURN_NONE UINT32_MAX
+#define PARTED_GRACE 2 /* orphan graces: a peer that is known to live dials again, but its machine may be busy */
+#define RETIRE_GRACE 8 /* orphan graces: a peer that lives and does not retire for so long is cut off */
+
+/* --- sets ----------------------------------------------------------------------------------------------------------------------- */
+
+static void set_add(struct td_xfer_set *s, uint32_t id)
+{
+    s->bits[id / 64] |= 1ull << id % 64;
+}
+
+static void set_drop(struct td_xfer_set *s, uint32_t id)
+{
+    s->bits[id / 64] &= ~(1ull << id % 64);
+}
+
+/* The least member that is `from` or more; n: there is none. */
+static uint32_t set_at(const struct td_xfer_set *s, uint32_t from)
+{
+    for (uint32_t i = from / 64; from < s->n; from = ++i * 64) {
+        uint64_t bits = s->bits[i] >> from % 64;
+        if (bits) return from + (uint32_t)__builtin_ctzll(bits);
+    }
+    return s->n;
+}
+
+/* All members once, those from `from` on first. Start with {.at = from}. */
+struct round {
+    uint32_t at;
+    bool wrapped;
+};
+
+static bool round_next(const struct td_xfer_set *s, uint32_t from, struct round *r, uint32_t *ret_id)
+{
+    uint32_t id = set_at(s, r->at);
+    if (id == s->n && !r->wrapped) {
+        r->wrapped = true;
+        id = set_at(s, 0);
+    }
+    if (id >= (r->wrapped ? from : s->n)) return false;
+    r->at = id + 1;
+    *ret_id = id;
+    return true;
+}
+
+static bool set_create(struct td_xfer_set *s, uint32_t n)
+{
+    *s = (struct td_xfer_set){.bits = calloc(n / 64 + 1, sizeof *s->bits), .n = n};
+    return s->bits != NULL;
+}
+
+/* --- events --------------------------------------------------------------------------------------------------------------------- */
+
+static void emit(struct td_xfer_core *c, enum td_xfer_event_kind kind, uint32_t id)
+{
+    TD_ASSERT(c->n_events < c->max_events); /* invariant 5 */
+    uint32_t at = (c->event_head + c->n_events++) % c->max_events;
+    c->events[at].kind = (uint32_t)kind;
+    c->events[at].id = id;
+    c->n_emitted++;
+}
+
+static void set_reason(char *to, const char *reason)
+{
+    snprintf(to, TD_XFER_REASON_MAX, "%s", reason ? reason : "");
+}
+
+static void due_by(struct td_xfer_core *c, uint64_t deadline_ns)
+{
+    if (deadline_ns < c->next_tick_ns) c->next_tick_ns = deadline_ns;
+}
+
+static void set_times(struct td_xfer_event *e, uint64_t first_ns, uint64_t last_ns, uint64_t at_ns)
+{
+    e->elapsed_ns = at_ns > first_ns ? at_ns - first_ns : 0; /* the caller's clock may be that of its turn's start */
+    e->tail_ns = at_ns > last_ns ? at_ns - last_ns : 0;
+    e->at_ns = at_ns;
+}
+
+size_t td_xfer_core_poll(struct td_xfer_core *c, struct td_xfer_event *events, size_t max)
+{
+    size_t n = 0;
+    for (; n < max && c->n_events; n++) {
+        struct td_xfer_event *e = &events[n];
+        uint32_t id = c->events[c->event_head].id;
+        e->kind = (enum td_xfer_event_kind)c->events[c->event_head].kind;
+        e->id = id;
+        e->status = TD_OK;
+        e->bytes = e->elapsed_ns = e->tail_ns = e->at_ns = e->behind_bytes = 0;
+        e->note_bytes = 0;
+        e->reason[0] = 0;
+        c->event_head = (c->event_head + 1) % c->max_events;
+        c->n_events--;
+        if (e->kind == TD_XFER_OP_DONE || e->kind == TD_XFER_OP_FAILED) {
+            struct td_xfer_op *op = &c->ops[id];
+            TD_ASSERT(op->state == TD_OP_ENDED);
+            e->user = op->user;
+            e->path = op->path;
+            e->status = op->status;
+            e->bytes = (uint64_t)op->grant.n_blocks * c->block_bytes;
+            if (e->kind == TD_XFER_OP_DONE) {
+                set_times(e, op->first_ns, op->last_ns, op->done_ns);
+                e->behind_bytes = op->behind_bytes;
+            }
+            memcpy(e->reason, op->reason, sizeof e->reason);
+            memset(op->grant.key, 0, sizeof op->grant.key);
+            op->state = TD_OP_FREE;
+            c->n_ops_used--;
+            continue;
+        }
+        struct td_xfer_slot *slot = &c->slots[id];
+        e->user = slot->user;
+        e->path = slot->path;
+        if (e->kind == TD_XFER_SLOT_READY) {
+            e->bytes = slot->bytes_got;
+            set_times(e, slot->first_ns, slot->last_ns, slot->ready_ns);
+            e->behind_bytes = slot->behind_bytes;
+            e->note_bytes = slot->note_bytes;
+            memcpy(e->note, slot->note, slot->note_bytes);
+        } else {
+            e->status = slot->status;
+            memcpy(e->reason, slot->reason, sizeof e->reason);
+        }
+        if (e->kind == TD_XFER_SLOT_FREE) {
+            TD_ASSERT(slot->state == TD_SLOT_RETIRED);
+            slot->state = TD_SLOT_FREE;
+            c->n_slots_used--;
+        }
+    }
+    return n;
+}
+
+/* --- receiver ------------------------------------------------------------------------------------------------------------------- */
+
+static void answer(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *to, enum td_xfer_frame_type type, td_status status,
+                   const char *reason)
+{
+    struct td_xfer_frame f = {.type = (uint8_t)type, .slot = to->slot, .generation = to->generation, .op = to->op, .attempt = to->attempt,
+                              .handle = to->handle, .status = (int16_t)status, .length = reason ? (uint32_t)strlen(reason) : 0};
+    c->hooks.send(c->hooks.ctx, conn, &f, reason);
+}
+
+/* Tells the bound writer how its attempt ended. FAIL also says that nothing of it is READ any more, so it waits for that. */
+static void slot_answer(struct td_xfer_core *c, uint32_t id, enum td_xfer_frame_type type, td_status status, const char *reason)
+{
+    struct td_xfer_slot *s = &c->slots[id];
+    if (s->conn && s->n_rd) {
+        s->owe.conn = s->conn;
+        s->owe.handle = s->handle;
+        s->owe.op = s->op;
+        s->owe.attempt = s->attempt;
+        s->owe.status = status;
+        return;
+    }
+    struct td_xfer_frame to = {.slot = id, .generation = s->generation, .op = s->op, .attempt = s->attempt, .handle = s->handle};
+    if (s->conn) answer(c, s->conn, &to, type, status, reason);
+}
+
+static void slot_unbind(struct td_xfer_slot *s)
+{
+    s->conn = 0;
+    s->handle = 0;
+}
+
+static void slot_retire(struct td_xfer_core *c, uint32_t id)
+{
+    TD_ASSERT(!c->slots[id].io && !c->slots[id].n_rd && !c->slots[id].n_dma && c->slots[id].writer == TD_WRITER_NONE && !c->slots[id].windows); /* invariant 3 */
+    c->slots[id].state = TD_SLOT_RETIRED;
+    emit(c, TD_XFER_SLOT_FREE, id);
+}
+
+/* Bytes that NICs have written may still be on their way to the device, though nobody writes any more: they are flushed, and the caller is called again. */
+static bool slot_is_dirty(struct td_xfer_core *c, struct td_xfer_slot *s)
+{
+    if (s->dirty && s->flush == TD_FLUSH_NONE) {
+        s->flush = TD_FLUSH_DUE;
+        c->flush_due = true;
+    }
+    return s->dirty;
+}
+
+/* Nobody writes into the slot's blocks any more: what waited for that may go on. */
+static void slot_check_retired(struct td_xfer_core *c, uint32_t id)
+{
+    struct td_xfer_slot *s = &c->slots[id];
+    if (s->state != TD_SLOT_REVOKING || s->io || s->n_rd || s->n_dma || s->writer != TD_WRITER_NONE || s->windows) return;
+    if (!slot_is_dirty(c, s)) slot_retire(c, id);
+}
+
+/* The live writer has retired. One that was fenced before it may still be in its quarantine. */
+static void slot_writer_retired(struct td_xfer_core *c, struct td_xfer_slot *s)
+{
+    s->writer = s->quarantine_ns ? TD_WRITER_FENCED : TD_WRITER_NONE;
+    s->fence_ns = s->quarantine_ns;
+    if (s->fence_ns) due_by(c, s->fence_ns);
+}
+
+static void slot_fail(struct td_xfer_core *c, uint32_t id, td_status status, const char *reason)
+{
+    struct td_xfer_slot *s = &c->slots[id];
+    TD_ASSERT(s->state == TD_SLOT_ARMED || s->state == TD_SLOT_FILLING || s->state == TD_SLOT_VERIFYING);
+    s->state = TD_SLOT_FAILED;
+    if (s->windows) due_by(c, 1); /* the tick gives a writer that still lives its time to answer */
+    s->status = status;
+    set_reason(s->reason, reason);
+    slot_unbind(s);
+    c->stats.n_failed++;
+    emit(c, TD_XFER_SLOT_FAILED, id);
+}
+
+td_status td_xfer_core_grant(struct td_xfer_core *c, const int32_t *block_ids, int32_t n_blocks, uint64_t deadline_ns, uint64_t user,
+                             uint32_t *ret_slot, struct td_err *err)
+{
+    if (!c->block_bytes) return td_fail(err, TD_ERR_INVALID, "grant: no memory was added");
+    if (n_blocks < 0 || n_blocks > TD_XFER_MAX_BLOCKS)
+        return td_fail(err, TD_ERR_INVALID, "grant: n_blocks is %d, must be 0..%d", n_blocks, TD_XFER_MAX_BLOCKS);
+    for (int32_t i = 0; i < n_blocks; i++)
+        if (block_ids[i] < 0 || block_ids[i] >= c->n_pool_blocks)
+            return td_fail(err, TD_ERR_INVALID, "grant: block_ids[%d] is %d, must be 0..%d", i, block_ids[i], c->n_pool_blocks - 1);
+    if (c->n_slots_used == c->max_slots) return td_fail(err, TD_ERR_AGAIN, "grant: all %u slots are in use", c->max_slots);
+
+    uint32_t id = c->slot_hint;
+    while (c->slots[id].state != TD_SLOT_FREE) id = (id + 1) % c->max_slots;
+    c->slot_hint = (id + 1) % c->max_slots;
+    struct td_xfer_slot *s = &c->slots[id];
+    struct td_xfer_slot fresh = {.state = TD_SLOT_ARMED, .generation = s->generation + 1, .user = user, .deadline_ns = deadline_ns,
+                                 .orphan_ns = TD_NEVER_NS, .n_blocks = n_blocks, .dst = s->dst, .src = s->src, .order = s->order, .got = s->got,
+                                 .told = s->told, .digest = s->digest};
+    uint64_t key[2] = {c->hooks.random_u64(c->hooks.ctx), c->hooks.random_u64(c->hooks.ctx)};
+    memcpy(fresh.key, key, sizeof fresh.key);
+    *s = fresh;
+    if (n_blocks) memcpy(s->dst, block_ids, (size_t)n_blocks * sizeof *s->dst);
+    c->n_slots_used++;
+    due_by(c, deadline_ns);
+    *ret_slot = id;
+    return TD_OK;
+}
+
+void td_xfer_core_revoke(struct td_xfer_core *c, uint32_t id, const char *reason)
+{
+    if (id >= c->max_slots) return;
+    struct td_xfer_slot *s = &c->slots[id];
+    switch (s->state) {
+    case TD_SLOT_FREE:
+    case TD_SLOT_REVOKING:
+    case TD_SLOT_RETIRED: return;
+    case TD_SLOT_READY: break;
+    case TD_SLOT_FAILED: break; /* keeps its own reason */
+    case TD_SLOT_ARMED:
+    case TD_SLOT_FILLING:
+    case TD_SLOT_VERIFYING:
+        s->status = TD_ERR_CANCELLED;
+        set_reason(s->reason, reason);
+        slot_answer(c, id, TD_XFER_FAIL, TD_ERR_CANCELLED, s->reason);
+        break;
+    }
+    slot_unbind(s);
+    s->state = TD_SLOT_REVOKING;
+    td_fault_point("xfer_revoking");
+    due_by(c, 1); /* the writer's time to retire is counted from the next tick */
+    slot_check_retired(c, id);
+}
+
+td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xfer_path path, const struct td_xfer_frame *f, const uint8_t *key)
+{
+    if (f->slot >= c->max_slots || f->handle == 0 || f->attempt == 0) return TD_ERR_PEER;
+    struct td_xfer_slot *s = &c->slots[f->slot];
+    bool key_right = td_xfer_key_equal(key, s->key);
+    if (f->generation != s->generation) {
+        c->stats.n_stale_frames++;
+        answer(c, conn, f, TD_XFER_FAIL, TD_ERR_STALE, "the grant is an old one");
+        return TD_ERR_STALE;
+    }
+    if (!key_right) return TD_ERR_PEER;
+    if (s->completed) {
+        answer(c, conn, f, TD_XFER_DONE, TD_OK, NULL);
+        return TD_OK;
+    }
+    if (s->state == TD_SLOT_FILLING && s->conn == conn && s->handle == f->handle && s->attempt == f->attempt) return TD_OK; /* from another lane */
+    if (f->attempt <= s->attempt) {
+        c->stats.n_stale_frames++;
+        answer(c, conn, f, TD_XFER_FAIL, TD_ERR_STALE, "a later attempt has the slot");
+        return TD_OK;
+    }
+    switch (s->state) {
+    case TD_SLOT_ARMED:
+    case TD_SLOT_FILLING: break;
+    case TD_SLOT_VERIFYING: /* its connection went after the last byte: the verdict is near */
+        answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN, "the bytes are being verified");
+        return TD_OK;
+    case TD_SLOT_FREE:
+    case TD_SLOT_READY:
+    case TD_SLOT_FAILED:
+    case TD_SLOT_REVOKING:
+    case TD_SLOT_RETIRED:
+        answer(c, conn, f, TD_XFER_FAIL, s->status ? s->status : TD_ERR_STALE, s->reason[0] ? s->reason : "the slot was given back");
+        return TD_OK;
+    }
+    TD_ASSERT(!s->io && !s->n_rd);
+    if (s->n_dma) { /* they would land on top of what this attempt brings */
+        answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN, "copies of an earlier attempt are under way");
+        return TD_OK;
+    }
+    if (s->writer == TD_WRITER_NONE && slot_is_dirty(c, s)) {
+        answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN, "writes of an earlier attempt are on their way");
+        return TD_OK;
+    }
+    if (s->writer == TD_WRITER_LIVE || s->windows) { /* an earlier attempt's connection is not known to be dead yet, or its windows are just ending */
+        answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN, "an earlier attempt may still write");
+        return TD_OK;
+    }
+    s->state = TD_SLOT_FILLING;
+    s->attempt = f->attempt;
+    s->conn = conn;
+    s->handle = f->handle;
+    s->op = f->op;
+    s->path = path;
+    s->orphan_ns = TD_NEVER_NS;
+    s->bytes_got = 0;
+    s->qps_want = s->qps_got = 0;
+    s->n_targets = s->n_digests = s->verify_at = 0;
+    if (path == TD_XFER_PATH_RDMA) {
+        s->writer = TD_WRITER_LIVE;
+        s->dirty = c->flush_writes;
+        s->writer_conn = conn;
+        s->fence_ns = 0;
+        s->writer_handle = f->handle;
+    }
+    s->n_refs = s->copy_at = s->n_told = 0;
+    s->copy_off = 0;
+    s->bytes_told = s->bytes_begun = s->behind_bytes = 0;
+    s->final_seen = s->parked = false;
+    s->status = TD_OK; /* an earlier attempt's */
+    s->reason[0] = 0;
+    for (int32_t i = 0; i < s->n_blocks; i++) {
+        s->got[i] = s->told[i] = 0;
+        s->src[i] = -1;
+    }
+    return TD_OK;
+}
+
+static bool goes_by_data(enum td_xfer_path path) /* the sender says what lies where, piece by piece */
+{
+    return path == TD_XFER_PATH_TCP || path == TD_XFER_PATH_SHM_STAGED;
+}
+
+static bool slot_is_bound(const struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f)
+{
+    if (f->slot >= c->max_slots) return false;
+    const struct td_xfer_slot *s = &c->slots[f->slot];
+    return s->state == TD_SLOT_FILLING && s->conn == conn && s->generation == f->generation && s->attempt == f->attempt && s->handle == f->handle;
+}
+
+td_status td_xfer_core_rx_data(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f)
+{
+    if (!slot_is_bound(c, conn, f)) {
+        c->stats.n_stale_frames++;
+        return TD_ERR_STALE;
+    }
+    struct td_xfer_slot *s = &c->slots[f->slot];
+    uint64_t total = (uint64_t)s->n_blocks * c->block_bytes;
+    if (!goes_by_data(s->path) || f->offset > total || f->length > total - f->offset) return TD_ERR_CORRUPT;
+    /* Each byte once, each block from its start: a repeated or reordered frame within an attempt would count bytes twice. The frame has its bytes to
+     * itself from here on; when its connection breaks in the middle, so does the attempt. */
+    uint64_t end = f->offset + f->length;
+    for (uint64_t at = f->offset; at < end; at = (at / c->block_bytes + 1) * c->block_bytes)
+        if (s->got[at / c->block_bytes] != at % c->block_bytes) return TD_ERR_CORRUPT;
+    for (uint64_t at = f->offset; at < end;) {
+        uint64_t next = (at / c->block_bytes + 1) * c->block_bytes;
+        s->got[at / c->block_bytes] = (uint32_t)((next < end ? next : end) - at / c->block_bytes * c->block_bytes);
+        at = next;
+    }
+    return TD_OK;
+}
+
+bool td_xfer_core_place_begin(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f)
+{
+    if (!slot_is_bound(c, conn, f)) return false;
+    TD_ASSERT(!c->slots[f->slot].io);
+    c->slots[f->slot].io = true;
+    return true;
+}
+
+bool td_xfer_core_is_bound(const struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f)
+{
+    return slot_is_bound(c, conn, f);
+}
+
+bool td_xfer_core_dma_begin(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f)
+{
+    if (!slot_is_bound(c, conn, f)) return false;
+    c->slots[f->slot].n_dma++;
+    return true;
+}
+
+static void slot_check_ready(struct td_xfer_core *c, uint64_t now_ns, uint32_t id)
+{
+    struct td_xfer_slot *s = &c->slots[id];
+    uint64_t total = (uint64_t)s->n_blocks * c->block_bytes;
+    if (s->state == TD_SLOT_FILLING) {
+        if (!s->final_seen) return;
+        if (s->path == TD_XFER_PATH_RDMA) {
+            if (s->qps_got != s->qps_want || s->bytes_got != (uint64_t)s->n_refs * c->block_bytes) return;
+            uint64_t written = total - s->bytes_got; /* every queue pair's last word came after its data (RC order) */
+            s->bytes_got = total;
+            c->stats.bytes_received += written;
+            c->stats.bytes_by_path[TD_XFER_PATH_RDMA] += written;
+        }
+        if (s->bytes_got != total) return;
+        if (s->writer == TD_WRITER_LIVE) slot_writer_retired(c, s); /* that was all it had */
+        s->state = TD_SLOT_VERIFYING;
+        td_fault_point("xfer_verifying");
+        set_add(&c->verifying, id);
+    }
+    if (s->state != TD_SLOT_VERIFYING || s->writer != TD_WRITER_NONE || slot_is_dirty(c, s) || s->verify_at < s->n_digests) return; /* invariant 6 */
+    s->state = TD_SLOT_READY;
+    s->completed = true;
+    s->ready_ns = now_ns;
+    slot_answer(c, id, TD_XFER_DONE, TD_OK, NULL);
+    slot_unbind(s);
+    c->stats.n_done++;
+    emit(c, TD_XFER_SLOT_READY, id);
+}
+
+/* Ends a piece: false when the slot was taken away meanwhile, so that the bytes count for nothing. */
+static bool slot_io_end(struct td_xfer_core *c, uint32_t id)
+{
+    struct td_xfer_slot *s = &c->slots[id];
+    TD_ASSERT(s->io);
+    s->io = false;
+    slot_check_retired(c, id);
+    return s->state == TD_SLOT_FILLING;
+}
+
+static void count_bytes(struct td_xfer_core *c, struct td_xfer_slot *s, size_t n_bytes)
+{
+    s->bytes_got += n_bytes;
+    c->stats.bytes_received += n_bytes;
+    c->stats.bytes_by_path[s->path] += n_bytes;
+}
+
+void td_xfer_core_place_end(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, size_t n_bytes)
+{
+    if (!slot_io_end(c, id) || !n_bytes) return;
+    count_bytes(c, &c->slots[id], n_bytes);
+    slot_check_ready(c, now_ns, id);
+}
+
+void td_xfer_core_dma_end(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, uint64_t conn, uint64_t handle, uint64_t n_bytes, td_status status,
+                          const char *reason)
+{
+    struct td_xfer_slot *s = &c->slots[id];
+    TD_ASSERT(s->n_dma);
+    s->n_dma--;
+    if (s->state == TD_SLOT_FILLING && s->conn == conn && s->handle == handle) {
+        if (!status) {
+            count_bytes(c, s, n_bytes);
+            slot_check_ready(c, now_ns, id);
+        } else if (status == TD_ERR_STALE) { /* the sender's ABORT, or the end of its connection, follows and says why */
+            s->parked = true;
+            c->stats.n_stale_frames++;
+        } else {
+            slot_answer(c, id, TD_XFER_FAIL, status, reason);
+            slot_fail(c, id, status, reason);
+        }
+    }
+    slot_check_retired(c, id);
+}
+
+static bool is_local(enum td_xfer_path path) /* the receiver copies from the sender's pool */
+{
+    return path == TD_XFER_PATH_SHM || path == TD_XFER_PATH_CUDA_IPC;
+}
+
+td_status td_xfer_core_rx_ref(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f, uint32_t first, const int32_t *ids, int32_t n,
+                              int32_t n_source_blocks)
+{
+    if (!slot_is_bound(c, conn, f)) {
+        c->stats.n_stale_frames++;
+        return TD_ERR_STALE;
+    }
+    struct td_xfer_slot *s = &c->slots[f->slot];
+    if ((!is_local(s->path) && s->path != TD_XFER_PATH_RDMA) || s->final_seen || n < 1 || first > (uint32_t)s->n_blocks || n > s->n_blocks - (int32_t)first)
+        return TD_ERR_CORRUPT;
+    /* Each byte once, from the block's start: what is named again must be the same source, and more of it. */
+    if (f->offset < 1 || f->offset > c->block_bytes || (f->offset != c->block_bytes && !is_local(s->path))) return TD_ERR_CORRUPT;
+    for (int32_t i = 0; i < n; i++) {
+        int32_t b = (int32_t)first + i;
+        if (ids[i] < 0 || ids[i] >= n_source_blocks || (s->src[b] >= 0 && (s->src[b] != ids[i] || s->told[b] >= f->offset))) return TD_ERR_CORRUPT;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        int32_t b = (int32_t)first + i;
+        if (s->src[b] < 0) s->order[s->n_refs++] = b;
+        else if (s->copy_at > s->n_told) s->copy_at = s->n_told; /* it was passed by */
+        s->src[b] = ids[i];
+        s->bytes_told += f->offset - s->told[b];
+        s->told[b] = (uint32_t)f->offset;
+    }
+    while (s->n_told < s->n_refs && s->told[s->order[s->n_told]] == c->block_bytes) s->n_told++;
+    set_add(&c->fetching, f->slot);
+    return TD_OK;
+}
+
+static bool slot_has(const struct td_xfer_slot *s)
+{
+    return is_local(s->path) ? s->bytes_begun < s->bytes_told : s->copy_at < s->n_refs;
+}
+
+/* Blocks of the slot wait to be fetched from the sender: copied by shm or cuda-ipc on any connection, or READ on this one. */
+static bool slot_wants(const struct td_xfer_core *c, uint32_t id, enum td_xfer_path path, uint64_t conn)
+{
+    const struct td_xfer_slot *s = &c->slots[id];
+    return s->state == TD_SLOT_FILLING && s->path == path && slot_has(s) && (is_local(path) ? !s->parked : s->conn == conn);
+}
+
+static uint64_t slot_waiting_bytes(const struct td_xfer_core *c, const struct td_xfer_slot *s)
+{
+    if (is_local(s->path)) return s->bytes_told - s->bytes_begun;
+    return (uint64_t)(s->n_refs - s->copy_at) * c->block_bytes - s->copy_off;
+}
+
+/* Called when a piece of the slot is begun: after the last one, what others still wait for is counted, once for a transfer. */
+static void slot_begun(struct td_xfer_core *c, uint32_t id)
+{
+    struct td_xfer_slot *s = &c->slots[id];
+    if (s->n_refs < s->n_blocks || slot_waiting_bytes(c, s)) return;
+    if (is_local(s->path) && s->bytes_told < (uint64_t)s->n_blocks * c->block_bytes) return;
+    uint32_t other;
+    s->behind_bytes = 0;
+    for (struct round r = {.at = 0}; round_next(&c->fetching, 0, &r, &other);) {
+        const struct td_xfer_slot *o = &c->slots[other];
+        if (other != id && o->state == TD_SLOT_FILLING && slot_has(o)) s->behind_bytes += slot_waiting_bytes(c, o);
+    }
+}
+
+/* Where to look first; see struct td_xfer_turns. */
+static uint32_t slot_turn(struct td_xfer_core *c, const struct td_xfer_turns *t, enum td_xfer_path path, uint64_t conn)
+{
+    uint32_t first = TURN_NONE, best = TURN_NONE, id;
+    for (struct round r = {.at = t->next}; t->by_key && c->n_slots_used > 1 && round_next(&c->fetching, t->next, &r, &id);) {
+        const struct td_xfer_slot *s = &c->slots[id];
+        if (s->state != TD_SLOT_FILLING || !slot_has(s)) set_drop(&c->fetching, id);
+        if (!slot_wants(c, id, path, conn)) continue;
+        if (first == TURN_NONE) first = best = id;
+        else if (c->slots[id].priority < c->slots[best].priority) best = id;
+    }
+    return best == first ? t->next : best;
+}
+
+/* `id` was served, and `from` is where it was looked for first: a turn by key leaves the round where it is. */
+static void turn_over(struct td_xfer_turns *t, uint32_t from, uint32_t id, uint32_t n)
+{
+    if (from == t->next) t->next = (id + 1) % n;
+    t->by_key = !t->by_key;
+}
+
+/* shm, cuda-ipc: the next piece of a slot that wants one: of one block up to max_bytes, or whole neighbours. Counts it as begun. */
+static void local_next(struct td_xfer_core *c, uint32_t id, uint64_t max_bytes, uint64_t max_sum, int32_t max_blocks, struct td_xfer_copy *copy)
+{
+    struct td_xfer_slot *s = &c->slots[id];
+    while (s->got[s->order[s->copy_at]] == s->told[s->order[s->copy_at]]) s->copy_at++;
+    int32_t block = s->order[s->copy_at];
+    uint64_t left = s->told[block] - s->got[block];
+    *copy = (struct td_xfer_copy){.slot = id,
+                                  .op = s->op,
+                                  .conn = s->conn,
+                                  .handle = s->handle,
+                                  .grant_block = block,
+                                  .n_blocks = 1,
+                                  .offset = s->got[block],
+                                  .n_bytes = left < max_bytes ? (size_t)left : (size_t)max_bytes};
+    s->got[block] += (uint32_t)copy->n_bytes;
+    for (; copy->n_bytes == (uint64_t)copy->n_blocks * c->block_bytes && copy->n_blocks < max_blocks &&
+           s->copy_at + copy->n_blocks < s->n_refs;
+         copy->n_blocks++) {
+        int32_t next = s->order[s->copy_at + copy->n_blocks];
+        if (next != block + copy->n_blocks || s->got[next] || s->told[next] != c->block_bytes || copy->n_bytes + c->block_bytes > max_sum) break;
+        s->got[next] = s->told[next];
+        copy->n_bytes += c->block_bytes;
+    }
+    s->bytes_begun += copy->n_bytes;
+    slot_begun(c, id);
+    if (!slot_has(s)) set_drop(&c->fetching, id);
+}
+
+uint32_t td_xfer_core_n_fetching(const struct td_xfer_core *c)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i <= c->fetching.n / 64; i++) n += (uint32_t)__builtin_popcountll(c->fetching.bits[i]);
+    return n;
+}
+
+bool td_xfer_core_copy_next(struct td_xfer_core *c, struct td_xfer_turns *turns, size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy)
+{
+    uint32_t from = slot_turn(c, turns, TD_XFER_PATH_SHM, 0), id;
+    for (struct round r = {.at = from}; round_next(&c->fetching, from, &r, &id);) {
+        if (!slot_wants(c, id, TD_XFER_PATH_SHM, 0)) continue;
+        TD_ASSERT(!c->slots[id].io);
+        c->slots[id].io = true;
+        local_next(c, id, max_bytes, max_bytes, max_blocks, ret_copy);
+        turn_over(turns, from, id, c->max_slots);
+        return true;
+    }
+    return false;
+}
+
+void td_xfer_core_copy_end(struct td_xfer_core *c, uint64_t now_ns, const struct td_xfer_copy *copy, bool valid)
+{
+    struct td_xfer_slot *s = &c->slots[copy->slot];
+    if (!slot_io_end(c, copy->slot)) return;
+    TD_ASSERT(s->handle == copy->handle && s->conn == copy->conn);
+    if (!valid) { /* the sender's ABORT, or the end of its connection, follows and says why */
+        s->parked = true;
+        c->stats.n_stale_frames++;
+        return;
+    }
+    count_bytes(c, s, copy->n_bytes);
+    slot_check_ready(c, now_ns, copy->slot);
+}
+
+bool td_xfer_core_pull_next(struct td_xfer_core *c, struct td_xfer_turns *turns, size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy)
+{
+    uint32_t from = slot_turn(c, turns, TD_XFER_PATH_CUDA_IPC, 0), id;
+    for (struct round r = {.at = from}; round_next(&c->fetching, from, &r, &id);) {
+        if (!slot_wants(c, id, TD_XFER_PATH_CUDA_IPC, 0)) continue;
+        local_next(c, id, c->block_bytes, max_bytes, max_blocks, ret_copy);
+        c->slots[id].n_dma++;
+        turn_over(turns, from, id, c->max_slots);
+        return true;
+    }
+    return false;
+}
+
+/* A time by the sender's clock, by ours; neither in the future nor before this clock began. */
+static uint64_t local_time(uint64_t now_ns, uint32_t clock_us, uint32_t then_us)
+{
+    uint32_t us = clock_us - then_us;
+    uint64_t ns = us <= INT32_MAX ? us * TD_NS_PER_US : 0;
+    return now_ns > ns ? now_ns - ns : 0;
+}
+
+td_status td_xfer_core_rx_final(struct td_xfer_core *c, uint64_t now_ns, uint32_t clock_us, uint64_t conn, const struct td_xfer_frame *f, const uint8_t *note)
+{
+    if (!slot_is_bound(c, conn, f)) {
+        c->stats.n_stale_frames++;
+        return TD_ERR_STALE;
+    }
+    struct td_xfer_slot *s = &c->slots[f->slot];
+    uint64_t total = (uint64_t)s->n_blocks * c->block_bytes;
+    /* On shm and cuda-ipc it is the last on an ordered connection; on tcp other lanes, and on rdma the queue pairs, may still be at work. */
+    if (s->final_seen || f->offset != total || (is_local(s->path) && s->bytes_told != total)) return TD_ERR_CORRUPT;
+    bool writes = s->path == TD_XFER_PATH_RDMA && s->n_refs < s->n_blocks; /* what is not READ was written by queue pairs */
+    if ((f->flags != 0) != writes) return TD_ERR_CORRUPT;
+    if (writes && s->n_targets != s->n_blocks) return TD_ERR_CORRUPT; /* it cannot know where to write */
+    if (s->qps_got & ~(uint32_t)f->flags) return TD_ERR_CORRUPT;
+    s->qps_want = f->flags;
+    s->final_seen = true;
+    s->first_ns = local_time(now_ns, clock_us, f->clock_us);
+    s->last_ns = local_time(now_ns, clock_us, f->last_us);
+    s->note_bytes = f->length;
+    memcpy(s->note, note, f->length);
+    slot_check_ready(c, now_ns, f->slot);
+    return TD_OK;
+}
+
+void td_xfer_core_rx_abort(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f, const char *reason)
+{
+    if (f->slot < c->max_slots) {
+        struct td_xfer_slot *s = &c->slots[f->slot];
+        bool retired = !(f->flags & TD_XFER_ABORT_UNRETIRED);
+        if (retired && s->writer == TD_WRITER_LIVE && s->writer_conn == conn && s->generation == f->generation && s->writer_handle == f->handle) {
+            slot_writer_retired(c, s); /* all its work requests have completed: the retirement proof */
+            slot_check_retired(c, f->slot);
+        }
+    }
+    if (!slot_is_bound(c, conn, f)) {
+        c->stats.n_stale_frames++;
+        return;
+    }
+    char text[TD_XFER_REASON_MAX];
+    snprintf(text, sizeof text, "sender: %.140s", reason);
+    struct td_xfer_slot *s = &c->slots[f->slot];
+    if (s->path == TD_XFER_PATH_RDMA && s->n_refs) slot_answer(c, f->slot, TD_XFER_FAIL, TD_ERR_CANCELLED, "the sender aborted"); /* it waits for that */
+    slot_fail(c, f->slot, f->status ? (td_status)f->status : TD_ERR_CANCELLED, text);
+}
+
+bool td_xfer_core_rd_next(struct td_xfer_core *c, uint64_t conn, struct td_xfer_turns *turns, const struct td_xfer_wr_limits *l, struct td_xfer_rd *rd)
+{
+    uint32_t from = slot_turn(c, turns, TD_XFER_PATH_RDMA, conn), id;
+    for (struct round r = {.at = from}; round_next(&c->fetching, from, &r, &id);) {
+        struct td_xfer_slot *s = &c->slots[id];
+        if (!slot_wants(c, id, TD_XFER_PATH_RDMA, conn)) continue;
+        int32_t block = s->order[s->copy_at], n_pieces = 1;
+        uint64_t left = c->block_bytes - s->copy_off;
+        *rd = (struct td_xfer_rd){.slot = id, .order_at = s->copy_at, .n_blocks = 1, .src_block = s->src[block], .offset = s->copy_off};
+        rd->n_bytes = left < l->max_bytes ? left : l->max_bytes;
+        for (; s->copy_off == 0 && rd->n_bytes == (uint64_t)rd->n_blocks * c->block_bytes && s->copy_at + rd->n_blocks < s->n_refs; rd->n_blocks++) {
+            int32_t next = s->order[s->copy_at + rd->n_blocks], before = s->order[s->copy_at + rd->n_blocks - 1];
+            bool apart = s->dst[next] != s->dst[before] + 1 || s->dst[next] % l->dst_region == 0;
+            if (s->src[next] != s->src[before] + 1 || s->src[next] % l->src_region == 0 || n_pieces + apart > l->max_pieces ||
+                rd->n_bytes + c->block_bytes > l->max_bytes)
+                break;
+            n_pieces += apart;
+            rd->n_bytes += c->block_bytes;
+        }
+        if (rd->n_bytes == left || rd->n_blocks > 1) {
+            s->copy_at += rd->n_blocks;
+            s->copy_off = 0;
+        } else {
+            s->copy_off += (uint32_t)rd->n_bytes;
+        }
+        s->n_rd++;
+        slot_begun(c, id);
+        turn_over(turns, from, id, c->max_slots);
+        return true;
+    }
+    return false;
+}
+
+void td_xfer_core_rd_done(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, uint64_t n_bytes, bool ok)
+{
+    struct td_xfer_slot *s = &c->slots[id];
+    TD_ASSERT(s->n_rd);
+    s->n_rd--;
+    /* Reads of one attempt only are ever under way: another one is bound when they are over. */
+    if (ok && s->state == TD_SLOT_FILLING) {
+        count_bytes(c, s, n_bytes);
+        c->stats.bytes_pulled += n_bytes;
+        slot_check_ready(c, now_ns, id);
+    }
+    if (s->n_rd) return;
+    if (s->owe.conn) {
+        struct td_xfer_frame to = {.slot = id, .generation = s->generation, .op = s->owe.op, .attempt = s->owe.attempt, .handle = s->owe.handle};
+        answer(c, s->owe.conn, &to, TD_XFER_FAIL, s->owe.status, s->reason);
+        s->owe.conn = 0;
+    }
+    slot_check_retired(c, id);
+}
+
+bool td_xfer_core_slot_give_up(struct td_xfer_core *c, uint32_t id, td_status status, const char *reason)
+{
+    struct td_xfer_slot *s = &c->slots[id];
+    if (s->state != TD_SLOT_FILLING) return false;
+    slot_answer(c, id, TD_XFER_FAIL, status, reason); /* owed until its READs are over; a next attempt is told, too */
+    slot_fail(c, id, status, reason);
+    return true;
+}
+
+td_status td_xfer_core_rx_digest(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f, const struct td_xfer_digest *digests, int32_t n)
+{
+    if (!slot_is_bound(c, conn, f)) {
+        c->stats.n_stale_frames++;
+        return TD_ERR_STALE;
+    }
+    struct td_xfer_slot *s = &c->slots[f->slot];
+    if (s->final_seen || n > s->n_blocks - s->n_digests) return TD_ERR_CORRUPT;
+    for (int32_t i = 0; i < n; i++)
+        if (digests[i].block >= (uint32_t)s->n_blocks) return TD_ERR_CORRUPT;
+    memcpy(s->digest + s->n_digests, digests, (size_t)n * sizeof *digests);
+    s->n_digests += n;
+    return TD_OK;
+}
+
+int32_t td_xfer_run_length(const int32_t *dst, int32_t n_blocks, int32_t at, int32_t region)
+{
+    int32_t n = 1;
+    while (at + n < n_blocks && dst[at + n] == dst[at] + n && (!region || dst[at + n] % region)) n++;
+    return n;
+}
+
+bool td_xfer_core_targets_of(struct td_xfer_core *c, uint32_t id, int32_t max_runs, int32_t region, struct td_xfer_tx *tx)
+{
+    struct td_xfer_slot *s = &c->slots[id];
+    if (s->state != TD_SLOT_FILLING || s->path != TD_XFER_PATH_RDMA || s->n_targets == s->n_blocks) return false;
+    struct td_xfer_run run[TD_XFER_RUNS_MAX];
+    int32_t n = 0, at = s->n_targets;
+    for (; n < max_runs && n < TD_XFER_RUNS_MAX && at < s->n_blocks; at += run[n++].n)
+        run[n] = (struct td_xfer_run){.block = s->dst[at], .n = td_xfer_run_length(s->dst, s->n_blocks, at, region)};
+    tx->frame = (struct td_xfer_frame){.type = TD_XFER_TARGETS, .slot = id, .generation = s->generation, .op = s->op, .attempt = s->attempt,
+                                       .handle = s->handle, .offset = (uint64_t)s->n_targets, .length = (uint32_t)n * (uint32_t)sizeof run[0]};
+    memcpy(tx->payload, run, tx->frame.length);
+    s->n_targets = at;
+    return true;
+}
+
+bool td_xfer_core_targets_next(struct td_xfer_core *c, uint64_t conn, uint32_t *cursor, struct td_xfer_tx *tx)
+{
+    for (uint32_t k = 0; k < c->max_slots; k++) {
+        uint32_t id = (*cursor + k) % c->max_slots;
+        if (c->slots[id].conn != conn || !td_xfer_core_targets_of(c, id, TD_XFER_RUNS_MAX, 0, tx)) continue;
+        *cursor = (id + 1) % c->max_slots;
+        return true;
+    }
+    return false;
+}
+
+void td_xfer_core_windows_open(struct td_xfer_core *c, uint32_t id)
+{
+    struct td_xfer_slot *s = &c->slots[id];
+    TD_ASSERT(s->state == TD_SLOT_FILLING && s->writer == TD_WRITER_LIVE && !s->windows);
+    s->windows = true;
+    s->windows_conn = s->writer_conn;
+    s->evict_ns = 0;
+}
+
+bool td_xfer_core_windows_due(const struct td_xfer_core *c, uint64_t now_ns, uint32_t id)
+{
+    const struct td_xfer_slot *s = &c->slots[id];
+    return s->windows && (s->writer != TD_WRITER_LIVE || (s->evict_ns && now_ns >= s->evict_ns));
+}
+
+void td_xfer_core_windows_ended(struct td_xfer_core *c, uint32_t id)
+{
+    struct td_xfer_slot *s = &c->slots[id];
+    TD_ASSERT(s->windows);
+    s->windows = false;
+    s->evict_ns = 0;
+    if (s->writer == TD_WRITER_LIVE) { /* it did not say so, but it has */
+        slot_writer_retired(c, s);
+        c->stats.n_evicted++;
+    }
+    slot_check_retired(c, id);
+}
+
+void td_xfer_core_rx_imm(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn, uint32_t qp, uint32_t imm)
+{
+    uint32_t id = imm >> 16;
+    struct td_xfer_slot *s = id < c->max_slots ? &c->slots[id] : NULL;
+    if (!s || s->state != TD_SLOT_FILLING || s->conn != conn || s->path != TD_XFER_PATH_RDMA || qp >= TD_XFER_QPS_MAX || (s->qps_got & 1u << qp) ||
+        (s->final_seen && !(s->qps_want & 1u << qp)) || td_xfer_imm(id, s->generation, s->attempt, TD_XFER_IMM_FINAL) != imm) {
+        c->stats.n_stale_frames++;
+        return;
+    }
+    s->qps_got |= 1u << qp;
+    slot_check_ready(c, now_ns, id);
+}
+
+void td_xfer_core_conn_fenced(struct td_xfer_core *c, uint64_t conn, uint64_t until_ns)
+{
+    for (uint32_t i = 0; i < c->max_slots; i++) {
+        struct td_xfer_slot *s = &c->slots[i];
+        bool had_windows = s->windows && s->windows_conn == conn;
+        if (had_windows) s->windows = false; /* they went with their queue pairs */
+        if (had_windows) slot_check_retired(c, i);
+        if (s->writer != TD_WRITER_LIVE || s->writer_conn != conn) continue;
+        s->writer = TD_WRITER_FENCED;
+        s->fence_ns = s->quarantine_ns = until_ns;
+        c->stats.n_fenced++;
+        due_by(c, until_ns);
+    }
+}
+
+uint32_t td_xfer_core_flush_begin(struct td_xfer_core *c)
+{
+    uint32_t n = 0;
+    c->flush_due = false;
+    for (uint32_t i = 0; i < c->max_slots; i++) {
+        struct td_xfer_slot *s = &c->slots[i];
+        if (s->flush != TD_FLUSH_DUE) continue;
+        s->flush = TD_FLUSH_RUNNING;
+        n++;
+    }
+    return n;
+}
+
+void td_xfer_core_flush_end(struct td_xfer_core *c, uint64_t now_ns, const char *reason)
+{
+    for (uint32_t i = 0; i < c->max_slots; i++) {
+        struct td_xfer_slot *s = &c->slots[i];
+        if (s->flush != TD_FLUSH_RUNNING) continue;
+        TD_ASSERT(s->dirty && s->writer == TD_WRITER_NONE); /* no attempt is bound meanwhile */
+        s->flush = TD_FLUSH_NONE;
+        s->dirty = false;
+        if (s->state == TD_SLOT_VERIFYING && reason) {
+            slot_answer(c, i, TD_XFER_FAIL, TD_ERR_PEER, reason);
+            slot_fail(c, i, TD_ERR_PEER, reason);
+        }
+        slot_check_ready(c, now_ns, i);
+        slot_check_retired(c, i);
+    }
+}
+
+bool td_xfer_core_verify_next(struct td_xfer_core *c, uint32_t *cursor, uint64_t max_bytes, struct td_xfer_verify *v)
+{
+    uint32_t id;
+    for (struct round r = {.at = *cursor}; round_next(&c->verifying, *cursor, &r, &id);) {
+        struct td_xfer_slot *s = &c->slots[id];
+        if (s->state != TD_SLOT_VERIFYING) set_drop(&c->verifying, id);
+        if (s->state != TD_SLOT_VERIFYING || s->writer != TD_WRITER_NONE || s->dirty || s->io || s->verify_at == s->n_digests) continue;
+        int32_t n = (int32_t)(max_bytes / c->block_bytes);
+        if (n < 1) n = 1;
+        if (n > s->n_digests - s->verify_at) n = s->n_digests - s->verify_at;
+        *v = (struct td_xfer_verify){.slot = id, .first = s->verify_at, .n = n};
+        *cursor = (id + 1) % c->max_slots;
+        s->io = true;
+        return true;
+    }
+    return false;
+}
+
+void td_xfer_core_verify_end(struct td_xfer_core *c, uint64_t now_ns, const struct td_xfer_verify *v, int32_t bad)
+{
+    struct td_xfer_slot *s = &c->slots[v->slot];
+    slot_io_end(c, v->slot);
+    c->stats.n_digests += (uint64_t)v->n;
+    if (bad >= 0) c->stats.n_digest_mismatches++;
+    if (s->state != TD_SLOT_VERIFYING) return;
+    if (bad < 0) {
+        s->verify_at += v->n;
+        slot_check_ready(c, now_ns, v->slot);
+        return;
+    }
+    char reason[TD_XFER_REASON_MAX];
+    snprintf(reason, sizeof reason, "digest: grant block %u is not what the sender read", s->digest[bad].block);
+    bool again = s->n_mismatches++ == 0 && s->conn;
+    slot_answer(c, v->slot, TD_XFER_FAIL, TD_ERR_CORRUPT, reason);
+    if (!again) {
+        slot_fail(c, v->slot, TD_ERR_CORRUPT, reason);
+        return;
+    }
+    s->state = TD_SLOT_ARMED; /* one more attempt */
+    slot_unbind(s);
+    s->status = TD_ERR_CORRUPT;
+    set_reason(s->reason, reason);
+    s->orphan_ns = now_ns + PARTED_GRACE * c->orphan_grace_ns;
+    due_by(c, s->orphan_ns);
+}
+
+/* --- sender --------------------------------------------------------------------------------------------------------------------- */
+
+static void op_say_abort(struct td_xfer_core *c, uint32_t id, uint64_t conn, uint64_t handle, uint16_t flags)
+{
+    const struct td_xfer_op *op = &c->ops[id];
+    struct td_xfer_frame f = {.type = TD_XFER_ABORT, .flags = flags, .slot = op->grant.slot, .generation = op->grant.generation, .op = id, .attempt = op->attempt,
+                              .handle = handle, .status = (int16_t)op->status, .length = (uint32_t)strlen(op->reason)};
+    c->hooks.send(c->hooks.ctx, conn, &f, op->reason);
+}
+
+static void op_ended(struct td_xfer_core *c, uint32_t id)
+{
+    struct td_xfer_op *op = &c->ops[id];
+    TD_ASSERT(!op->io && !op->n_wr && !op->reader_conn); /* invariant 3 */
+    op->state = TD_OP_ENDED;
+    if (op->failed) c->stats.n_failed++;
+    else c->stats.n_done++;
+    emit(c, op->failed ? TD_XFER_OP_FAILED : TD_XFER_OP_DONE, id);
+}
+
+/* STOPPING ends when nothing reads for this op any more, here or from the other side. */
+static void op_check_stopped(struct td_xfer_core *c, uint32_t id)
+{
+    struct td_xfer_op *op = &c->ops[id];
+    if (op->state != TD_OP_STOPPING || op->io) return;
+    if (op->n_wr) {
+        due_by(c, 1); /* the time that this may take is counted from the next tick */
+        return;
+    }
+    if (op->tell_conn) op_say_abort(c, id, op->tell_conn, op->tell_handle, 0); /* rdma: the writer has retired */
+    op->tell_conn = 0;
+    if (op->reader_conn) {
+        due_by(c, 1);
+        return;
+    }
+    if (!op->again) {
+        op_ended(c, id);
+        return;
+    }
+    op->again = false;
+    op->state = TD_OP_WAIT_CONN;
+    if (!op->retry_ns) c->retry_due = true; /* at once */
+    due_by(c, op->retry_ns ? op->retry_ns : 1);
+}
+
+/* tell: the receiver does not know yet that this attempt is over. On rdma it learns so when the last work request has completed, because that is
+ * what lets it free its blocks; it is told so even after its own FAIL. */
+static void op_end(struct td_xfer_core *c, uint32_t id, bool failed, td_status status, const char *reason, bool tell)
+{
+    struct td_xfer_op *op = &c->ops[id];
+    op->failed = failed;
+    op->status = status;
+    set_reason(op->reason, reason);
+    if (failed && op->conn && op->path == TD_XFER_PATH_RDMA) {
+        op->tell_conn = op->conn;
+        op->tell_handle = op->handle;
+    } else if (tell && op->conn) {
+        op_say_abort(c, id, op->conn, op->handle, 0);
+    }
+    c->hooks.op_handle(c->hooks.ctx, id, 0); /* invariant 4 */
+    op->conn = 0;
+    op->handle = 0;
+    op->again = false;
+    op->state = TD_OP_STOPPING;
+    td_fault_point("xfer_stopping");
+    op_check_stopped(c, id);
+}
+
+/* Back to WAIT_CONN for another attempt, by way of STOPPING while the backend or the NIC still reads for this one. */
+static void op_detach(struct td_xfer_core *c, uint32_t id)
+{
+    struct td_xfer_op *op = &c->ops[id];
+    c->hooks.op_handle(c->hooks.ctx, id, 0);
+    op->conn = 0;
+    op->handle = 0;
+    op->again = true;
+    op->state = TD_OP_STOPPING;
+    td_fault_point("xfer_stopping");
+    op_check_stopped(c, id);
+}
+
+static bool op_is_live(const struct td_xfer_op *op)
+{
+    return op->state == TD_OP_WAIT_CONN || op->state == TD_OP_STREAMING || op->state == TD_OP_WAIT_VERDICT;
+}
+
+static bool op_is_bound(const struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f)
+{
+    if (f->op >= c->max_ops) return false;
+    const struct td_xfer_op *op = &c->ops[f->op];
+    return op_is_live(op) && op->conn == conn && conn && op->handle == f->handle && op->attempt == f->attempt && op->grant.slot == f->slot &&
+           op->grant.generation == f->generation;
+}
+
+td_status td_xfer_core_op_start(struct td_xfer_core *c, const struct td_xfer_grant_blob *grant, uint64_t deadline_ns, uint64_t user, uint32_t *ret_op,
+                                struct td_err *err)
+{
+    if (!c->block_bytes) return td_fail(err, TD_ERR_INVALID, "op: no memory was added");
+    if (grant->block_bytes != c->block_bytes)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "grant: blocks of %" PRIu64 " bytes, ours have %" PRIu64, grant->block_bytes, c->block_bytes);
+    if (c->n_ops_used == c->max_ops) return td_fail(err, TD_ERR_AGAIN, "op: all %u ops are in use", c->max_ops);
+
+    uint32_t id = c->op_hint;
+    while (c->ops[id].state != TD_OP_FREE) id = (id + 1) % c->max_ops;
+    c->op_hint = (id + 1) % c->max_ops;
+    struct td_xfer_op *op = &c->ops[id];
+    struct td_xfer_op fresh = {.state = TD_OP_WAIT_CONN, .user = user, .deadline_ns = deadline_ns, .grant = *grant, .src = op->src,
+                               .order = op->order, .dst = op->dst, .run = op->run, .ready = op->ready, .begun = op->begun, .lane_of = op->lane_of};
+    *op = fresh;
+    for (int32_t i = 0; i < grant->n_blocks; i++) {
+        op->src[i] = -1;
+        op->ready[i] = 0;
+    }
+    c->n_ops_used++;
+    due_by(c, deadline_ns);
+    *ret_op = id;
+    return TD_OK;
+}
+
+/* Bytes [offset, offset + n_bytes) of grant blocks [first, first + n). A block's bytes come in order, each once, from one source block. */
+static td_status submit(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, int32_t first, const int32_t *block_ids, int32_t n,
+                        uint64_t offset, uint64_t n_bytes, bool final, size_t note_bytes)
+{
+    if (id >= c->max_ops || c->ops[id].state == TD_OP_FREE) return TD_ERR_NOT_FOUND;
+    struct td_xfer_op *op = &c->ops[id];
+    if (!op_is_live(op)) return op->status ? op->status : TD_ERR_INVALID; /* failed already; the event says why */
+    if (op->final || n < 0 || first < 0 || first > op->grant.n_blocks || n > op->grant.n_blocks - first) return TD_ERR_INVALID;
+    if (note_bytes > TD_XFER_NOTE_MAX || (note_bytes && !final)) return TD_ERR_INVALID;
+    if (n_bytes < 1 || offset >= c->block_bytes || n_bytes > c->block_bytes - offset) return TD_ERR_INVALID;
+    uint64_t bytes_ready = op->bytes_ready + (uint64_t)n * n_bytes;
+    if (final && bytes_ready != (uint64_t)op->grant.n_blocks * c->block_bytes) return TD_ERR_INVALID; /* the slot could never be ready */
+    for (int32_t i = 0; i < n; i++) {
+        int32_t b = first + i;
+        if (block_ids[i] < 0 || block_ids[i] >= c->n_pool_blocks || op->ready[b] != offset ||
+            (offset && op->src[b] != block_ids[i]))
+            return TD_ERR_INVALID;
+    }
+    for (uint32_t lane = 0; lane < TD_XFER_LANES_MAX && offset && n; lane++) /* each has passed by these blocks, maybe */
+        if (op->lane[lane].at > op->n_whole) op->lane[lane].at = op->n_whole;
+    for (int32_t i = 0; i < n; i++) {
+        op->src[first + i] = block_ids[i];
+        op->ready[first + i] = (uint32_t)(offset + n_bytes);
+        if (!offset) op->order[op->n_queued++] = first + i;
+    }
+    while (op->n_whole < op->n_queued && op->ready[op->order[op->n_whole]] == c->block_bytes) op->n_whole++;
+    op->bytes_ready = bytes_ready;
+    if (!op->first_ns) op->first_ns = now_ns;
+    op->last_ns = now_ns;
+    op->final = final;
+    return TD_OK;
+}
+
+td_status td_xfer_core_submit(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, int32_t first, const int32_t *block_ids, int32_t n, bool final,
+                              const void *note, size_t note_bytes)
+{
+    td_status status = submit(c, now_ns, id, first, block_ids, n, 0, c->block_bytes, final, note_bytes);
+    if (status) return status;
+    struct td_xfer_op *op = &c->ops[id];
+    if (note_bytes) memcpy(op->note, note, note_bytes);
+    op->note_bytes = note_bytes;
+    return TD_OK;
+}
+
+td_status td_xfer_core_submit_part(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, int32_t first, const int32_t *block_ids,
+                                   int32_t n, uint64_t offset, uint64_t n_bytes)
+{
+    return submit(c, now_ns, id, first, block_ids, n, offset, n_bytes, false, 0);
+}
+
+/* What the receiver READs of an op is not sent. */
+static void op_skip_pulled(const struct td_xfer_core *c, struct td_xfer_op *op)
+{
+    for (int32_t i = op->lane[0].at; op->can_pull && i < op->n_pull; i++) {
+        int32_t b = op->order[i];
+        op->bytes_begun += c->block_bytes - op->begun[b];
+        op->begun[b] = (uint32_t)c->block_bytes;
+    }
+}
+
+td_status td_xfer_core_submit_pull(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, int32_t first, const int32_t *block_ids, int32_t n)
+{
+    if (id < c->max_ops && c->ops[id].n_pull != c->ops[id].n_queued) return TD_ERR_INVALID; /* they come before all others */
+    td_status status = td_xfer_core_submit(c, now_ns, id, first, block_ids, n, false, NULL, 0);
+    if (status) return status;
+    c->ops[id].n_pull = c->ops[id].n_queued;
+    op_skip_pulled(c, &c->ops[id]);
+    return TD_OK;
+}
+
+void td_xfer_core_cancel(struct td_xfer_core *c, uint32_t id, const char *reason)
+{
+    if (id >= c->max_ops || !op_is_live(&c->ops[id])) return;
+    char text[TD_XFER_REASON_MAX];
+    set_reason(text, reason);
+    op_end(c, id, true, TD_ERR_CANCELLED, text, true);
+}
+
+void td_xfer_core_finished(struct td_xfer_core *c, uint32_t id)
+{
+    if (id >= c->max_ops || !op_is_live(&c->ops[id])) return;
+    op_end(c, id, true, TD_ERR_FINISHED, "the request is finished", true);
+}
+
+void td_xfer_core_op_fail(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, td_status status, const char *reason)
+{
+    (void)now_ns;
+    if (op_is_live(&c->ops[id])) op_end(c, id, true, status, reason, false);
+}
+
+bool td_xfer_core_op_give_up(struct td_xfer_core *c, uint32_t id, td_status status, const char *reason)
+{
+    struct td_xfer_op *op = &c->ops[id];
+    uint64_t conn = op->conn, handle = op->handle;
+    if (!op_is_live(op)) return false;
+    op->status = status;
+    set_reason(op->reason, reason);
+    if (conn) op_say_abort(c, id, conn, handle, TD_XFER_ABORT_UNRETIRED);
+    op_end(c, id, true, status, reason, false);
+    op->tell_conn = 0; /* it was told */
+    return true;
+}
+
+void td_xfer_core_op_broke(struct td_xfer_core *c, uint32_t id, td_status status, const char *reason)
+{
+    if (op_is_live(&c->ops[id])) op_end(c, id, true, status, reason, true);
+}
+
+void td_xfer_core_op_limit(struct td_xfer_core *c, uint32_t id, uint32_t qps)
+{
+    TD_ASSERT(c->ops[id].state == TD_OP_STREAMING && !c->ops[id].qps_used);
+    c->ops[id].qps_allowed = qps;
+}
+
+bool td_xfer_core_op_is_on(const struct td_xfer_core *c, uint32_t id, uint64_t conn)
+{
+    const struct td_xfer_op *op = &c->ops[id];
+    return op->conn == conn || op->tell_conn == conn || op->reader_conn == conn || (op->n_wr && op->wr_conn == conn);
+}
+
+void td_xfer_core_op_attach(struct td_xfer_core *c, uint32_t id, uint64_t conn, enum td_xfer_path path, bool can_pull)
+{
+    struct td_xfer_op *op = &c->ops[id];
+    TD_ASSERT(op->state == TD_OP_WAIT_CONN && !op->io);
+    op->state = TD_OP_STREAMING;
+    set_add(&c->streaming, id);
+    op->conn = conn;
+    op->path = path;
+    op->attempt++;
+    op->digest_at = op->n_targets = op->n_runs = op->ref_at = 0;
+    op->can_pull = can_pull && path == TD_XFER_PATH_RDMA;
+    op->bytes_begun = 0;
+    for (int32_t i = 0; i < op->grant.n_blocks; i++) {
+        op->begun[i] = 0;
+        op->lane_of[i] = TD_XFER_NO_LANE;
+    }
+    op->qps_allowed = op->qps_used = op->qps_said = op->n_frames = 0;
+    op->retry_ns = op->stop_ns = 0;
+    for (int i = 0; i < TD_XFER_LANES_MAX; i++) {
+        op->lane[i].at = 0;
+        op->lane[i].open = i == 0;
+    }
+    op_skip_pulled(c, op);
+    do op->handle = c->hooks.random_u64(c->hooks.ctx);
+    while (op->handle == 0);
+    c->hooks.op_handle(c->hooks.ctx, id, op->handle);
+    struct td_xfer_frame f = {.type = TD_XFER_OPEN, .slot = op->grant.slot, .generation = op->grant.generation, .op = id, .attempt = op->attempt,
+                              .handle = op->handle, .length = TD_XFER_KEY_BYTES};
+    c->hooks.send(c->hooks.ctx, conn, &f, op->grant.key);
+}
+
+/* Where in `order` the next bytes for this lane are; -1: none. */
+static int32_t op_next(struct td_xfer_op *op, uint32_t lane)
+{
+    for (; op->lane[lane].at < op->n_queued; op->lane[lane].at++) {
+        int32_t b = op->order[op->lane[lane].at];
+        if (op->begun[b] < op->ready[b] && (op->lane_of[b] == lane || op->lane_of[b] == TD_XFER_NO_LANE)) return op->lane[lane].at;
+    }
+    return -1;
+}
+
+/* order[at] is there, whole, and nothing of it has begun. */
+static bool op_has_whole(const struct td_xfer_core *c, const struct td_xfer_op *op, int32_t at)
+{
+    return at < op->n_queued && op->ready[op->order[at]] == c->block_bytes && !op->begun[op->order[at]];
+}
+
+static void op_begin(struct td_xfer_op *op, int32_t block, uint64_t n_bytes)
+{
+    op->begun[block] += (uint32_t)n_bytes;
+    op->bytes_begun += n_bytes;
+}
+
+/* Every byte was submitted and begun. */
+static bool all_begun(const struct td_xfer_core *c, const struct td_xfer_op *op)
+{
+    return op->bytes_begun == (uint64_t)op->grant.n_blocks * c->block_bytes;
+}
+
+/* Called when a frame or a work request of the op is begun: after the last one, what others still wait for is counted, once for
+ * an attempt. */
+static void op_begun(struct td_xfer_core *c, uint32_t id)
+{
+    struct td_xfer_op *op = &c->ops[id];
+    if (!all_begun(c, op)) return;
+    uint32_t other;
+    op->behind_bytes = 0;
+    for (struct round r = {.at = 0}; round_next(&c->streaming, 0, &r, &other);) {
+        const struct td_xfer_op *o = &c->ops[other];
+        if (other != id && o->state == TD_OP_STREAMING) op->behind_bytes += o->bytes_ready - o->bytes_begun;
+    }
+}
+
+/* The op's next DATA (or first OPEN) frame for this lane; false when there is none. */
+static bool tx_data(struct td_xfer_core *c, struct td_xfer_op *op, uint32_t lane, int32_t max_blocks, struct td_xfer_frame *f)
+{
+    int32_t at = op_next(op, lane), n = 0;
+    if (at < 0) return false;
+    if (!op->lane[lane].open) { /* or its data could overtake the binding that lane 0 made */
+        op->lane[lane].open = true;
+        f->type = TD_XFER_OPEN;
+        f->length = TD_XFER_KEY_BYTES;
+        return true;
+    }
+    int32_t block = op->order[at];
+    uint64_t left = op->ready[block] - op->begun[block];
+    f->type = TD_XFER_DATA;
+    f->offset = (uint64_t)block * c->block_bytes + op->begun[block];
+    f->length = left < TD_XFER_FRAME_DATA_MAX ? (uint32_t)left : TD_XFER_FRAME_DATA_MAX;
+    op->n_frames++;
+    op->lane_of[block] = (uint8_t)lane;
+    op_begin(op, block, f->length);
+    if (op->begun[block] < c->block_bytes) return true;
+    while (++n < max_blocks && op_has_whole(c, op, at + n) && op->order[at + n] == block + n &&
+           f->length + c->block_bytes <= TD_XFER_FRAME_DATA_MAX) {
+        f->length += (uint32_t)c->block_bytes;
+        op->lane_of[block + n] = (uint8_t)lane;
+        op_begin(op, block + n, c->block_bytes);
+    }
+    return true;
+}
+
+static void ref_said(struct td_xfer_core *c, struct td_xfer_op *op, uint64_t n_bytes, int32_t n, uint64_t upto, struct td_xfer_tx *tx)
+{
+    tx->frame.type = TD_XFER_REF;
+    tx->frame.offset = upto;
+    tx->frame.length = 4 + 4 * (uint32_t)n;
+    op->bytes_sent += n_bytes;
+    c->stats.bytes_sent += n_bytes;
+    c->stats.bytes_by_path[op->path] += n_bytes;
+}
+
+/* shm, cuda-ipc: names source blocks of which the same bytes have come, for the receiver to copy. */
+static void tx_ref(struct td_xfer_core *c, struct td_xfer_op *op, int32_t at, struct td_xfer_tx *tx)
+{
+    int32_t n = 0, first = op->order[at];
+    uint32_t from = op->begun[first], upto = op->ready[first], b = (uint32_t)first;
+    memcpy(tx->payload, &b, 4);
+    do {
+        memcpy(tx->payload + 4 + 4 * n, &op->src[first + n], 4);
+        op_begin(op, first + n, upto - from);
+        n++;
+    } while (n < TD_XFER_REF_MAX && at + n < op->n_queued && op->order[at + n] == first + n && op->begun[first + n] == from &&
+             op->ready[first + n] == upto);
+    ref_said(c, op, (uint64_t)n * (upto - from), n, upto, tx);
+}
+
+/* rdma: names whole blocks, for the receiver to READ. */
+static void tx_ref_pull(struct td_xfer_core *c, struct td_xfer_op *op, struct td_xfer_tx *tx)
+{
+    int32_t n = 0;
+    uint32_t first = (uint32_t)op->order[op->ref_at];
+    memcpy(tx->payload, &first, 4);
+    do memcpy(tx->payload + 4 + 4 * n, &op->src[first + (uint32_t)n], 4), n++;
+    while (n < TD_XFER_REF_MAX && op->ref_at + n < op->n_pull && op->order[op->ref_at + n] == (int32_t)first + n);
+    op->ref_at += n;
+    ref_said(c, op, (uint64_t)n * c->block_bytes, n, c->block_bytes, tx);
+}
+
+/* May FINAL be said? Every block is begun and wholly with the kernel or the NIC, every digest is sent. */
+static bool final_due(const struct td_xfer_core *c, const struct td_xfer_op *op)
+{
+    if (!op->final || !all_begun(c, op) || op->n_frames) return false;
+    if (c->digest_every && op->digest_at < op->n_queued) return false;
+    if (op->path != TD_XFER_PATH_RDMA) return true;
+    bool writes = !op->can_pull || op->n_pull < op->n_queued;
+    return (!writes || op->n_targets == op->grant.n_blocks) && (!op->can_pull || op->ref_at == op->n_pull) && op->qps_said == op->qps_used;
+}
+
+/* Where to look first; see struct td_xfer_turns. Blocks count, wherever they would go; what is small and said once (FINAL) goes by the round. */
+static uint32_t op_turn(struct td_xfer_core *c, const struct td_xfer_turns *t, uint64_t conn, uint32_t lane)
+{
+    uint32_t first = TURN_NONE, best = TURN_NONE, id;
+    for (struct round r = {.at = t->next}; t->by_key && c->n_ops_used > 1 && round_next(&c->streaming, t->next, &r, &id);) {
+        struct td_xfer_op *op = &c->ops[id];
+        if (op->state != TD_OP_STREAMING) set_drop(&c->streaming, id);
+        if (op->state != TD_OP_STREAMING || op->conn != conn) continue;
+        if (op->bytes_begun == op->bytes_ready) continue;
+        int32_t at = op_next(op, lane);
+        if (at < 0 || (op->path == TD_XFER_PATH_RDMA && op->order[at] >= op->n_targets)) continue;
+        if (first == TURN_NONE) first = best = id;
+        else if (op->priority < c->ops[best].priority) best = id;
+    }
+    return best == first ? t->next : best;
+}
+
+bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane, struct td_xfer_turns *turns, int32_t max_blocks, struct td_xfer_tx *tx)
+{
+    uint32_t from = op_turn(c, turns, conn, lane), id;
+    for (struct round r = {.at = from}; round_next(&c->streaming, from, &r, &id);) {
+        struct td_xfer_op *op = &c->ops[id];
+        if (op->state != TD_OP_STREAMING || op->conn != conn) continue;
+        int32_t at;
+        tx->op = id;
+        tx->frame = (struct td_xfer_frame){.slot = op->grant.slot, .generation = op->grant.generation, .op = id, .attempt = op->attempt,
+                                           .handle = op->handle};
+        if (goes_by_data(op->path) && tx_data(c, op, lane, max_blocks, &tx->frame)) {
+            memcpy(tx->payload, op->grant.key, TD_XFER_KEY_BYTES); /* for OPEN */
+            if (tx->frame.type == TD_XFER_DATA) op_begun(c, id);
+        } else if (is_local(op->path) && (at = op_next(op, 0)) >= 0) {
+            tx_ref(c, op, at, tx);
+        } else if (op->can_pull && op->ref_at < op->n_pull) {
+            tx_ref_pull(c, op, tx);
+            op->reader_conn = conn;
+            op->reader_handle = op->handle;
+        } else if ((lane == 0 || (op->lane[lane].open && !c->digest_every)) && final_due(c, op)) { /* digests go by lane 0, and before it */
+            tx->frame.type = TD_XFER_FINAL;
+            tx->frame.flags = (uint16_t)op->qps_used;
+            tx->frame.clock_us = (uint32_t)(op->first_ns / TD_NS_PER_US);
+            tx->frame.last_us = (uint32_t)(op->last_ns / TD_NS_PER_US);
+            tx->frame.offset = (uint64_t)op->grant.n_blocks * c->block_bytes;
+            tx->frame.length = (uint32_t)op->note_bytes;
+            memcpy(tx->payload, op->note, op->note_bytes);
+            op->state = TD_OP_WAIT_VERDICT;
+        } else {
+            continue;
+        }
+        turn_over(turns, from, id, c->max_ops);
+        return true;
+    }
+    return false;
+}
+
+void td_xfer_core_tx_done(struct td_xfer_core *c, uint32_t id, uint64_t handle)
+{
+    struct td_xfer_op *op = &c->ops[id];
+    if (op->state != TD_OP_STREAMING || op->handle != handle) return;
+    TD_ASSERT(op->n_frames);
+    op->n_frames--;
+}
+
+td_status td_xfer_core_rx_targets(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f, const struct td_xfer_run *runs, int32_t n,
+                                  int32_t n_peer_blocks, bool own_keys)
+{
+    if (!op_is_bound(c, conn, f)) {
+        c->stats.n_stale_frames++;
+        return TD_ERR_STALE;
+    }
+    struct td_xfer_op *op = &c->ops[f->op];
+    if (op->path != TD_XFER_PATH_RDMA || f->offset != (uint64_t)op->n_targets) return TD_ERR_CORRUPT;
+    for (int32_t i = 0; i < n; i++) {
+        struct td_xfer_run r = runs[i];
+        if (r.n < 1 || r.n > op->grant.n_blocks - op->n_targets || r.block < 0 || r.block > n_peer_blocks - r.n) return TD_ERR_CORRUPT;
+        for (int32_t k = 0; k < r.n; k++) {
+            op->run[op->n_targets] = op->n_runs;
+            op->dst[op->n_targets++] = r.block + k;
+        }
+        op->n_runs += own_keys;
+    }
+    return TD_OK;
+}
+
+bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, uint32_t no_words, struct td_xfer_turns *turns, const struct td_xfer_wr_limits *l,
+                          struct td_xfer_wr *wr)
+{
+    uint32_t from = op_turn(c, turns, conn, 0), id;
+    for (struct round r = {.at = from}; round_next(&c->streaming, from, &r, &id);) {
+        struct td_xfer_op *op = &c->ops[id];
+        if (op->state != TD_OP_STREAMING || op->conn != conn || op->path != TD_XFER_PATH_RDMA) continue;
+        int32_t at = op_next(op, 0);
+        bool data = at >= 0 && op->order[at] < op->n_targets;
+        *wr = (struct td_xfer_wr){.op = id, .handle = op->handle, .order_at = at, .n_blocks = 1, .offset = data ? op->begun[op->order[at]] : 0};
+        if (data && op->qps_allowed && !(op->qps_allowed & 1u << qp)) continue;
+        if (data) {
+            int32_t block = op->order[at], n_pieces = 1;
+            uint64_t left = op->ready[block] - op->begun[block];
+            wr->dst_block = op->dst[block];
+            wr->run = op->run[block];
+            wr->n_bytes = left < l->max_bytes ? left : l->max_bytes;
+            /* Neighbours at the receiver ride along, gathered from where they lie here. */
+            op_begin(op, block, wr->n_bytes);
+            for (; wr->n_bytes == (uint64_t)wr->n_blocks * c->block_bytes && op_has_whole(c, op, at + wr->n_blocks); wr->n_blocks++) {
+                int32_t next = op->order[at + wr->n_blocks], before = op->order[at + wr->n_blocks - 1];
+                bool apart = op->src[next] != op->src[before] + 1 || op->src[next] % l->src_region == 0;
+                if (next >= op->n_targets || op->dst[next] != op->dst[before] + 1 || op->run[next] != op->run[before] ||
+                    op->dst[next] % l->dst_region == 0 || n_pieces + apart > l->max_pieces || wr->n_bytes + c->block_bytes > l->max_bytes)
+                    break;
+                n_pieces += apart;
+                wr->n_bytes += c->block_bytes;
+                op_begin(op, next, c->block_bytes);
+            }
+            op->qps_used |= 1u << qp;
+            op_begun(c, id);
+        } else if (op->final && all_begun(c, op) && (op->qps_used & ~op->qps_said & 1u << qp) &&
+                   (op->qps_said || !(op->qps_used & no_words))) {
+            wr->is_imm = true;
+            wr->n_blocks = 0;
+            wr->imm = td_xfer_imm(op->grant.slot, op->grant.generation, op->attempt, TD_XFER_IMM_FINAL);
+            op->qps_said |= 1u << qp;
+        } else {
+            continue;
+        }
+        op->n_wr++;
+        op->wr_conn = conn;
+        turn_over(turns, from, id, c->max_ops);
+        return true;
+    }
+    return false;
+}
+
+void td_xfer_core_hold(struct td_xfer_core *c, uint32_t id)
+{
+    c->ops[id].n_wr++;
+    c->ops[id].wr_conn = c->ops[id].conn; /* closing it ends what is held */
+}
+
+void td_xfer_core_wr_done(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, uint64_t n_bytes, bool ok)
+{
+    (void)now_ns;
+    struct td_xfer_op *op = &c->ops[id];
+    TD_ASSERT(op->n_wr);
+    op->n_wr--;
+    if (ok) {
+        op->bytes_sent += n_bytes;
+        c->stats.bytes_sent += n_bytes;
+        c->stats.bytes_by_path[TD_XFER_PATH_RDMA] += n_bytes;
+    } else {
+        op->tell_conn = 0; /* it may have landed or not: no proof; the connection is about to go, and its other end fences */
+    }
+    op_check_stopped(c, id);
+}
+
+/* Which blocks carry a digest, is the sender's choice: another sample in each attempt. */
+static bool is_sampled(uint32_t every, uint64_t handle, int32_t block)
+{
+    uint64_t v = (handle ^ (uint64_t)(uint32_t)block) * 0x9e3779b97f4a7c15ull;
+    return every == 1 || (v >> 32) % every == 0;
+}
+
+bool td_xfer_core_digest_next(struct td_xfer_core *c, uint64_t conn, uint64_t max_bytes, struct td_xfer_digest_work *w)
+{
+    if (!c->digest_every) return false;
+    for (uint32_t id = 0; id < c->max_ops; id++) {
+        struct td_xfer_op *op = &c->ops[id];
+        if (op->state != TD_OP_STREAMING || op->conn != conn || op->io) continue;
+        w->n = 0;
+        while (op->digest_at < op->n_whole && w->n < TD_XFER_DIGEST_BATCH && (w->n == 0 || (uint64_t)(w->n + 1) * c->block_bytes <= max_bytes)) {
+            int32_t block = op->order[op->digest_at++];
+            if (!is_sampled(c->digest_every, op->handle, block)) continue;
+            w->src[w->n] = op->src[block];
+            w->digest[w->n++] = (struct td_xfer_digest){.block = (uint32_t)block};
+        }
+        if (!w->n) continue;
+        w->op = id;
+        w->handle = op->handle;
+        op->io = true;
+        return true;
+    }
+    return false;
+}
+
+void td_xfer_core_digest_end(struct td_xfer_core *c, const struct td_xfer_digest_work *w)
+{
+    struct td_xfer_op *op = &c->ops[w->op];
+    TD_ASSERT(op->io);
+    op->io = false;
+    if (op->state == TD_OP_STREAMING && op->handle == w->handle) {
+        struct td_xfer_frame f = {.type = TD_XFER_DIGEST, .slot = op->grant.slot, .generation = op->grant.generation, .op = w->op,
+                                  .attempt = op->attempt, .handle = op->handle, .length = (uint32_t)w->n * (uint32_t)sizeof w->digest[0]};
+        c->hooks.send(c->hooks.ctx, op->conn, &f, w->digest);
+    }
+    op_check_stopped(c, w->op);
+}
+
+bool td_xfer_core_read_begin(struct td_xfer_core *c, uint32_t id, uint64_t handle)
+{
+    struct td_xfer_op *op = &c->ops[id];
+    if (!op_is_live(op) || op->handle != handle) return false;
+    TD_ASSERT(!op->io);
+    op->io = true;
+    return true;
+}
+
+void td_xfer_core_read_end(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, size_t n_bytes)
+{
+    (void)now_ns;
+    struct td_xfer_op *op = &c->ops[id];
+    TD_ASSERT(op->io);
+    op->io = false;
+    op->bytes_sent += n_bytes;
+    c->stats.bytes_sent += n_bytes;
+    c->stats.bytes_by_path[op->path] += n_bytes;
+    op_check_stopped(c, id);
+}
+
+/* The receiver has answered this attempt: it READs nothing of it any more. */
+static void reader_over(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f)
+{
+    struct td_xfer_op *op = f->op < c->max_ops ? &c->ops[f->op] : NULL;
+    if (!op || !op->reader_conn || op->reader_conn != conn || op->reader_handle != f->handle) return;
+    op->reader_conn = 0;
+    op_check_stopped(c, f->op);
+}
+
+td_status td_xfer_core_rx_done(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn, const struct td_xfer_frame *f)
+{
+    reader_over(c, conn, f);
+    if (!op_is_bound(c, conn, f)) {
+        c->stats.n_stale_frames++;
+        return TD_ERR_STALE;
+    }
+    struct td_xfer_op *op = &c->ops[f->op];
+    if (!op->final) { /* nobody can have every byte before FINAL was said in some attempt of this op, so another op used its grant before */
+        op_end(c, f->op, true, TD_ERR_STALE, "the grant was used before, and its slot is complete", false);
+        return TD_OK;
+    }
+    op->done_ns = now_ns;
+    op_end(c, f->op, false, TD_OK, "", false);
+    return TD_OK;
+}
+
+void td_xfer_core_rx_fail(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn, const struct td_xfer_frame *f, const char *reason)
+{
+    reader_over(c, conn, f);
+    if (!op_is_bound(c, conn, f)) {
+        c->stats.n_stale_frames++;
+        return;
+    }
+    struct td_xfer_op *op = &c->ops[f->op];
+    bool again = f->status == TD_ERR_AGAIN || (f->status == TD_ERR_CORRUPT && op->n_mismatches++ == 0);
+    if (again && op->attempt < 15) {
+        op->retry_ns = f->status == TD_ERR_AGAIN ? now_ns + (TD_XFER_AGAIN_NS << (op->n_again < 6 ? op->n_again++ : 6)) : now_ns;
+        op_detach(c, f->op);
+        return;
+    }
+    char text[TD_XFER_REASON_MAX];
+    snprintf(text, sizeof text, "receiver: %.140s", reason);
+    op_end(c, f->op, true, f->status ? (td_status)f->status : TD_ERR_PEER, text, false);
+}
+
+/* --- both ----------------------------------------------------------------------------------------------------------------------- */
+
+void td_xfer_core_conn_lost(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn, td_status status, const char *reason, enum td_xfer_lost how)
+{
+    for (uint32_t i = 0; i < c->max_slots; i++) {
+        struct td_xfer_slot *s = &c->slots[i];
+        if (s->conn != conn) continue;
+        if (s->state == TD_SLOT_VERIFYING) slot_unbind(s); /* the bytes are here: the verdict needs no connection */
+        if (s->state != TD_SLOT_FILLING) continue;
+        if (how == TD_XFER_LOST) {
+            slot_fail(c, i, status, reason);
+            continue;
+        }
+        s->state = TD_SLOT_ARMED;
+        slot_unbind(s);
+        s->status = status;
+        set_reason(s->reason, reason);
+        s->orphan_ns = now_ns + (how == TD_XFER_PARTED ? PARTED_GRACE : 1) * c->orphan_grace_ns;
+        due_by(c, s->orphan_ns);
+    }
+    for (uint32_t i = 0; i < c->max_ops; i++) {
+        struct td_xfer_op *op = &c->ops[i];
+        if (op->reader_conn == conn) { /* its queue pairs here are dead: READs find nobody */
+            op->reader_conn = 0;
+            op_check_stopped(c, i);
+        }
+        if (op->conn != conn || !op_is_live(op)) continue;
+        if (how == TD_XFER_LOST || ++op->n_lost >= TD_XFER_ATTEMPTS_MAX || op->attempt >= 15) {
+            op->conn = 0; /* nobody is there to be told */
+            op_end(c, i, true, status, reason, false);
+        } else {
+            op_detach(c, i);
+        }
+    }
+}
+
+uint64_t td_xfer_core_tick(struct td_xfer_core *c, uint64_t now_ns)
+{
+    if (now_ns < c->next_tick_ns) return c->next_tick_ns;
+    c->next_tick_ns = TD_NEVER_NS;
+    for (uint32_t i = 0; i < c->max_slots; i++) {
+        struct td_xfer_slot *s = &c->slots[i];
+        if (s->writer == TD_WRITER_FENCED && now_ns >= s->fence_ns) {
+            s->writer = TD_WRITER_NONE;
+            s->quarantine_ns = 0;
+            slot_check_retired(c, i);
+            slot_check_ready(c, now_ns, i);
+        } else if (s->writer == TD_WRITER_FENCED) {
+            due_by(c, s->fence_ns);
+        } else if (s->writer == TD_WRITER_LIVE && (s->state == TD_SLOT_REVOKING || s->state == TD_SLOT_FAILED)) {
+            if (!s->fence_ns) s->fence_ns = now_ns + RETIRE_GRACE * c->orphan_grace_ns;
+            if (now_ns >= s->fence_ns) c->stuck_conn = s->writer_conn;
+            else due_by(c, s->fence_ns);
+        }
+        if (s->windows && s->writer == TD_WRITER_LIVE && (s->state == TD_SLOT_FAILED || s->state == TD_SLOT_REVOKING)) {
+            if (!s->evict_ns) s->evict_ns = now_ns + c->orphan_grace_ns;
+            if (now_ns < s->evict_ns) due_by(c, s->evict_ns);
+        }
+        if (s->state != TD_SLOT_ARMED && s->state != TD_SLOT_FILLING && s->state != TD_SLOT_VERIFYING) continue;
+        if (now_ns >= s->deadline_ns) {
+            slot_answer(c, i, TD_XFER_FAIL, TD_ERR_DEADLINE, "the slot's deadline passed");
+            slot_fail(c, i, TD_ERR_DEADLINE, s->state == TD_SLOT_ARMED ? "deadline: the sender did not come" : "deadline: the transfer was not complete");
+        } else if (now_ns >= s->orphan_ns) {
+            char reason[TD_XFER_REASON_MAX];
+            memcpy(reason, s->reason, sizeof reason);
+            slot_fail(c, i, s->status, reason);
+        } else {
+            due_by(c, s->deadline_ns);
+            due_by(c, s->orphan_ns);
+        }
+    }
+    for (uint32_t i = 0; i < c->max_ops; i++) {
+        struct td_xfer_op *op = &c->ops[i];
+        if (op->state == TD_OP_STOPPING && (op->reader_conn || op->n_wr)) {
+            if (!op->stop_ns) op->stop_ns = now_ns + RETIRE_GRACE * c->orphan_grace_ns;
+            if (now_ns >= op->stop_ns) c->stuck_conn = op->n_wr ? op->wr_conn : op->reader_conn;
+            else due_by(c, op->stop_ns);
+        }
+        if (!op_is_live(op)) continue;
+        if (now_ns >= op->deadline_ns) {
+            op_end(c, i, true, TD_ERR_DEADLINE, "the op's deadline passed", true);
+            continue;
+        }
+        due_by(c, op->deadline_ns);
+        if (op->state != TD_OP_WAIT_CONN || !op->retry_ns) continue;
+        if (now_ns >= op->retry_ns) c->retry_due = true;
+        else due_by(c, op->retry_ns);
+    }
+    return c->next_tick_ns;
+}
+
+int td_xfer_iov(uint8_t *base, uint64_t block_bytes, const int32_t *ids, uint64_t offset, size_t n_bytes, struct iovec *iov, int max,
+                size_t *ret_n_bytes)
+{
+    int n = 0;
+    size_t covered = 0;
+    while (covered < n_bytes && n < max) {
+        uint64_t block = (offset + covered) / block_bytes, in = (offset + covered) % block_bytes;
+        size_t k = block_bytes - in < n_bytes - covered ? (size_t)(block_bytes - in) : n_bytes - covered;
+        uint8_t *at = base + (uint64_t)ids[block] * block_bytes + in;
+        if (n && (uint8_t *)iov[n - 1].iov_base + iov[n - 1].iov_len == at) iov[n - 1].iov_len += k;
+        else iov[n++] = (struct iovec){.iov_base = at, .iov_len = k};
+        covered += k;
+    }
+    *ret_n_bytes = covered;
+    return n;
+}
+
+td_status td_xfer_core_create(struct td_xfer_core *c, uint32_t max_slots, uint32_t max_ops, uint64_t orphan_grace_ns, uint32_t digest_every,
+                              const struct td_xfer_core_hooks *hooks, struct td_err *err)
+{
+    if (max_slots < 1 || max_slots > 65536 || max_ops < 1 || max_ops > 65536)
+        return td_fail(err, TD_ERR_INVALID, "xfer: max_slots is %u and max_ops %u, each must be 1..65536", max_slots, max_ops);
+    *c = (struct td_xfer_core){.hooks = *hooks, .max_slots = max_slots, .max_ops = max_ops, .digest_every = digest_every, .orphan_grace_ns = orphan_grace_ns,
+                               .next_tick_ns = TD_NEVER_NS, .max_events = 2 * max_slots + max_ops};
+    c->slots = calloc(max_slots, sizeof *c->slots);
+    c->ops = calloc(max_ops, sizeof *c->ops);
+    c->events = calloc(c->max_events, sizeof *c->events);
+    /* The kernel backs these pages when a list is first used to its length. */
+    c->lists = calloc(((size_t)max_slots * 7 + (size_t)max_ops * 7) * TD_XFER_MAX_BLOCKS, sizeof *c->lists);
+    bool sets = set_create(&c->fetching, max_slots) && set_create(&c->verifying, max_slots) && set_create(&c->streaming, max_ops);
+    if (!c->slots || !c->ops || !c->events || !c->lists || !sets) {
+        td_xfer_core_destroy(c);
+        return td_fail(err, TD_ERR_NOMEM, "xfer: out of memory for %u slots and %u ops", max_slots, max_ops);
+    }
+    int32_t *list = c->lists;
+    for (uint32_t i = 0; i < max_slots; i++) {
+        struct td_xfer_slot *s = &c->slots[i];
+        uint64_t key[2] = {hooks->random_u64(hooks->ctx), hooks->random_u64(hooks->ctx)}; /* no slot ever opens to a key of zeros */
+        memcpy(s->key, key, sizeof s->key);
+        s->generation = (uint32_t)hooks->random_u64(hooks->ctx) >> 1;
+        s->dst = list;
+        s->src = list + TD_XFER_MAX_BLOCKS;
+        s->order = list + 2 * TD_XFER_MAX_BLOCKS;
+        s->got = (uint32_t *)(list + 3 * TD_XFER_MAX_BLOCKS);
+        s->told = (uint32_t *)(list + 4 * TD_XFER_MAX_BLOCKS);
+        s->digest = (struct td_xfer_digest *)(list + 5 * TD_XFER_MAX_BLOCKS);
+        list += 7 * TD_XFER_MAX_BLOCKS;
+    }
+    for (uint32_t i = 0; i < max_ops; i++) {
+        c->ops[i].src = list;
+        c->ops[i].order = list + TD_XFER_MAX_BLOCKS;
+        c->ops[i].dst = list + 2 * TD_XFER_MAX_BLOCKS;
+        c->ops[i].run = list + 3 * TD_XFER_MAX_BLOCKS;
+        c->ops[i].ready = (uint32_t *)(list + 4 * TD_XFER_MAX_BLOCKS);
+        c->ops[i].begun = (uint32_t *)(list + 5 * TD_XFER_MAX_BLOCKS);
+        c->ops[i].lane_of = (uint8_t *)(list + 6 * TD_XFER_MAX_BLOCKS);
+        list += 7 * TD_XFER_MAX_BLOCKS;
+    }
+    return TD_OK;
+}
+
+void td_xfer_core_destroy(struct td_xfer_core *c)
+{
+    free(c->slots);
+    free(c->ops);
+    free(c->events);
+    free(c->lists);
+    free(c->fetching.bits);
+    free(c->verifying.bits);
+    free(c->streaming.bits);
+    memset(c, 0, sizeof *c);
+}
+
+void td_xfer_core_mem(struct td_xfer_core *c, uint64_t block_bytes, int32_t n_blocks)
+{
+    c->block_bytes = block_bytes;
+    c->n_pool_blocks = n_blocks;
+}

@@ -1,0 +1,1335 @@
+/* rdma.c - RDMA: the writer's NIC puts blocks where the receiver's grant says. Over verbs.h's table, so libibverbs or the fake.
+ *
+ * A rail is one port of one NIC of this side, with the pool registered on it and one completion queue. A link is what an rdma connection has beside its
+ * socket: on each rail that both sides have, n_qps RC queue pairs. The socket carries the frames (README.md); queue pairs carry payload.
+ *
+ *   initiator   creates queue pairs (INIT), RDMA_OFFER --> acceptor creates its own, RTR, RTS, RDMA_ACCEPT with its keys --> initiator RTR, RTS
+ *   probe       the initiator WRITEs 64 bytes that only this connection's tag gives into a cell of the acceptor, then WRITE_WITH_IMM, on every queue pair;
+ *               the acceptor compares the cells, answers WRITE_WITH_IMM on every queue pair and is READY; when all have come, so is the initiator.
+ *               A queue pair that cannot carry bytes in both directions thus fails the set-up, not a request.
+ *   data        WRITE chains of at most CHAIN requests and CHAIN_BYTES under one doorbell, the last of each chain signalled; whole runs of blocks that lie
+ *               side by side at the receiver are gathered into one request of at most WR_BYTES. Queue pairs take turns per chain, rail by rail; ops take
+ *               turns per request, so a small one waits for one request of a large one. A transfer of at most CHAIN_BYTES goes by one queue pair, which
+ *               needs one last word, and such transfers take the rails in turn. bytes_in_flight bounds each queue pair.
+ *   pull        blocks that the sender has before it computes anything (prefix hits) it may only name (REF); the receiver READs them from the sender's pool
+ *               with the keys of RDMA_OFFER. Such an op ends when the receiver has said DONE or FAIL, which it says after its last READ.
+ *   end         a WRITE_WITH_IMM without data on every queue pair that carried some. RC delivers in order, so its completion at the receiver proves the
+ *               bytes before it (memory is never polled: with relaxed ordering or several queue pairs it proves nothing). FINAL on the socket says
+ *               which queue pairs to count.
+ *   receives    each such word takes one receive; a writer has at most the receiver's recv_wr words under way on a queue pair, so RNR cannot happen without
+ *               an error in counting (rnr_retry 0 in tests makes one loud). With many peers a shared receive queue per rail takes their place.
+ *
+ * Who waits for the device. Changing queue pairs takes it milliseconds, and the lock is dropped meanwhile; RTR also asks the kernel for the peer's
+ * address, which takes a second where nobody answers, and then other peers' blocks must not wait either: a thread per link does RTR and RTS (struct
+ * joining). A link whose connection ends before that thread does is let go: nothing was on it yet, and xfer_rdma_poll ends it when the thread is over.
+ *
+ * Retirement. Source blocks are read by this side's NIC until the request's completion: the core counts (n_wr). Granted blocks are written by the
+ * peer's NIC until it says ABORT, which it says after its last completion; a peer that cannot say so is fenced: xfer_rdma_fence sets this side's
+ * queue pairs to ERR (from then on the NIC drops what arrives for them), takes every flushed completion, destroys them, and the slots' blocks stay
+ * in quarantine for four local ACK time-outs, because DMA that the NIC had accepted before may still be on its way through the host.
+ *
+ * Windows (config.windows, receiver's side). The pool is then registered for binding and for local access alone, so no key of it lets a peer write;
+ * ACCEPT carries zeros. When an attempt is bound, the runs of the granted blocks get a memory window of type 2 each, on every queue pair of the
+ * link (such a window works on the queue pair that bound it and on no other), and TARGETS goes out with their keys when all binds have completed: it
+ * travels on the socket, so no queue pair orders it behind them. A link has WINDOWS of them per queue pair, made at its set-up. A grant may take
+ * half of those that are free; one of more runs gets one window per registration, from its first block there to its last: still its queue
+ * pairs' alone and still revocable, but wide (counted: n_wide_windows). None free: its TARGETS wait for the end of another.
+ *
+ *   when they end   LOCAL_INV, on the queue pair that bound them, as soon as the writer has retired (READY, or its ABORT); or when a slot failed or
+ *                   was revoked and its writer, told FAIL, does not say ABORT within the grace of an orphan. SLOT_FREE waits for the
+ *                   completions; it does not wait for that writer any more, nor for the end of its connection and a quarantine.
+ *   why not before  RC knows no small errors: a write through a window that has ended is answered REM_ACCESS, and both queue pairs are in ERR. So a
+ *                   writer that answers keeps its window until its last completion, and the link lives. One that does not answer breaks the link
+ *                   if it does write on; an op that had ended by then is no bug, so the others on the link get another attempt (is_late).
+ *   is it a fence?  The completion of LOCAL_INV is written by the device after the data that it had accepted, and a completion passes no data on
+ *                   PCIe, relaxed ordering or not. Seen on the fake and on Soft-RoCE; on hardware it is to be tried.
+ *   with the link   A fence frees a link's windows before its queue pairs; the quarantine stands.
+ *
+ * Errors. Any failed completion ends the link: fence, then the core gives its ops another attempt. RETRY_EXC, RNR, flush, fatal: the way was bad.
+ * Access, protection, length: a bug, never retried, but it is the bug of the one op (or slot, for READs) whose request failed: that one fails, and its
+ * other end is told by ABORT with UNRETIRED, so that the fence and not this word frees its blocks. A side that sees only that its queue pairs have failed
+ * waits DOOM_NS for the other, who may know why. The rail that erred is avoided by new links: 1 s, then doubling to
+ * 300 s while errors go on, unless every rail is. Asynchronous events end the links of their rail or queue pair, because a dead
+ * completion queue would never tell.
+ *
+ * Which rails there are, and how they come back: rails.c. Source: reference design "transfer", 1, 2.7, 7.3, 7.4, 7.6. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/base/fault.h"
+#include "common/transfer/rdma/rdma.h"
+
+#define CHAIN TD_RDMA_CHAIN
+#define CHAIN_BYTES (2u << 20)  /* after so many the next queue pair has its turn; a transfer of no more than that has one for itself */
+#define WR_BYTES (1u << 20)
+#define DOOM_NS (50 * TD_NS_PER_MS) /* a link that failed for a reason not known here waits so long for who knows it */
+#define FENCE_NS (200 * TD_NS_PER_MS)
+#define SPIN_MAX_NS 50000
+
+/* --- links ---------------------------------------------------------------------------------------------------------------------- */
+
+static void link_end(struct td_xfer *x, struct xfer_rdma_link *l);
+
+bool xfer_rdma_lacks(struct td_xfer *x, struct td_xfer_conn *c, uint64_t now)
+{
+    struct xfer_rdma *r = x->rdma;
+    struct xfer_rdma_link *l = c->rdma;
+    uint32_t have = 0, could = 0;
+    for (uint32_t q = 0; q < l->n_qps; q++) have |= 1u << l->qp[q].rail;
+    for (uint32_t i = 0; i < r->n_rails; i++)
+        if (xfer_rail_is_usable(&r->rail[i]) && now >= r->rail[i].avoid_until_ns) could |= 1u << i;
+    if (!(could & l->peer_rails & ~have)) return false;
+    if (l->n_ups != r->n_ups) { /* one has come back here: no reason to wait */
+        l->n_ups = r->n_ups;
+        l->more_ns = now;
+        l->more_wait_ns = 0;
+    }
+    if (now < l->more_ns) return false;
+    l->more_wait_ns = !l->more_wait_ns ? REOPEN_NS : 2 * l->more_wait_ns < REOPEN_MAX_NS ? 2 * l->more_wait_ns : REOPEN_MAX_NS;
+    l->more_ns = now + l->more_wait_ns;
+    return true;
+}
+
+/* Queue pairs in turn, and neighbours in the row are of different rails. */
+static uint32_t qp_of_turn(const struct xfer_rdma_link *l, uint32_t turn)
+{
+    return turn % l->n_rails * l->per_rail + turn / l->n_rails % l->per_rail;
+}
+
+uint32_t xfer_rdma_home(struct td_xfer_conn *c, uint64_t n_bytes)
+{
+    struct xfer_rdma_link *l = c->rdma;
+    return n_bytes > CHAIN_BYTES ? 0 : 1u << qp_of_turn(l, l->next_home++ % l->n_qps);
+}
+
+uint32_t xfer_rdma_n_rails(const struct td_xfer_conn *c)
+{
+    return c->rdma ? c->rdma->n_rails : 0;
+}
+
+static struct xfer_rdma_link *link_new(struct xfer_rdma *r, uint64_t conn)
+{
+    uint32_t at = 0;
+    while (at < MAX_LINKS && r->link[at]) at++;
+    struct xfer_rdma_link *l = at < MAX_LINKS ? calloc(1, sizeof *l) : NULL;
+    if (!l) return NULL;
+    l->index = at;
+    l->conn = conn;
+    l->fault.id = NO_ID;
+    r->link[at] = l;
+    r->n_links++;
+    memset(xfer_rdma_cell(r, 0, at, 0), 0, (size_t)TD_XFER_QPS_MAX * CELL);
+    return l;
+}
+
+/* Drops the lock. */
+static void link_free(struct td_xfer *x, struct xfer_rdma_link *l)
+{
+    struct xfer_rdma *r = x->rdma;
+    r->link[l->index] = NULL;
+    r->n_links--;
+    pthread_mutex_unlock(&x->lock);
+    for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++) {
+        struct link_qp *lq = &l->qp[q];
+        if (!lq->qp) continue;
+        struct rail *rail = &r->rail[lq->rail];
+        rail->cq_used -= rail->plan.send_depth + lq->recv_posted;
+        for (uint32_t k = 0; k < WINDOWS; k++)
+            if (lq->mw[k]) r->vb->mw_free(lq->mw[k]); /* bound or not; while bound they hold their queue pair */
+        r->vb->qp_destroy(lq->qp);
+        free(lq->ring);
+    }
+    free(l);
+    pthread_mutex_lock(&x->lock);
+}
+
+/* A queue pair in INIT with its receives posted. Without the lock. */
+static bool qp_open(struct xfer_rdma *r, struct link_qp *lq, uint32_t rail_at, char reason[TD_XFER_REASON_MAX])
+{
+    struct rail *rail = &r->rail[rail_at];
+    bool shared = rail->srq && r->n_links >= r->config.srq_peers;
+    struct td_vb_qp_caps caps = {.send_wr = rail->plan.send_depth, .recv_wr = shared ? 0 : rail->plan.recv_depth, .send_sge = rail->plan.n_sge, .srq = shared ? rail->srq : NULL};
+    uint32_t need = rail->plan.send_depth + (shared ? 0 : rail->plan.recv_depth);
+    int e;
+    if (rail->cq_used + need > rail->plan.cq_depth) {
+        xfer_say(reason, "rdma: %s: its completion queue of %u holds no more queue pairs", rail->name, rail->plan.cq_depth);
+        return false;
+    }
+    if ((e = r->vb->qp_create(rail->device, rail->cq, &caps, &lq->qp))) {
+        lq->qp = NULL;
+        xfer_say(reason, "rdma: %s: creating a queue pair: %s", rail->name, strerror(e));
+        return false;
+    }
+    lq->rail = (uint8_t)rail_at;
+    lq->recv_posted = shared ? 0 : rail->plan.recv_depth;
+    rail->cq_used += need;
+    lq->ring = calloc(rail->plan.send_depth, sizeof *lq->ring);
+    if (!lq->ring) {
+        xfer_say(reason, "rdma: out of memory");
+        return false;
+    }
+    if ((e = r->vb->qp_init(lq->qp, r->config.port, 0, TD_VB_REMOTE_WRITE | (r->config.pull ? TD_VB_REMOTE_READ : 0))) ||
+        (!shared && (e = r->vb->post_recv(lq->qp, RECV_ID, rail->plan.recv_depth)))) {
+        xfer_say(reason, "rdma: %s: setting up a queue pair: %s", rail->name, strerror(e));
+        return false;
+    }
+    lq->recv_left = lq->recv_posted;
+    return true;
+}
+
+/* The way to the peer's queue pair, as the next that the link's thread takes. */
+static bool join_add(const struct xfer_rdma *r, struct joining *j, const struct link_qp *lq, const struct td_xfer_rdma_setup *mine,
+                     const struct td_xfer_rail *my_rail, const struct td_xfer_rdma_setup *theirs, const struct td_xfer_rail *peer, uint32_t k,
+                     char reason[TD_XFER_REASON_MAX])
+{
+    const struct rail *rail = &r->rail[lq->rail];
+    const struct td_xfer_rdma_config *c = &r->config;
+    struct td_vb_route *route = &j->at[j->n].route;
+    struct td_rdma_side ours = {.ethernet = rail->port.ethernet, .mtu_bytes = my_rail->mtu_bytes, .rd_atomic_in = mine->rd_atomic_in, .rd_atomic_out = mine->rd_atomic_out};
+    struct td_rdma_side other = {.ethernet = peer->ethernet, .mtu_bytes = peer->mtu_bytes, .rd_atomic_in = theirs->rd_atomic_in, .rd_atomic_out = theirs->rd_atomic_out};
+    struct td_err err;
+    *route = (struct td_vb_route){
+        .port = c->port, .sl = c->service_level, .gid_index = rail->gid.index, .remote_lid = peer->lid,
+        .traffic_class = td_rdma_traffic_class("", rail->name, c->port, c->traffic_class, rail->gid.type),
+        .remote_qp = peer->qpn[k], .remote_psn = peer->psn[k], .local_psn = my_rail->psn[k], .timeout = c->timeout, .retry = c->retry,
+        .rnr_retry = (uint8_t)(c->rnr_retry - 1),
+    };
+    memcpy(route->remote_gid, peer->gid, sizeof route->remote_gid);
+    if (td_rdma_settle(&ours, &other, route, &err)) {
+        xfer_say(reason, "rdma: rail %u: %.120s", my_rail->index, err.msg);
+        return false;
+    }
+    j->at[j->n++].qp = lq->qp;
+    return true;
+}
+
+static void *join_main(void *arg)
+{
+    struct joining *j = arg;
+    for (; j->n_joined < j->n && !atomic_load(&j->unwanted); j->n_joined++) {
+        j->error = j->vb->qp_rtr(j->at[j->n_joined].qp, &j->at[j->n_joined].route);
+        td_fault_point("xfer_rtr");
+        if (!j->error) j->error = j->vb->qp_rts(j->at[j->n_joined].qp, &j->at[j->n_joined].route);
+        td_fault_point("xfer_rts");
+        if (j->error) break;
+    }
+    struct td_xfer *x = j->x; /* after `over` the rest is the progress thread's, who frees it when this thread is joined */
+    atomic_store(&j->over, true);
+    xfer_ring(x);
+    return NULL;
+}
+
+/* Takes j, whatever comes of it. */
+static bool join_start(struct td_xfer *x, struct xfer_rdma_link *l, struct joining *j, char reason[TD_XFER_REASON_MAX])
+{
+    j->vb = x->rdma->vb;
+    j->x = x;
+    int e = pthread_create(&j->thread, NULL, join_main, j); /* with the progress thread's mask: no signals */
+    if (e) {
+        xfer_say(reason, "rdma: a thread to connect queue pairs: %s", strerror(e));
+        free(j);
+        return false;
+    }
+    l->joining = j;
+    return true;
+}
+
+/* This side's part of a setup for these rails; creates the queue pairs. */
+static bool link_describe(struct td_xfer *x, struct xfer_rdma_link *l, const uint8_t *rails, uint32_t n_rails, uint32_t n_qps,
+                          struct td_xfer_rdma_setup *s, char reason[TD_XFER_REASON_MAX])
+{
+    struct xfer_rdma *r = x->rdma;
+    uint8_t in = UINT8_MAX, out = UINT8_MAX;
+    *s = (struct td_xfer_rdma_setup){.n_rails = (uint8_t)n_rails, .n_qps = (uint8_t)n_qps, .base = (uint64_t)(uintptr_t)x->base, .region_bytes = r->region_bytes,
+                                     .n_regions = r->n_regions, .probe = (uint64_t)(uintptr_t)xfer_rdma_cell(r, 0, l->index, 0), .recv_wr = UINT32_MAX};
+    l->n_rails = n_rails;
+    l->per_rail = n_qps;
+    l->n_qps = n_rails * n_qps;
+    for (uint32_t i = 0; i < n_rails; i++) {
+        struct rail *rail = &r->rail[rails[i]];
+        struct td_xfer_rail *to = &s->rail[i];
+        struct td_vb_port port;
+        pthread_mutex_unlock(&x->lock);
+        int e = r->vb->query_port(rail->device, r->config.port, &port);
+        pthread_mutex_lock(&x->lock);
+        if (!e && port.active) rail->plan.mtu_bytes = port.mtu_bytes; /* no event tells of another MTU */
+        *to = (struct td_xfer_rail){.lid = rail->port.lid, .ethernet = rail->port.ethernet, .index = rails[i], .mtu_bytes = rail->plan.mtu_bytes};
+        memcpy(to->gid, rail->gid.raw, sizeof to->gid);
+        s->probe_rkey[i] = rail->probe_mr->rkey;
+        if (rail->plan.words < s->recv_wr) s->recv_wr = rail->plan.words;
+        if (rail->plan.rd_atomic_in < in) in = rail->plan.rd_atomic_in;
+        if (rail->plan.rd_atomic_out < out) out = rail->plan.rd_atomic_out;
+        for (uint32_t k = 0; k < n_qps; k++) {
+            struct link_qp *lq = &l->qp[i * n_qps + k];
+            pthread_mutex_unlock(&x->lock);
+            bool opened = qp_open(r, lq, rails[i], reason);
+            pthread_mutex_lock(&x->lock);
+            if (!opened) return false;
+            l->key_at[i * n_qps + k] = (uint8_t)i;
+            to->qpn[k] = lq->qp->num;
+            to->psn[k] = (uint32_t)xfer_random(x) & 0xffffff;
+        }
+    }
+    s->rd_atomic_in = in;
+    s->rd_atomic_out = out;
+    return true;
+}
+
+static void link_keys(const struct xfer_rdma *r, const uint8_t *rails, struct td_xfer_rdma_setup *s)
+{
+    for (uint32_t g = 0; g < r->n_regions; g++)
+        for (uint32_t i = 0; i < s->n_rails; i++) s->rkey[g * s->n_rails + i] = r->rail[rails[i]].mr[g]->rkey;
+}
+
+static void say_setup(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type, const struct td_xfer_rdma_setup *s)
+{
+    uint32_t n = TD_XFER_RDMA_SETUP_BYTES + 4 * s->n_regions * s->n_rails;
+    struct td_xfer_frame f = {.type = (uint8_t)type, .length = n};
+    xfer_conn_queue(x, c, &f, s);
+}
+
+/* Queue pairs on each of these rails, if the peer wants as many. */
+static uint32_t qps_wanted(const struct xfer_rdma *r, const uint8_t *rails, uint32_t n)
+{
+    uint32_t want = r->config.qps_per_rail;
+    for (uint32_t i = 0; i < n && !r->config.qps_per_rail; i++)
+        if (r->rail[rails[i]].plan.n_qps > want) want = r->rail[rails[i]].plan.n_qps;
+    return want;
+}
+
+bool xfer_rdma_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX])
+{
+    struct xfer_rdma *r = x->rdma;
+    uint8_t rails[TD_XFER_RAILS_MAX];
+    uint32_t n = 0;
+    uint64_t now = xfer_now(x);
+    for (uint32_t i = 0; i < r->n_rails; i++)
+        if (xfer_rail_is_usable(&r->rail[i]) && now >= r->rail[i].avoid_until_ns) rails[n++] = (uint8_t)i;
+    bool none = n == 0;
+    for (uint32_t i = 0; i < r->n_rails && none; i++)
+        if (xfer_rail_is_usable(&r->rail[i])) rails[n++] = (uint8_t)i; /* all have erred lately: any of them is better than none */
+    if (!n) {
+        xfer_say(reason, "rdma: no device has an active port");
+        return false;
+    }
+    uint32_t n_qps = qps_wanted(r, rails, n);
+    while (n * n_qps > TD_XFER_QPS_MAX) n_qps--;
+    struct xfer_rdma_link *l = c->rdma = link_new(r, c->id);
+    if (!l) {
+        xfer_say(reason, "rdma: all %d links are in use", MAX_LINKS);
+        return false;
+    }
+    struct td_xfer_rdma_setup s;
+    if (!link_describe(x, l, rails, n, n_qps, &s, reason)) return false;
+    if (r->config.pull) link_keys(r, rails, &s);
+    else s.n_regions = 0;
+    say_setup(x, c, TD_XFER_RDMA_OFFER, &s);
+    memcpy(l->offer, &s, sizeof l->offer);
+    return true;
+}
+
+/* What a peer's cell must hold: only who knows the connection's tag can say it. */
+static void probe_bytes(uint64_t tag, uint32_t qp, uint8_t to[CELL])
+{
+    uint64_t v = tag ^ (qp + 1) * 0x9e3779b97f4a7c15ull;
+    for (int i = 0; i < CELL; i += 8) {
+        v = (v ^ v >> 29) * 0xbf58476d1ce4e5b9ull;
+        memcpy(to + i, &v, 8);
+    }
+}
+
+static void pending_over(struct td_xfer *x, const struct pending *p, bool ok)
+{
+    uint64_t now = xfer_now(x), n_bytes = ok ? p->n_bytes : 0;
+    if (p->id == NO_ID) return;
+    if (p->is_read) td_xfer_core_rd_done(&x->core, now, p->id, n_bytes, ok);
+    else td_xfer_core_wr_done(&x->core, now, p->id, n_bytes, ok);
+}
+
+/* Gives n requests to a queue pair; the last is signalled. False: the link is broken. */
+static bool qp_post(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, struct td_vb_send *wrs, const struct pending *what, uint32_t n)
+{
+    struct xfer_rdma *r = x->rdma;
+    struct link_qp *lq = &l->qp[q];
+    const struct rail *rail = &r->rail[lq->rail];
+    uint32_t n_posted = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        wrs[i].id = (uint64_t)l->index << 56 | (uint64_t)q << 48 | ((lq->head + i) & 0xffffffffffff);
+        wrs[i].signaled = i + 1 == n;
+        lq->ring[(lq->head + i) % rail->plan.send_depth] = what[i];
+        lq->in_flight += what[i].n_bytes;
+    }
+    lq->head += n;
+    r->n_wr += n;
+    r->n_doorbells++;
+    int e = r->vb->post_send(lq->qp, wrs, n, &n_posted);
+    if (!e) return true;
+    /* The rest was never the device's: it is over now. What it took comes back flushed when the link is fenced. */
+    for (uint32_t i = n_posted; i < n; i++) {
+        lq->head--;
+        lq->in_flight -= what[i].n_bytes;
+        pending_over(x, &what[i], false);
+    }
+    if (!l->broken) xfer_say(l->reason, "rdma: %s: posting: %s", rail->name, strerror(e));
+    l->broken = l->retry = true;
+    xfer_rail_erred(x, lq->rail);
+    return false;
+}
+
+static void probe(struct td_xfer *x, const struct td_xfer_conn *c, struct xfer_rdma_link *l, const struct td_xfer_rdma_setup *theirs)
+{
+    struct xfer_rdma *r = x->rdma;
+    for (uint32_t q = 0; q < l->n_qps && !l->broken; q++) {
+        struct td_vb_send wr[2] = {0};
+        struct pending what[2] = {{.id = NO_ID}, {.id = NO_ID}};
+        uint32_t n = 0;
+        if (theirs) { /* the initiator's comes with bytes */
+            uint8_t *from = xfer_rdma_cell(r, 1, l->index, q);
+            probe_bytes(c->tag, q, from);
+            wr[n].op = TD_VB_WRITE;
+            wr[n].n_sge = 1;
+            wr[n].sge[0] = (struct td_vb_sge){.addr = (uint64_t)(uintptr_t)from, .bytes = CELL, .lkey = r->rail[l->qp[q].rail].probe_mr->lkey};
+            wr[n].remote_addr = theirs->probe + (uint64_t)q * CELL;
+            wr[n++].rkey = theirs->probe_rkey[l->key_at[q]];
+        }
+        wr[n].op = TD_VB_WRITE_IMM;
+        wr[n++].imm = td_xfer_imm(0, 0, 0, TD_XFER_IMM_PROBE);
+        qp_post(x, l, q, wr, what, n);
+        td_fault_point("xfer_probe");
+    }
+}
+
+/* An accepted link's windows: as many as the devices give, but at least so many that any grant can have its wide ones. */
+static bool windows_make(struct td_xfer *x, struct xfer_rdma_link *l, char reason[TD_XFER_REASON_MAX])
+{
+    const struct xfer_rdma *r = x->rdma;
+    uint32_t n = 0;
+    int e = 0;
+    pthread_mutex_unlock(&x->lock);
+    for (; n < WINDOWS && !e; n += !e)
+        for (uint32_t q = 0; q < l->n_qps && !e; q++) {
+            e = r->vb->mw_alloc(r->rail[l->qp[q].rail].device, &l->qp[q].mw[n]);
+            if (e) l->qp[q].mw[n] = NULL;
+        }
+    pthread_mutex_lock(&x->lock);
+    if (n < r->n_regions) {
+        xfer_say(reason, "rdma: %u memory windows for each of %u queue pairs, and the pool has %u registrations: %s", n, l->n_qps, r->n_regions,
+                 e ? strerror(e) : "too large a pool");
+        return false;
+    }
+    for (uint32_t k = n; k-- > 0;) l->free_window[l->n_free++] = k;
+    l->windows = true;
+    return true;
+}
+
+td_status xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX])
+{
+    struct xfer_rdma *r = x->rdma;
+    struct td_xfer_rdma_setup theirs, mine;
+    struct td_err err;
+    uint8_t rails[TD_XFER_RAILS_MAX], from[TD_XFER_RAILS_MAX];
+    uint32_t n = 0;
+    if (c->rdma) {
+        xfer_say(reason, "rdma setup: a second offer");
+        return TD_ERR_UNSUPPORTED;
+    }
+    if (td_xfer_rdma_setup_decode(c->rx_payload, c->rx_frame.length, false, &theirs, &err)) {
+        x->n_bad_frames++;
+        xfer_say(reason, "%.150s", err.msg);
+        return TD_ERR_UNSUPPORTED;
+    }
+    for (uint32_t i = 0; i < theirs.n_rails; i++) {
+        uint32_t at = theirs.rail[i].index;
+        if (at >= r->n_rails || !xfer_rail_is_usable(&r->rail[at])) continue;
+        from[n] = (uint8_t)i;
+        rails[n++] = (uint8_t)at;
+    }
+    if (!n) {
+        xfer_say(reason, "rdma: none of the %u offered rails has an active device here", theirs.n_rails);
+        return TD_ERR_PEER; /* other rails, or a later time, may do */
+    }
+    uint32_t n_qps = qps_wanted(r, rails, n);
+    if (theirs.n_qps < n_qps) n_qps = theirs.n_qps;
+    struct xfer_rdma_link *l = c->rdma = link_new(r, c->id);
+    if (!l) {
+        xfer_say(reason, "rdma: all %d links are in use", MAX_LINKS);
+        return TD_ERR_UNSUPPORTED;
+    }
+    if (!link_describe(x, l, rails, n, n_qps, &mine, reason) || (r->config.windows && !windows_make(x, l, reason))) return TD_ERR_UNSUPPORTED;
+    mine.windows = l->windows;
+    for (uint32_t i = 0; i < r->n_rails; i++)
+        if (!r->rail[i].refused) mine.rails |= (uint16_t)(1u << i);
+    if (!l->windows) link_keys(r, rails, &mine);
+    if (theirs.n_regions && theirs.region_bytes % x->block_bytes == 0) { /* it lets us READ */
+        l->base = theirs.base;
+        l->region_bytes = theirs.region_bytes;
+        l->n_regions = theirs.n_regions;
+        l->n_keys = theirs.n_rails;
+        memcpy(l->rkey, theirs.rkey, sizeof l->rkey);
+        for (uint32_t q = 0; q < l->n_qps; q++) l->key_at[q] = from[q / n_qps];
+    }
+    struct joining *j = calloc(1, sizeof *j);
+    if (!j) {
+        xfer_say(reason, "rdma: out of memory");
+        return TD_ERR_UNSUPPORTED;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t k = 0; k < n_qps; k++)
+            if (!join_add(r, j, &l->qp[i * n_qps + k], &mine, &mine.rail[i], &theirs, &theirs.rail[from[i]], k, reason)) {
+                free(j);
+                return TD_ERR_UNSUPPORTED;
+            }
+    j->setup = mine;
+    return join_start(x, l, j, reason) ? TD_OK : TD_ERR_UNSUPPORTED;
+}
+
+bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX])
+{
+    struct xfer_rdma *r = x->rdma;
+    struct xfer_rdma_link *l = c->rdma;
+    struct td_xfer_rdma_setup theirs, offer = {0};
+    struct td_err err;
+    memcpy(&offer, l->offer, sizeof l->offer);
+    if (l->n_keys) {
+        x->n_bad_frames++;
+        xfer_say(reason, "rdma setup: a second answer");
+        return false;
+    }
+    if (td_xfer_rdma_setup_decode(c->rx_payload, c->rx_frame.length, true, &theirs, &err)) {
+        x->n_bad_frames++;
+        xfer_say(reason, "%.150s", err.msg);
+        return false;
+    }
+    if (theirs.region_bytes % x->block_bytes || theirs.region_bytes / x->block_bytes > INT32_MAX || theirs.n_qps > offer.n_qps) {
+        x->n_bad_frames++;
+        xfer_say(reason, "rdma setup: regions of %" PRIu64 " bytes or %u queue pairs are not what was offered", theirs.region_bytes, theirs.n_qps);
+        return false;
+    }
+    /* Both sides number the queue pairs of the rails that both have, in the offer's order. Ours that found no partner go. */
+    struct joining *j = calloc(1, sizeof *j);
+    if (!j) {
+        xfer_say(reason, "rdma: out of memory");
+        return false;
+    }
+    struct xfer_rdma_link had = *l;
+    memset(l->qp, 0, sizeof l->qp);
+    uint32_t n = 0;
+    bool fits = true;
+    for (uint32_t i = 0, at = 0; i < offer.n_rails; i++) {
+        bool taken = at < theirs.n_rails && theirs.rail[at].index == offer.rail[i].index;
+        for (uint32_t k = 0; k < offer.n_qps; k++) {
+            struct link_qp *lq = &had.qp[i * offer.n_qps + k];
+            if (taken && k < theirs.n_qps) {
+                l->qp[n] = *lq;
+                l->key_at[n++] = (uint8_t)at;
+                if (fits) fits = join_add(r, j, lq, &offer, &offer.rail[i], &theirs, &theirs.rail[at], k, reason);
+            } else {
+                struct rail *rail = &r->rail[lq->rail];
+                rail->cq_used -= rail->plan.send_depth + lq->recv_posted; /* RESET or INIT: nothing was sent, and its receives die with it */
+                pthread_mutex_unlock(&x->lock);
+                r->vb->qp_destroy(lq->qp);
+                pthread_mutex_lock(&x->lock);
+                free(lq->ring);
+            }
+        }
+        at += taken;
+    }
+    l->n_qps = n;
+    l->n_rails = theirs.n_rails;
+    l->per_rail = theirs.n_qps;
+    if (fits && n != (uint32_t)theirs.n_rails * theirs.n_qps) {
+        x->n_bad_frames++;
+        xfer_say(reason, "rdma setup: rails were accepted that were not offered");
+        fits = false;
+    }
+    if (!fits) {
+        free(j);
+        return false;
+    }
+    l->windows = theirs.windows;
+    l->peer_rails = theirs.rails;
+    l->n_ups = r->n_ups;
+    l->more_ns = xfer_now(x) + REOPEN_NS;
+    l->may_pull = r->config.pull && theirs.rd_atomic_out && offer.rd_atomic_in;
+    l->peer_recv_wr = theirs.recv_wr;
+    l->n_regions = theirs.n_regions;
+    l->base = theirs.base;
+    l->region_bytes = theirs.region_bytes;
+    l->n_keys = theirs.n_rails;
+    memcpy(l->rkey, theirs.rkey, sizeof l->rkey);
+    j->setup = theirs;
+    return join_start(x, l, j, reason);
+}
+
+bool xfer_rdma_may_pull(const struct td_xfer_conn *c)
+{
+    return c->rdma && c->rdma->may_pull;
+}
+
+int32_t xfer_rdma_peer_blocks(const struct td_xfer *x, const struct td_xfer_conn *c)
+{
+    uint64_t n = c->rdma ? c->rdma->region_bytes / x->block_bytes * c->rdma->n_regions : 0;
+    return n < INT32_MAX ? (int32_t)n : INT32_MAX;
+}
+
+/* Takes the completions of every rail; true when there were any. Links that broke are marked. */
+static bool take_completions(struct td_xfer *x);
+
+/* Until a completion comes, or a while: callers of the engine get the lock meanwhile, which they would not if this thread merely yielded. */
+static void wait_completion(struct td_xfer *x)
+{
+    struct xfer_rdma *r = x->rdma;
+    struct pollfd fds[TD_XFER_RAILS_MAX];
+    for (uint32_t i = 0; i < r->n_rails; i++) {
+        fds[i] = (struct pollfd){.fd = xfer_rail_tells(&r->rail[i]) ? r->vb->cq_fd(r->rail[i].cq) : -1, .events = POLLIN};
+        if (!xfer_rail_tells(&r->rail[i])) continue;
+        r->vb->cq_clear(r->rail[i].cq);
+        (void)r->vb->cq_arm(r->rail[i].cq); /* it is polled again in 1 ms, whatever the channel says */
+    }
+    if (take_completions(x)) return;
+    pthread_mutex_unlock(&x->lock);
+    poll(fds, r->n_rails, 1);
+    pthread_mutex_lock(&x->lock);
+}
+
+/* Its own request is at fault: that one ends; what else the link carried gets another attempt. Before the core learns that the connection is lost. */
+static void blame(struct td_xfer *x, struct xfer_rdma_link *l)
+{
+    const struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
+    char text[TD_XFER_REASON_MAX];
+    if (l->fault.id == NO_ID) return;
+    xfer_say(text, "peer %.40s (rdma): %.110s", c ? c->peer_instance : "", l->reason);
+    if (l->fault.is_read) td_xfer_core_slot_give_up(&x->core, l->fault.id, TD_ERR_PEER, text);
+    else td_xfer_core_op_give_up(&x->core, l->fault.id, TD_ERR_PEER, text);
+    l->fault.id = NO_ID;
+}
+
+/* Kills a link: after it nothing of it reads or lands. Drops the lock. */
+static void link_end(struct td_xfer *x, struct xfer_rdma_link *l)
+{
+    struct xfer_rdma *r = x->rdma;
+    uint64_t conn = l->conn;
+    pthread_mutex_unlock(&x->lock);
+    for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++)
+        if (l->qp[q].qp) r->vb->qp_error(l->qp[q].qp);
+    td_fault_point("xfer_fencing");
+    pthread_mutex_lock(&x->lock);
+    /* Every request and receive comes back; a dead completion queue or device gives none, and destroying the queue pair must do. */
+    uint64_t until = td_now_ns() + FENCE_NS;
+    for (bool left = true; left && td_now_ns() < until;) {
+        left = false;
+        for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++) {
+            const struct link_qp *lq = &l->qp[q];
+            if (lq->qp && !r->rail[lq->rail].dead && (lq->flushed < lq->head || lq->recv_left)) left = true;
+        }
+        if (left && !take_completions(x)) wait_completion(x);
+    }
+    blame(x, l); /* where the peer's word or an asynchronous event came before the completion that says why */
+    for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++) {
+        struct link_qp *lq = &l->qp[q];
+        for (; lq->qp && lq->tail < lq->head; lq->tail++) {
+            pending_over(x, &lq->ring[lq->tail % r->rail[lq->rail].plan.send_depth], false);
+        }
+    }
+    for (uint32_t i = 0; r->grant && i < x->core.max_slots; i++)
+        if (r->grant[i].link == l) r->grant[i] = (struct grant_windows){0};
+    for (uint32_t i = 0; i < x->core.max_ops; i++)
+        if (x->op_aux[i].link == conn) x->op_aux[i].words = 0;
+    link_free(x, l);
+    td_xfer_core_conn_fenced(&x->core, conn, xfer_now(x) + r->quarantine_ns);
+}
+
+void xfer_rdma_fence(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    struct xfer_rdma_link *l = c->rdma;
+    l->quiet = true;
+    c->rdma = NULL;
+    if (l->joining) atomic_store(&l->joining->unwanted, true); /* still in SETUP: no slot or op was on it; xfer_rdma_poll ends it */
+    else link_end(x, l);
+}
+
+/* The link's thread is over: the set-up goes on, unless its connection has ended meanwhile. */
+static void joined(struct td_xfer *x, struct xfer_rdma_link *l)
+{
+    struct joining *j = l->joining;
+    struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
+    pthread_join(j->thread, NULL);
+    l->joining = NULL;
+    if (l->quiet) {
+        link_end(x, l);
+    } else if (j->error) {
+        const struct rail *rail = &x->rdma->rail[l->qp[j->n_joined].rail];
+        char reason[TD_XFER_REASON_MAX];
+        xfer_say(reason, "rdma: %s GID %u: connecting a queue pair: %s (a GID without a route to the peer's?)", rail->name, rail->gid.index, strerror(j->error));
+        if (c->initiator) xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
+        else xfer_path_refuse_offer(x, c, TD_ERR_UNSUPPORTED, reason);
+    } else if (c->initiator) {
+        probe(x, c, l, &j->setup);
+    } else {
+        say_setup(x, c, TD_XFER_RDMA_ACCEPT, &j->setup);
+    }
+    free(j);
+}
+
+/* Ends a link that broke. The connection is gone after it. */
+static void close_broken(struct td_xfer *x, struct xfer_rdma_link *l)
+{
+    struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
+    char reason[TD_XFER_REASON_MAX], byte;
+    TD_ASSERT(c && c->rdma == l);
+    memcpy(reason, l->reason, sizeof reason);
+    if (recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) c->is_cut = true; /* requests to a dead peer fail, too, and that may be seen first */
+    blame(x, l); /* here, so that ABORT goes out yet */
+    xfer_conn_close(x, c, TD_ERR_PEER, reason, l->retry);
+}
+
+/* --- memory windows -------------------------------------------------------------------------------------------------------------- */
+
+static int32_t region_blocks(const struct td_xfer *x)
+{
+    return (int32_t)(x->rdma->region_bytes / x->block_bytes);
+}
+
+/* Chooses the slot's windows. False: not enough of them are free now. */
+static bool windows_choose(struct td_xfer *x, struct xfer_rdma_link *l, const struct td_xfer_slot *s, struct grant_windows *g)
+{
+    int32_t region = region_blocks(x);
+    uint32_t most = (l->n_free + 1) / 2;
+    g->n = 0;
+    for (int32_t at = 0; at < s->n_blocks && g->n <= most; at += td_xfer_run_length(s->dst, s->n_blocks, at, region))
+        if (g->n++ < most) {
+            g->at[g->n - 1].block = s->dst[at];
+            g->at[g->n - 1].n_blocks = td_xfer_run_length(s->dst, s->n_blocks, at, region);
+        }
+    bool wide = g->n > most;
+    if (wide) { /* one in each registration, around all blocks there */
+        g->n = 0;
+        for (int32_t i = 0; i < s->n_blocks; i++) {
+            uint32_t k = 0;
+            while (k < g->n && g->at[k].block / region != s->dst[i] / region) k++;
+            if (k == l->n_free) return false;
+            int32_t end = k < g->n && g->at[k].block + g->at[k].n_blocks > s->dst[i] ? g->at[k].block + g->at[k].n_blocks : s->dst[i] + 1;
+            if (k == g->n || s->dst[i] < g->at[k].block) g->at[k].block = s->dst[i];
+            if (k == g->n) g->n++;
+            g->at[k].n_blocks = end - g->at[k].block;
+        }
+    }
+    for (uint32_t i = 0; i < g->n; i++) g->at[i].window = l->free_window[--l->n_free];
+    x->rdma->n_wide += wide;
+    x->rdma->n_windows += g->n;
+    return true;
+}
+
+/* Posts what this state still owes on one queue pair. True: all of it has completed. */
+static bool windows_post(struct td_xfer *x, struct grant_windows *g, uint32_t q)
+{
+    struct xfer_rdma *r = x->rdma;
+    struct xfer_rdma_link *l = g->link;
+    struct link_qp *lq = &l->qp[q];
+    const struct rail *rail = &r->rail[lq->rail];
+    uint32_t want = g->state == WINDOWS_BINDING ? g->n : g->qp[q].n_bound;
+    while (g->qp[q].n_posted < want && !l->broken) {
+        struct td_vb_send wrs[CHAIN] = {0};
+        struct pending what[CHAIN];
+        uint32_t n = 0, room = rail->plan.send_depth - (uint32_t)(lq->head - lq->tail);
+        for (; n < CHAIN && n < room && g->qp[q].n_posted < want; n++) {
+            uint32_t i = g->qp[q].n_posted++;
+            struct td_vb_mw *mw = lq->mw[g->at[i].window];
+            uint64_t at = (uint64_t)g->at[i].block * x->block_bytes;
+            if (g->state == WINDOWS_BINDING) {
+                wrs[n].op = TD_VB_BIND_MW;
+                wrs[n].mw = mw;
+                wrs[n].bind_mr = rail->mr[at / r->region_bytes];
+                wrs[n].bind_addr = (uint64_t)(uintptr_t)x->base + at;
+                wrs[n].bind_bytes = (uint64_t)g->at[i].n_blocks * x->block_bytes;
+                g->qp[q].n_bound++;
+            } else {
+                wrs[n].op = TD_VB_LOCAL_INV;
+                wrs[n].rkey = mw->rkey;
+            }
+            what[n] = (struct pending){.id = NO_ID};
+        }
+        if (!n || !qp_post(x, l, q, wrs, what, n)) return false; /* full: completions make room; broken: the fence ends it */
+        g->qp[q].until = lq->head;
+    }
+    return lq->tail >= g->qp[q].until && g->qp[q].n_posted == want;
+}
+
+/* One step of a slot's windows; true when there may be another. */
+static bool windows_step(struct td_xfer *x, uint32_t id)
+{
+    struct grant_windows *g = &x->rdma->grant[id];
+    const struct td_xfer_slot *s = &x->core.slots[id];
+    if (g->state == WINDOWS_NONE) {
+        if (s->state != TD_SLOT_FILLING || s->path != TD_XFER_PATH_RDMA || !s->n_blocks || s->n_targets) return false;
+        struct td_xfer_conn *c = xfer_conn_by_id(x, s->conn);
+        if (!c || !c->rdma || c->rdma->broken || c->rdma->doomed_ns || !windows_choose(x, c->rdma, s, g)) return false;
+        g->link = c->rdma;
+        g->state = WINDOWS_BINDING;
+        td_xfer_core_windows_open(&x->core, id);
+    }
+    if (g->link->broken) return false;
+    if (g->state != WINDOWS_ENDING && td_xfer_core_windows_due(&x->core, xfer_now(x), id)) {
+        g->state = WINDOWS_ENDING; /* binds that are under way come first in the queue */
+        for (uint32_t q = 0; q < g->link->n_qps; q++) g->qp[q].n_posted = 0;
+    }
+    if (g->state == WINDOWS_OPEN) return false;
+    bool over = true;
+    for (uint32_t q = 0; q < g->link->n_qps; q++)
+        if (!windows_post(x, g, q)) over = false;
+    if (!over || g->link->broken) return g->link->broken;
+    if (g->state == WINDOWS_BINDING) {
+        struct td_xfer_conn *c = xfer_conn_by_id(x, g->link->conn);
+        g->state = WINDOWS_OPEN;
+        if (c) c->tx_ready = true; /* TARGETS are due */
+        return false;
+    }
+    for (uint32_t i = 0; i < g->n; i++) g->link->free_window[g->link->n_free++] = g->at[i].window;
+    *g = (struct grant_windows){0};
+    td_xfer_core_windows_ended(&x->core, id);
+    return true; /* another slot may have waited for them */
+}
+
+void xfer_rdma_windows(struct td_xfer *x)
+{
+    bool again = x->rdma->grant != NULL;
+    while (again) {
+        again = false;
+        for (uint32_t i = 0; i < x->core.max_slots; i++)
+            if (windows_step(x, i)) again = true;
+        for (uint32_t i = 0; i < MAX_LINKS; i++)
+            if (x->rdma->link[i] && x->rdma->link[i]->broken && !x->rdma->link[i]->quiet) close_broken(x, x->rdma->link[i]);
+    }
+}
+
+bool xfer_rdma_targets_next(struct td_xfer *x, const struct td_xfer_conn *c, uint32_t *cursor, struct td_xfer_tx *tx)
+{
+    const struct xfer_rdma_link *l = c->rdma;
+    if (!l->windows) return td_xfer_core_targets_next(&x->core, c->id, cursor, tx);
+    for (uint32_t k = 0; k < x->core.max_slots; k++) {
+        uint32_t id = (*cursor + k) % x->core.max_slots;
+        const struct grant_windows *g = &x->rdma->grant[id];
+        struct td_xfer_run runs[TD_XFER_RUNS_MAX];
+        int32_t max_runs = (int32_t)(TD_XFER_PAYLOAD_MAX / TD_XFER_RUN_BYTES(l->n_qps));
+        if (g->state != WINDOWS_OPEN || g->link != l || !td_xfer_core_targets_of(&x->core, id, max_runs, region_blocks(x), tx)) continue;
+        *cursor = (id + 1) % x->core.max_slots;
+        uint32_t n = tx->frame.length / (uint32_t)sizeof runs[0];
+        uint8_t *to = tx->payload;
+        memcpy(runs, tx->payload, tx->frame.length);
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t w = 0;
+            while (runs[i].block < g->at[w].block || runs[i].block - g->at[w].block >= g->at[w].n_blocks) w++; /* one of them covers it */
+            memcpy(to, &runs[i], sizeof runs[i]);
+            to += sizeof runs[i];
+            for (uint32_t q = 0; q < l->n_qps; q++, to += 4) memcpy(to, &l->qp[q].mw[g->at[w].window]->rkey, 4);
+        }
+        tx->frame.length = (uint32_t)(to - tx->payload);
+        return true;
+    }
+    return false;
+}
+
+td_status xfer_rdma_on_targets(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    const struct xfer_rdma_link *l = c->rdma;
+    const struct td_xfer_frame *f = &c->rx_frame;
+    struct td_xfer_run runs[TD_XFER_RUNS_MAX];
+    uint32_t keys[TD_XFER_PAYLOAD_MAX / 4], n_keys = l->windows ? l->n_qps : 0;
+    int32_t n = 0;
+    if (td_xfer_targets_decode(c->rx_payload, f->length, n_keys, runs, keys, &n)) return TD_ERR_CORRUPT;
+    int32_t before = f->op < x->core.max_ops ? x->core.ops[f->op].n_runs : 0;
+    td_status status = td_xfer_core_rx_targets(&x->core, c->link, f, runs, n, xfer_rdma_peer_blocks(x, c), l->windows);
+    if (status || !l->windows) return status;
+    uint32_t **to = &x->rdma->op_keys[f->op]; /* a run has a block, so there are at most TD_XFER_MAX_BLOCKS of them */
+    if (!*to) *to = calloc((size_t)TD_XFER_MAX_BLOCKS * TD_XFER_QPS_MAX, 4);
+    if (!*to) return TD_ERR_NOMEM;
+    memcpy(*to + (size_t)before * n_keys, keys, (size_t)n * n_keys * 4);
+    return TD_OK;
+}
+
+/* --- sending -------------------------------------------------------------------------------------------------------------------- */
+
+/* One more piece of the pool, joined to the last where they touch. */
+static void add_piece(const struct xfer_rdma *r, const struct rail *rail, uint64_t base, uint64_t at, uint64_t n, struct td_vb_send *to)
+{
+    struct td_vb_sge *last = to->n_sge ? &to->sge[to->n_sge - 1] : NULL;
+    uint32_t lkey = rail->mr[at / r->region_bytes]->lkey;
+    if (last && last->addr + last->bytes == base + at && last->lkey == lkey) last->bytes += (uint32_t)n;
+    else to->sge[to->n_sge++] = (struct td_vb_sge){.addr = base + at, .bytes = (uint32_t)n, .lkey = lkey};
+}
+
+static void fill_write(const struct td_xfer *x, const struct xfer_rdma_link *l, uint32_t q, const struct td_xfer_wr *wr, struct td_vb_send *to)
+{
+    const struct xfer_rdma *r = x->rdma;
+    const struct td_xfer_op *op = &x->core.ops[wr->op];
+    const struct rail *rail = &r->rail[l->qp[q].rail];
+    uint64_t left = wr->n_bytes, dst = (uint64_t)wr->dst_block * x->block_bytes + wr->offset;
+    to->op = TD_VB_WRITE;
+    to->imm = 0;
+    to->n_sge = 0;
+    to->fence = false;
+    for (int32_t i = 0; i < wr->n_blocks; i++) {
+        uint64_t src = (uint64_t)op->src[op->order[wr->order_at + i]] * x->block_bytes + wr->offset;
+        uint64_t n = x->block_bytes - wr->offset < left ? x->block_bytes - wr->offset : left;
+        add_piece(r, rail, (uint64_t)(uintptr_t)x->base, src, n, to);
+        left -= n;
+    }
+    to->remote_addr = l->base + dst;
+    to->rkey = l->windows ? r->op_keys[wr->op][(uint32_t)wr->run * l->n_qps + q] : l->rkey[dst / l->region_bytes * l->n_keys + l->key_at[q]];
+}
+
+static void fill_read(const struct td_xfer *x, const struct xfer_rdma_link *l, uint32_t q, const struct td_xfer_rd *rd, struct td_vb_send *to)
+{
+    const struct xfer_rdma *r = x->rdma;
+    const struct td_xfer_slot *s = &x->core.slots[rd->slot];
+    const struct rail *rail = &r->rail[l->qp[q].rail];
+    uint64_t left = rd->n_bytes, src = (uint64_t)rd->src_block * x->block_bytes + rd->offset;
+    to->op = TD_VB_READ;
+    to->imm = 0;
+    to->n_sge = 0;
+    to->fence = false;
+    for (int32_t i = 0; i < rd->n_blocks; i++) {
+        uint64_t dst = (uint64_t)s->dst[s->order[rd->order_at + i]] * x->block_bytes + rd->offset;
+        uint64_t n = x->block_bytes - rd->offset < left ? x->block_bytes - rd->offset : left;
+        add_piece(r, rail, (uint64_t)(uintptr_t)x->base, dst, n, to);
+        left -= n;
+    }
+    to->remote_addr = l->base + src;
+    to->rkey = l->rkey[src / l->region_bytes * l->n_keys + l->key_at[q]];
+}
+
+/* One chain for one queue pair. False: there is nothing (more) for it. */
+static bool post_chain(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
+{
+    struct xfer_rdma *r = x->rdma;
+    struct link_qp *lq = &l->qp[q];
+    const struct rail *rail = &r->rail[lq->rail];
+    struct td_vb_send wrs[CHAIN];
+    struct pending what[CHAIN];
+    const struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
+    int32_t ours = (int32_t)(r->region_bytes / x->block_bytes), theirs = (int32_t)(l->region_bytes / x->block_bytes);
+    struct td_xfer_wr_limits limits = {.max_bytes = WR_BYTES, .max_pieces = (int32_t)rail->plan.n_sge, .src_region = c->initiator ? ours : theirs,
+                                       .dst_region = c->initiator ? theirs : ours};
+    uint32_t n = 0, room = rail->plan.send_depth - (uint32_t)(lq->head - lq->tail);
+    uint64_t bytes = lq->in_flight, end = bytes + CHAIN_BYTES < r->config.bytes_in_flight ? bytes + CHAIN_BYTES : r->config.bytes_in_flight;
+    while (n < CHAIN && n < room && bytes < end && l->n_keys) {
+        struct td_xfer_wr wr;
+        uint32_t no_words = 0;
+        for (uint32_t k = 0; k < l->n_qps; k++)
+            if (l->qp[k].words >= l->peer_recv_wr) no_words |= 1u << k;
+        if (!td_xfer_core_wr_next(&x->core, l->conn, q, no_words, &l->op_turns, &limits, &wr)) break;
+        if (wr.is_imm) {
+            wrs[n].op = TD_VB_WRITE_IMM;
+            wrs[n].n_sge = 0;
+            wrs[n].fence = false;
+            wrs[n].remote_addr = l->base;
+            wrs[n].rkey = l->rkey[l->key_at[q]];
+            wrs[n].imm = wr.imm;
+            uint32_t *words = &x->op_aux[wr.op].words;
+            for (uint32_t k = 0; k < l->n_qps && !*words; k++) l->qp[k].words += x->core.ops[wr.op].qps_used >> k & 1; /* all of them with the first */
+            *words = x->core.ops[wr.op].qps_used;
+        } else {
+            fill_write(x, l, q, &wr, &wrs[n]);
+        }
+        what[n++] = (struct pending){.id = wr.op, .n_bytes = (uint32_t)wr.n_bytes};
+        bytes += wr.n_bytes;
+    }
+    while (n < CHAIN && n < room && bytes < end && l->n_keys) { /* the other direction: what peers let this side READ */
+        struct td_xfer_rd rd;
+        if (!td_xfer_core_rd_next(&x->core, l->conn, &l->slot_turns, &limits, &rd)) break;
+        fill_read(x, l, q, &rd, &wrs[n]);
+        what[n++] = (struct pending){.id = rd.slot, .n_bytes = (uint32_t)rd.n_bytes, .is_read = true};
+        bytes += rd.n_bytes;
+    }
+    return n && qp_post(x, l, q, wrs, what, n);
+}
+
+void xfer_rdma_post(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    struct xfer_rdma_link *l = c->rdma;
+    uint32_t idle = 0;
+    while (idle < l->n_qps && !l->broken && !l->doomed_ns) {
+        if (post_chain(x, l, qp_of_turn(l, l->next_turn))) idle = 0;
+        else idle++;
+        l->next_turn = (l->next_turn + 1) % l->n_qps;
+    }
+    if (l->broken) close_broken(x, l);
+}
+
+void xfer_rdma_op_over(struct td_xfer *x, uint32_t op)
+{
+    struct td_xfer_conn *c = xfer_conn_by_id(x, x->op_aux[op].link);
+    for (uint32_t q = 0; c && c->rdma && q < c->rdma->n_qps; q++)
+        if (x->op_aux[op].words & 1u << q) c->rdma->qp[q].words--;
+    if (c) c->tx_ready = true;
+    x->op_aux[op].words = 0;
+}
+
+/* --- completions ---------------------------------------------------------------------------------------------------------------- */
+
+static void on_probed(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
+{
+    struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
+    uint8_t want[CELL];
+    if (!c || c->state != XFER_CONN_SETUP || l->qp[q].probed) {
+        x->core.stats.n_stale_frames++;
+        return;
+    }
+    if (!c->initiator) {
+        probe_bytes(c->tag, q, want);
+        if (memcmp(want, xfer_rdma_cell(x->rdma, 0, l->index, q), CELL) != 0) {
+            xfer_say(l->reason, "rdma: the probe on queue pair %u brought other bytes than the peer sent", q);
+            l->broken = true;
+            return;
+        }
+    }
+    l->qp[q].probed = true;
+    for (uint32_t i = 0; i < l->n_qps; i++)
+        if (!l->qp[i].probed) return;
+    if (!c->initiator) probe(x, c, l, NULL);
+    if (!l->broken) xfer_path_ready(x, c);
+}
+
+static bool is_retryable(enum td_vb_wc_status status)
+{
+    return status == TD_VB_WC_RETRY_EXC || status == TD_VB_WC_RNR_RETRY_EXC || status == TD_VB_WC_WR_FLUSH || status == TD_VB_WC_FATAL ||
+           status == TD_VB_WC_RESP_TIMEOUT || status == TD_VB_WC_GENERAL || status == TD_VB_WC_REM_ABORT;
+}
+
+/* The number of a completed request; at or above head, or below tail: it is none of ours. */
+static uint64_t seq_of(const struct link_qp *lq, const struct td_vb_wc *wc)
+{
+    return (lq->head & ~UINT64_C(0xffffffffffff)) | (wc->id & 0xffffffffffff);
+}
+
+/* Whose request it is; NO_ID: nobody's, or none that is pending. */
+static struct pending pending_of(const struct td_xfer *x, const struct link_qp *lq, const struct td_vb_wc *wc)
+{
+    uint64_t seq = seq_of(lq, wc);
+    if (seq >= lq->head || seq < lq->tail) return (struct pending){.id = NO_ID};
+    return lq->ring[seq % x->rdma->rail[lq->rail].plan.send_depth];
+}
+
+/* A write for an op that has ended here met a window that the receiver has ended, because it waited long enough: nobody's bug. */
+static bool is_late(const struct td_xfer *x, const struct xfer_rdma_link *l, const struct pending *p, const struct td_vb_wc *wc)
+{
+    return wc->status == TD_VB_WC_REM_ACCESS && l->windows && p->id != NO_ID && !p->is_read && x->core.ops[p->id].state == TD_OP_STOPPING;
+}
+
+static void on_sent(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, const struct td_vb_wc *wc)
+{
+    struct link_qp *lq = &l->qp[q];
+    uint64_t seq = seq_of(lq, wc);
+    if (seq >= lq->head || seq < lq->tail) return; /* not one of ours: a fake or a device that repeats itself */
+    lq->flushed = seq + 1 > lq->flushed ? seq + 1 : lq->flushed;
+    if (wc->status != TD_VB_WC_SUCCESS) return; /* the fence ends what is pending */
+    for (; lq->tail <= seq; lq->tail++) {
+        const struct pending *p = &lq->ring[lq->tail % x->rdma->rail[lq->rail].plan.send_depth];
+        lq->in_flight -= p->n_bytes;
+        pending_over(x, p, true);
+    }
+    struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
+    if (c) c->tx_ready = true;
+}
+
+static void on_word(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, uint32_t imm)
+{
+    struct link_qp *lq = &l->qp[q];
+    const struct rail *rail = &x->rdma->rail[lq->rail];
+    if (lq->recv_posted && ++lq->recv_spent >= (lq->recv_posted + 1) / 2 && !l->quiet) { /* before the words count: the writer's credit is this room */
+        int e = x->rdma->vb->post_recv(lq->qp, RECV_ID, lq->recv_spent);
+        if (e) {
+            xfer_say(l->reason, "rdma: %s: posting receives: %s", rail->name, strerror(e));
+            l->broken = l->retry = true;
+        } else {
+            lq->recv_left += lq->recv_spent;
+        }
+        lq->recv_spent = 0;
+    }
+    if (l->quiet) return;
+    struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
+    if (c) c->last_use_ns = xfer_now(x);
+    if ((imm & 0xf) == TD_XFER_IMM_PROBE) on_probed(x, l, q);
+    else if ((imm & 0xf) == TD_XFER_IMM_FINAL) td_xfer_core_rx_imm(&x->core, xfer_now(x), l->conn, q, imm);
+    else x->core.stats.n_stale_frames++;
+}
+
+void xfer_rdma_late(struct td_xfer *x, const struct td_xfer_conn *c)
+{
+    uint32_t told = 0;
+    for (int way = 0; way < 2 && !told; way++) /* those that did not get ours through; if all did, those whose answer does not come */
+        for (uint32_t q = 0; c->rdma && q < c->rdma->n_qps; q++) {
+            const struct link_qp *lq = &c->rdma->qp[q];
+            if (!lq->qp || lq->probed || told & 1u << lq->rail || (way == 0 && lq->tail == lq->head)) continue;
+            xfer_rail_erred(x, lq->rail);
+            told |= 1u << lq->rail;
+        }
+}
+
+void xfer_rdma_refused(struct td_xfer *x)
+{
+    for (uint32_t i = 0; i < x->rdma->n_rails; i++) x->rdma->rail[i].avoid_until_ns = 0;
+}
+
+/* The link and the index of a completion's queue pair; NULL: it is gone. */
+static struct xfer_rdma_link *find_qp(struct xfer_rdma *r, uint32_t rail, uint32_t qp_num, uint32_t *ret_q)
+{
+    for (uint32_t i = 0; i < MAX_LINKS; i++) {
+        struct xfer_rdma_link *l = r->link[i];
+        for (uint32_t q = 0; l && q < TD_XFER_QPS_MAX; q++) {
+            if (!l->qp[q].qp || l->qp[q].rail != rail || l->qp[q].qp->num != qp_num) continue;
+            *ret_q = q;
+            return l;
+        }
+    }
+    return NULL;
+}
+
+/* Its queue pairs have failed, and why is not known here. The side whose request it was knows, in a moment: when it comes first, the op at fault ends and
+ * the others go on; when this side's BYE does, all get another attempt, and meet the same request again. */
+static void doom(struct td_xfer *x, struct xfer_rdma_link *l, const struct rail *rail, const char *what)
+{
+    if (l->broken || l->quiet || l->doomed_ns) return;
+    xfer_say(l->reason, "rdma: %s: %s", rail->name, what);
+    l->retry = true;
+    l->doomed_ns = xfer_now(x) + DOOM_NS;
+}
+
+static void on_completion(struct td_xfer *x, uint32_t rail_at, const struct td_vb_wc *wc)
+{
+    struct xfer_rdma *r = x->rdma;
+    struct rail *rail = &r->rail[rail_at];
+    uint32_t q = 0;
+    struct xfer_rdma_link *l = find_qp(r, rail_at, wc->qp_num, &q);
+    bool is_recv = wc->id == RECV_ID || (wc->status == TD_VB_WC_SUCCESS && wc->op == TD_VB_RECV_IMM);
+    if (is_recv && rail->srq && wc->status == TD_VB_WC_SUCCESS && (!l || !l->qp[q].recv_posted) && ++rail->srq_spent >= (rail->plan.srq_depth < 128 ? (rail->plan.srq_depth + 1) / 2 : 64)) {
+        if (r->vb->srq_post(rail->srq, RECV_ID, rail->srq_spent) == 0) rail->srq_spent = 0;
+    }
+    if (!l) return;
+    struct link_qp *lq = &l->qp[q];
+    if (wc->status == TD_VB_WC_SUCCESS && (is_recv || wc->op == TD_VB_READ)) rail->received = true;
+    if (is_recv) {
+        if (lq->recv_left) lq->recv_left--;
+        if (wc->status == TD_VB_WC_SUCCESS) on_word(x, l, q, wc->imm);
+    } else {
+        on_sent(x, l, q, wc);
+    }
+    if (wc->status == TD_VB_WC_SUCCESS) return;
+    if (wc->status != TD_VB_WC_WR_FLUSH) { /* what really happened; flushes follow it. An asynchronous event or the peer's BYE may have come before it */
+        if (!l->told) {
+            l->told = true;
+            xfer_say(l->reason, "rdma: %s: %s (vendor code %u)", rail->name, td_vb_wc_status_name(wc->status), wc->vendor_error);
+            struct pending p = is_recv ? (struct pending){.id = NO_ID} : pending_of(x, lq, wc);
+            bool late = is_late(x, l, &p, wc);
+            if (!late && !is_retryable(wc->status)) l->fault = p;
+            l->retry = late || is_retryable(wc->status) || p.id != NO_ID;
+            if (!late && !l->quiet) xfer_rail_erred(x, rail_at); /* quiet: the peer may be dead, and the rail is not to blame */
+        }
+        /* No answer: the peer may be dead, and its socket says so when the kernel has put it away. */
+        if (wc->status == TD_VB_WC_RETRY_EXC && !l->doomed_ns) l->doomed_ns = xfer_now(x) + DOOM_NS;
+        else if (wc->status != TD_VB_WC_RETRY_EXC) l->broken = true;
+    } else {
+        doom(x, l, rail, is_recv ? "a queue pair went into the error state (a receive was flushed first)" : "a queue pair went into the error state (a request was flushed first)");
+    }
+}
+
+/* Nothing will be told on this rail any more: its links end, and their ops try another. */
+static void rail_is_deaf(struct td_xfer *x, uint32_t rail, const char *what, int error)
+{
+    struct xfer_rdma *r = x->rdma;
+    r->rail[rail].dead = true;
+    for (uint32_t k = 0; k < MAX_LINKS; k++)
+        for (uint32_t q = 0; r->link[k] && q < r->link[k]->n_qps; q++)
+            if (r->link[k]->qp[q].rail == rail && !r->link[k]->broken) {
+                xfer_say(r->link[k]->reason, "rdma: %s: its completion queue %s: %s", r->rail[rail].name, what, strerror(error));
+                r->link[k]->broken = r->link[k]->retry = true;
+            }
+}
+
+static bool take_completions(struct td_xfer *x)
+{
+    struct xfer_rdma *r = x->rdma;
+    bool any = false;
+    for (uint32_t i = 0; i < r->n_rails; i++) {
+        struct td_vb_wc wcs[64];
+        int n;
+        if (!xfer_rail_tells(&r->rail[i])) continue;
+        do {
+            n = r->vb->poll(r->rail[i].cq, wcs, 64);
+            for (int k = 0; k < n; k++) on_completion(x, i, &wcs[k]);
+            if (n > 0) any = true;
+            if (n < 0) {
+                any = true; /* who was about to sleep ends its links first */
+                rail_is_deaf(x, i, "is dead", -n);
+            }
+        } while (n == 64);
+    }
+    return any;
+}
+
+/* qp_num 0: of all queue pairs on the rail, and it is known why. */
+static void break_links(struct td_xfer *x, uint32_t rail, uint32_t qp_num, const char *what)
+{
+    struct xfer_rdma *r = x->rdma;
+    for (uint32_t i = 0; i < MAX_LINKS; i++) {
+        struct xfer_rdma_link *l = r->link[i];
+        bool hit = false;
+        for (uint32_t q = 0; l && q < TD_XFER_QPS_MAX; q++)
+            if (l->qp[q].qp && l->qp[q].rail == rail && (!qp_num || l->qp[q].qp->num == qp_num)) hit = true;
+        if (!hit || l->broken || l->quiet) continue;
+        if (qp_num) {
+            doom(x, l, &r->rail[rail], what);
+            continue;
+        }
+        xfer_say(l->reason, "rdma: %s: %s", r->rail[rail].name, what);
+        l->broken = l->retry = true;
+    }
+}
+
+static void on_async(struct td_xfer *x, uint32_t i, const struct td_vb_async *e)
+{
+    struct xfer_rdma *r = x->rdma;
+    struct rail *rail = &r->rail[i];
+    r->n_async++;
+    if (e->kind != TD_VB_ASYNC_QP_FATAL && e->kind != TD_VB_ASYNC_CQ_ERR && e->kind != TD_VB_ASYNC_DEVICE_FATAL && e->kind != TD_VB_ASYNC_SRQ_ERR &&
+        e->port != r->config.port)
+        return;
+    switch (e->kind) {
+    case TD_VB_ASYNC_QP_FATAL: break_links(x, i, e->qp_num, "a queue pair failed (asynchronous event)"); break;
+    case TD_VB_ASYNC_CQ_ERR:
+    case TD_VB_ASYNC_SRQ_ERR:
+    case TD_VB_ASYNC_DEVICE_FATAL:
+        rail->dead = true;
+        xfer_rail_erred(x, i);
+        break_links(x, i, 0, e->kind == TD_VB_ASYNC_DEVICE_FATAL ? "the device failed" : "a completion or receive queue failed");
+        break;
+    case TD_VB_ASYNC_PORT_ERR:
+        rail->port.active = false;
+        xfer_rail_erred(x, i);
+        break_links(x, i, 0, "the port went down");
+        break;
+    case TD_VB_ASYNC_PORT_ACTIVE:
+        if (r->vb->query_port(rail->device, r->config.port, &rail->port) == 0 && rail->port.active) {
+            xfer_rail_pick_gid(r, rail, NULL); /* none: the old one stands, and links on it fail by name */
+            rail->avoid_until_ns = rail->avoid_ns = 0;
+            r->n_ups++;
+        }
+        break;
+    case TD_VB_ASYNC_GID_CHANGE: {
+        struct td_vb_gid before = rail->gid;
+        if (xfer_rail_pick_gid(r, rail, NULL) == TD_OK && memcmp(before.raw, rail->gid.raw, sizeof before.raw) != 0)
+            break_links(x, i, 0, "the device's address changed");
+        break;
+    }
+    case TD_VB_ASYNC_LID_CHANGE: {
+        struct td_vb_port now;
+        if (r->vb->query_port(rail->device, r->config.port, &now)) break; /* it stands as it was, or an event says more */
+        bool moved = now.lid != rail->port.lid;
+        rail->port = now;
+        if (moved) break_links(x, i, 0, "the port's LID changed"); /* peers still send to the old one: the next attempt's set-up tells them */
+        break;
+    }
+    case TD_VB_ASYNC_OTHER:
+    case TD_VB_ASYNC_N_KINDS: break;
+    }
+}
+
+bool xfer_rdma_poll(struct td_xfer *x)
+{
+    struct xfer_rdma *r = x->rdma;
+    bool any = false;
+    for (uint32_t i = 0; i < r->n_rails; i++) {
+        struct td_vb_async e;
+        while (r->rail[i].device && r->vb->async_get(r->rail[i].device, &e)) {
+            on_async(x, i, &e);
+            any = true;
+        }
+    }
+    for (uint32_t i = 0; i < MAX_LINKS; i++)
+        if (r->link[i] && r->link[i]->joining && atomic_load(&r->link[i]->joining->over)) {
+            joined(x, r->link[i]);
+            any = true;
+        }
+    if (r->n_links && take_completions(x)) any = true;
+    for (uint32_t i = 0; i < MAX_LINKS; i++) {
+        struct xfer_rdma_link *l = r->link[i];
+        if (l && l->doomed_ns && xfer_now(x) >= l->doomed_ns) l->broken = true;
+        if (l && l->broken && !l->quiet) close_broken(x, l);
+    }
+    return any;
+}
+
+void xfer_rdma_close(struct td_xfer *x)
+{
+    struct xfer_rdma *r = x->rdma;
+    if (!r) return;
+    for (uint32_t i = 0; i < MAX_LINKS; i++) {
+        struct xfer_rdma_link *l = r->link[i];
+        if (!l) continue; /* those with a connection were fenced with it */
+        pthread_join(l->joining->thread, NULL);
+        free(l->joining);
+        l->joining = NULL;
+        link_end(x, l);
+    }
+    xfer_rails_close(r);
+    for (uint32_t i = 0; r->op_keys && i < x->core.max_ops; i++) free(r->op_keys[i]);
+    free(r->op_keys);
+    free(r->grant);
+    free(r->cells);
+    free(r->flush_cells);
+    if (r->dmabuf_fd >= 0) close(r->dmabuf_fd);
+    free(r);
+    x->rdma = NULL;
+}
+
+/* --- progress without spinning -------------------------------------------------------------------------------------------------- */
+
+/* Polls for spin_ns, which grows while completions come soon after falling asleep and shrinks while they do not; then arms the channels. */
+bool xfer_rdma_sleep(struct td_xfer *x)
+{
+    struct xfer_rdma *r = x->rdma;
+    bool may_sleep = true;
+    if (r->flushing) return false;
+    for (uint32_t i = 0; i < r->n_rails && !r->n_links; i++) /* what the last link's end told: unread it would wake us for ever */
+        if (xfer_rail_tells(&r->rail[i])) r->vb->cq_clear(r->rail[i].cq);
+    if (!r->n_links) return true;
+    uint64_t until = td_now_ns() + r->spin_ns;
+    while (r->spin_ns && td_now_ns() < until) {
+        if (take_completions(x)) return false;
+        if (atomic_load(&x->rung) || atomic_load(&x->n_callers)) return false; /* the lock is held here: a caller must not wait for this */
+    }
+    for (uint32_t i = 0; i < r->n_rails; i++) {
+        if (!xfer_rail_tells(&r->rail[i])) continue;
+        r->vb->cq_clear(r->rail[i].cq);
+        int error = r->vb->cq_arm(r->rail[i].cq);
+        if (!error) continue;
+        rail_is_deaf(x, i, "cannot be armed", error); /* asleep, nothing would wake it */
+        may_sleep = false;
+    }
+    return !take_completions(x) && may_sleep;
+}
+
+void xfer_rdma_woke(struct td_xfer *x, uint64_t slept_ns, bool by_channel)
+{
+    struct xfer_rdma *r = x->rdma;
+    if (by_channel && slept_ns < SPIN_MAX_NS) r->spin_ns = r->spin_ns ? (2 * r->spin_ns < SPIN_MAX_NS ? 2 * r->spin_ns : SPIN_MAX_NS) : SPIN_MAX_NS / 8;
+    else r->spin_ns /= 2;
+}
+
+void xfer_rdma_stats(const struct td_xfer *x, struct td_xfer_stats *stats)
+{
+    stats->n_work_requests = x->rdma->n_wr;
+    stats->n_doorbells = x->rdma->n_doorbells;
+    stats->n_gpu_flushes = x->rdma->n_flushes;
+    stats->n_rail_errors = x->rdma->n_rail_errors;
+    stats->n_async_events = x->rdma->n_async;
+    stats->n_windows = x->rdma->n_windows;
+    stats->n_wide_windows = x->rdma->n_wide;
+}

@@ -1,0 +1,255 @@
+/* tcp.c - sockets across hosts: listen, dial, and the two calls that move payload.
+ *
+ * Receiving: the header has been read and checked, so the payload goes by recvmsg straight into the destination blocks, in pieces, and before
+ * every piece the core is asked again whether slot, generation, attempt and handle still stand; when not, the rest of the frame is read into
+ * a scrap buffer. Nothing outside this process can place a byte, so a revoked slot is fenced the moment no piece is under way.
+ *
+ * Sending: sendmsg from the source blocks. An op that ended in the middle of a frame still owes the stream the frame's length: the rest is
+ * zeros, so its source blocks are free at once; ABORT follows and the receiver never counts that attempt as complete. With TLS a byte counts as sent when
+ * it has been sealed into the channel's own memory, so this holds there, too. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/transfer/transfer_internal.h"
+
+static td_status resolve(const char *host, uint16_t port, int flags, struct addrinfo **ret_list, struct td_err *err)
+{
+    char service[8];
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = flags | AI_NUMERICSERV};
+    snprintf(service, sizeof service, "%u", port);
+    int e = getaddrinfo(host, service, &hints, ret_list);
+    if (e) return td_fail(err, TD_ERR_INVALID, "xfer: address \"%s\": %s", host, gai_strerror(e));
+    return TD_OK;
+}
+
+td_status xfer_tcp_listen(struct td_xfer *x, const struct td_xfer_config *config, struct td_err *err)
+{
+    struct addrinfo *list = NULL;
+    const char *host = config->listen_host && config->listen_host[0] ? config->listen_host : "127.0.0.1";
+    td_status status = resolve(host, config->listen_port, AI_PASSIVE, &list, err);
+    if (status) return status;
+    int fd = socket(list->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), on = 1;
+    if (fd < 0) {
+        freeaddrinfo(list);
+        return td_fail(err, TD_ERR_IO, "xfer: socket: %s", strerror(errno));
+    }
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    struct sockaddr_storage bound;
+    socklen_t bound_bytes = sizeof bound;
+    if (bind(fd, list->ai_addr, list->ai_addrlen) || listen(fd, 128) || getsockname(fd, (struct sockaddr *)&bound, &bound_bytes)) {
+        status = td_fail(err, TD_ERR_IO, "xfer: listen on %s port %u: %s", host, config->listen_port, strerror(errno));
+        goto err_close;
+    }
+    freeaddrinfo(list);
+    list = NULL;
+    x->port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port : ((struct sockaddr_in *)&bound)->sin_port);
+
+    /* Grants carry a number, so that no sender ever waits for a name server. */
+    if (config->advertise_host && config->advertise_host[0]) host = config->advertise_host;
+    status = resolve(host, x->port, 0, &list, err);
+    if (status) goto err_close;
+    if (getnameinfo(list->ai_addr, list->ai_addrlen, x->host, sizeof x->host, NULL, 0, NI_NUMERICHOST)) {
+        status = td_fail(err, TD_ERR_INVALID, "xfer: advertise_host \"%s\" is too long", host);
+        goto err_close;
+    }
+    if (strcmp(x->host, "0.0.0.0") == 0 || strcmp(x->host, "::") == 0) {
+        status = td_fail(err, TD_ERR_INVALID, "xfer: advertise_host must name an address that peers can dial, %s is none", x->host);
+        goto err_close;
+    }
+    freeaddrinfo(list);
+    x->tcp_fd = fd;
+    return TD_OK;
+
+err_close:
+    if (list) freeaddrinfo(list);
+    close(fd);
+    return status;
+}
+
+void xfer_tcp_tune(const struct td_xfer *x, int fd)
+{
+    int on = 1;
+    unsigned timeout_ms = (unsigned)(2 * x->peer_timeout_ns / TD_NS_PER_MS);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+}
+
+int xfer_tcp_dial(struct td_xfer *x, const char *host, uint16_t port, bool *ret_connected)
+{
+    struct addrinfo *list = NULL;
+    if (resolve(host, port, AI_NUMERICHOST, &list, NULL)) {
+        errno = EINVAL;
+        return -1;
+    }
+    int fd = socket(list->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), e = 0;
+    if (fd >= 0) {
+        xfer_tcp_tune(x, fd);
+        *ret_connected = connect(fd, list->ai_addr, list->ai_addrlen) == 0;
+        if (!*ret_connected && errno != EINPROGRESS) {
+            e = errno;
+            close(fd);
+            fd = -1;
+        }
+    } else {
+        e = errno;
+    }
+    freeaddrinfo(list);
+    errno = e;
+    return fd;
+}
+
+ssize_t xfer_tcp_recv(struct td_xfer_conn *c, void *to, size_t n)
+{
+    return c->tls ? td_tls_recv(c->tls, to, n) : recv(c->fd, to, n, MSG_DONTWAIT);
+}
+
+ssize_t xfer_tcp_send(struct td_xfer_conn *c, const void *from, size_t n)
+{
+    return c->tls ? td_tls_send(c->tls, from, n) : send(c->fd, from, n, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+const char *xfer_tcp_why(const struct td_xfer_conn *c)
+{
+    return c->tls && td_tls_reason(c->tls)[0] ? td_tls_reason(c->tls) : strerror(errno);
+}
+
+/* Payload up to iov's n_bytes, and what comes behind it ahead: that goes to c->in. The lock is not held. */
+static ssize_t recv_payload(struct td_xfer_conn *c, struct iovec *iov, int n_iov, size_t n_bytes, bool is_last)
+{
+    size_t ahead = is_last ? XFER_IN_DATA_BYTES : 0; /* after the payload comes a header */
+    if (ahead) iov[n_iov++] = (struct iovec){.iov_base = c->in, .iov_len = ahead};
+    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)n_iov};
+    ssize_t k = c->tls ? td_tls_recvv(c->tls, iov, n_iov) : recvmsg(c->fd, &msg, MSG_DONTWAIT);
+    if (k > 0) c->drained = (size_t)k < n_bytes + ahead;
+    if (k > (ssize_t)n_bytes) {
+        c->in_at = 0;
+        c->in_used = (uint32_t)(k - (ssize_t)n_bytes);
+        k = (ssize_t)n_bytes;
+    }
+    return k;
+}
+
+/* Device memory: to a staging buffer, which the end of this reading turn sends on (device_copy.c). */
+static ssize_t device_read(struct td_xfer *x, struct td_xfer_conn *c, size_t left)
+{
+    struct iovec iov[2];
+    size_t n = c->in_used && left > c->in_used ? c->in_used : left;
+    uint8_t *to = xfer_staged_room(x, &n);
+    ssize_t k;
+    if (!to) {
+        c->rx_starved = true;
+        errno = EAGAIN;
+        return -1;
+    }
+    if (c->in_used) {
+        k = xfer_conn_in(c, to, n);
+    } else {
+        iov[0] = (struct iovec){.iov_base = to, .iov_len = n};
+        pthread_mutex_unlock(&x->lock);
+        k = recv_payload(c, iov, 1, n, n == left);
+        int e = errno;
+        pthread_mutex_lock(&x->lock);
+        errno = e;
+    }
+    if (k <= 0) return k;
+    xfer_staged_took(x, c, (size_t)k);
+    c->n_payload += (uint32_t)k;
+    return k;
+}
+
+ssize_t xfer_tcp_data_read(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    const struct td_xfer_frame *f = &c->rx_frame;
+    size_t left = f->length - c->n_payload, n_bytes = 0;
+    if (!c->in_used && c->drained) {
+        errno = EAGAIN;
+        return -1;
+    }
+    bool fits = !c->rx_drop && (x->device ? td_xfer_core_is_bound(&x->core, c->link, f) : td_xfer_core_place_begin(&x->core, c->link, f));
+    if (!fits) {
+        c->rx_drop = true;
+        ssize_t k = c->in_used ? xfer_conn_in(c, NULL, left) : xfer_tcp_recv(c, x->scrap, left < sizeof x->scrap ? left : sizeof x->scrap);
+        if (k > 0) c->n_payload += (uint32_t)k;
+        return k;
+    }
+    if (x->device) return device_read(x, c, left);
+    struct iovec iov[XFER_MAX_IOV + 1];
+    uint64_t offset = f->offset + c->n_payload;
+    if (c->in_used && left > c->in_used) left = c->in_used;
+    int n_iov = td_xfer_iov(x->base, x->block_bytes, x->core.slots[f->slot].dst, offset, left, iov, XFER_MAX_IOV, &n_bytes), e = 0;
+    ssize_t k = 0;
+    pthread_mutex_unlock(&x->lock);
+    if (c->in_used) { /* came along with the header */
+        for (int i = 0; i < n_iov; i++) k += xfer_conn_in(c, iov[i].iov_base, iov[i].iov_len);
+    } else {
+        k = recv_payload(c, iov, n_iov, n_bytes, n_bytes == left);
+        e = errno;
+    }
+    pthread_mutex_lock(&x->lock);
+    if (k > 0) c->n_payload += (uint32_t)k;
+    td_xfer_core_place_end(&x->core, xfer_now(x), f->slot, k > 0 ? (size_t)k : 0);
+    errno = e;
+    return k;
+}
+
+ssize_t xfer_tcp_data_write(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    struct iovec iov[XFER_MAX_IOV + 2];
+    size_t covered = 0;
+    int n_iov = 0;
+    uint32_t n_out = c->tx_header_left == 64 ? c->out_used : 0; /* before a frame that has not begun */
+    if (n_out) {
+        if (c->out_at) memmove(c->out, c->out + c->out_at, c->out_used); /* or xfer_conn_queue might, while the lock is free */
+        c->out_at = 0;
+        iov[n_iov++] = (struct iovec){.iov_base = c->out, .iov_len = n_out};
+    }
+    if (c->tx_header_left) iov[n_iov++] = (struct iovec){.iov_base = c->tx_header + 64 - c->tx_header_left, .iov_len = c->tx_header_left};
+    bool reads = td_xfer_core_read_begin(&x->core, c->tx_op, c->tx_handle);
+    if (reads && x->device) {
+        iov[n_iov++] = (struct iovec){.iov_base = xfer_staged_bytes(x, c), .iov_len = c->tx_left};
+        covered = c->tx_left;
+    } else if (reads) {
+        n_iov += td_xfer_iov(x->base, x->block_bytes, x->core.ops[c->tx_op].src, c->tx_offset, c->tx_left, iov + n_iov, XFER_MAX_IOV, &covered);
+    } else {
+        covered = c->tx_left < sizeof x->zeros ? c->tx_left : sizeof x->zeros;
+        iov[n_iov++] = (struct iovec){.iov_base = x->zeros, .iov_len = covered};
+    }
+    bool whole = reads && xfer_zc_wanted(c, covered), zerocopy = whole && !c->tx_header_left;
+    if (whole && !zerocopy) n_iov = n_out ? 2 : 1; /* what changes right away goes ahead, copied */
+    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)n_iov};
+    int flags = MSG_DONTWAIT | MSG_NOSIGNAL | (zerocopy ? MSG_ZEROCOPY : whole ? MSG_MORE : 0);
+    pthread_mutex_unlock(&x->lock);
+    ssize_t k = c->tls ? td_tls_sendv(c->tls, iov, n_iov) : sendmsg(c->fd, &msg, flags);
+    if (k < 0 && errno == ENOBUFS && zerocopy) { /* no room to note it down: this one is copied */
+        zerocopy = false;
+        k = sendmsg(c->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
+    }
+    int e = errno;
+    pthread_mutex_lock(&x->lock);
+    if (k > 0 && zerocopy) xfer_zc_sent(x, c, c->tx_op);
+    size_t n_payload = 0;
+    if (k > 0) {
+        size_t n_queued = (size_t)k < n_out ? (size_t)k : n_out, rest = (size_t)k - n_queued;
+        uint32_t n_header = rest < c->tx_header_left ? (uint32_t)rest : c->tx_header_left;
+        xfer_conn_sent(c, n_queued);
+        n_payload = rest - n_header;
+        c->tx_header_left -= n_header;
+        c->tx_left -= (uint32_t)n_payload;
+        c->tx_offset += n_payload;
+    }
+    if (reads) td_xfer_core_read_end(&x->core, xfer_now(x), c->tx_op, n_payload);
+    if (!c->tx_left && !c->tx_header_left) {
+        td_xfer_core_tx_done(&x->core, c->tx_op, c->tx_handle);
+        if (x->device) xfer_staged_sent(x, c);
+    }
+    errno = e;
+    return k;
+}
