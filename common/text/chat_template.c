@@ -1,7 +1,7 @@
 /* chat_template.c - finding a model's template, knowing its family, and rendering it or saying why not.
  *
  * Recognition has two steps. The family comes from marks that its templates share (the strings around a turn), looked for in order: the first
- * row of the table that fits names it. Then the template must be understood as a whole: jinja.c parses it and, for each chat, follows the path
+ * row of the table that fits names it. Then the template must be understood as a whole: jinja.h parses it and, for each chat, follows the path
  * that the chat takes through it. So variants of a family (a default system message, a trim, a date, an order of roles that raises) are rendered
  * as that very template has them. A template without a known mark, or with a construct that is not understood, is refused: TD_ERR_UNSUPPORTED.
  *
