@@ -6,7 +6,7 @@
 
 #define MAX_FREE_S 9e9   /* in ns that still fits 64 bits; three centuries */
 
-void td_ledger_scan(const struct td_core_worker *w, struct td_core_scan *s)
+void td_account_scan(const struct td_core_worker *w, struct td_core_scan *s)
 {
     *s = (struct td_core_scan){.room_tokens = w->state == TD_WORKER_READY && !w->shunned && !w->kept && w->assigned < w->max_seqs ? w->kv_tokens : 0};
     if (w->role == TD_ROLE_PREFILL) {
@@ -20,46 +20,46 @@ void td_ledger_scan(const struct td_core_worker *w, struct td_core_scan *s)
     }
 }
 
-void td_ledger_part(const struct td_core_worker *w, struct td_fullness_part *p)
+void td_account_part(const struct td_core_worker *w, struct td_load_part *p)
 {
     memset(p, 0, sizeof *p); /* parts are compared byte by byte */
     if (w->state != TD_WORKER_READY) return;
     if (w->role == TD_ROLE_PREFILL) {
-        p->kind = TD_FULLNESS_PREFILL;
+        p->kind = TD_LOAD_PREFILL;
         p->free_ns = w->free_at_s >= MAX_FREE_S ? (uint64_t)(MAX_FREE_S * 1e9) : w->free_at_s > 0 ? (uint64_t)(w->free_at_s * 1e9) : 0;
         return;
     }
-    p->kind = TD_FULLNESS_DECODE;
+    p->kind = TD_LOAD_DECODE;
     p->assigned = w->assigned;
     p->max_seqs = w->max_seqs;
     p->promised_tokens = w->promised_tokens;
     p->kv_tokens = w->kv_tokens;
-    p->step_share = (uint64_t)(w->step_share * (double)TD_FULLNESS_SHARE_ONE);
+    p->step_share = (uint64_t)(w->step_share * (double)TD_LOAD_SHARE_ONE);
 }
 
-void td_ledger_changed(struct td_core_worker *w)
+void td_account_changed(struct td_core_worker *w)
 {
-    if (w->scan) td_ledger_scan(w, w->scan);
+    if (w->scan) td_account_scan(w, w->scan);
     if (!w->fullness) return;
-    struct td_fullness_part part;
-    td_ledger_part(w, &part);
-    td_fullness_put(w->fullness, w->at, &part);
+    struct td_load_part part;
+    td_account_part(w, &part);
+    td_load_put(w->fullness, w->at, &part);
 }
 
-void td_ledger_join(struct td_core_worker *w, const struct td_core_event *e)
+void td_account_join(struct td_core_worker *w, const struct td_core_event *e)
 {
     struct td_core_scan *scan = w->scan;
-    struct td_fullness *fullness = w->fullness;
+    struct td_load *fullness = w->fullness;
     uint32_t at = w->at;
     *w = (struct td_core_worker){.state = TD_WORKER_READY, .role = e->role, .kv_tokens = e->a, .max_seqs = (uint32_t)e->b,
                                  .node_class = (uint32_t)e->c,
                                  .max_step_tokens = (uint32_t)e->d, .kv_bytes_per_token = e->e, .snapshot_ns = e->now_ns, .correction = 1,
                                  .one_token = e->f & 1,
                                  .min_tpot_s = INFINITY, .scan = scan, .fullness = fullness, .at = at};
-    td_ledger_changed(w);
+    td_account_changed(w);
 }
 
-void td_ledger_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker, uint32_t turn, uint64_t n_tokens, double work_s,
+void td_account_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker, uint32_t turn, uint64_t n_tokens, double work_s,
                             double now_s)
 {
     *leg = (struct td_leg){.worker = worker, .pending = true, .planned = true, .tokens = n_tokens, .work_s = work_s, .turn = turn,
@@ -74,16 +74,16 @@ void td_ledger_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint32
     w->planned_tokens += n_tokens;
     w->planned_s += work_s;
     w->free_at_s = fmax(w->free_at_s, now_s) + work_s;
-    td_ledger_changed(w);
+    td_account_changed(w);
 }
 
-void td_ledger_link_open(struct td_core_worker *w, struct td_leg *leg, double link_s, double from_s)
+void td_account_link_open(struct td_core_worker *w, struct td_leg *leg, double link_s, double from_s)
 {
     leg->link_s = link_s;
     w->link_s += link_s;
     w->link_by_turn_s[leg->turn] += link_s;
     w->link_free_at_s = fmax(w->link_free_at_s, from_s) + link_s;
-    td_ledger_changed(w);
+    td_account_changed(w);
 }
 
 /* A leg is over, and its transfer. What the others still have to send is all that the link can be behind the computing: predictions that were too
@@ -107,7 +107,7 @@ static void plan_settle(struct td_core_worker *w, struct td_leg *leg)
     w->planned_s = w->planned_tokens ? fmax(0, w->planned_s - leg->work_s) : 0;
 }
 
-void td_ledger_prefill_tell(struct td_core_worker *w, struct td_leg *leg)
+void td_account_prefill_tell(struct td_core_worker *w, struct td_leg *leg)
 {
     if (leg->planned) {
         w->n_told++;
@@ -133,7 +133,7 @@ static void prefill_settle(struct td_core_worker *w, struct td_leg *leg)
     w->pending_by_turn[leg->turn].s = w->pending_by_turn[leg->turn].n ? fmax(0, w->pending_by_turn[leg->turn].s - leg->work_s) : 0;
 }
 
-void td_ledger_prefill_done(struct td_core_worker *w, struct td_leg *leg, double now_s)
+void td_account_prefill_done(struct td_core_worker *w, struct td_leg *leg, double now_s)
 {
     if (leg->worker == TD_NO_WORKER || !leg->pending) return;
     prefill_settle(w, leg);
@@ -141,10 +141,10 @@ void td_ledger_prefill_done(struct td_core_worker *w, struct td_leg *leg, double
     /* The step that ended may have computed the first part of whoever is next: that leaves together with this one's KV. */
     w->crowded = w->n_sending++ > 0 || w->n_told > 0 || w->crowded;
     w->free_at_s = now_s + w->pending_s;
-    td_ledger_changed(w);
+    td_account_changed(w);
 }
 
-void td_ledger_decode_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker, bool local, uint64_t n_tokens, uint64_t n_promised,
+void td_account_decode_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker, bool local, uint64_t n_tokens, uint64_t n_promised,
                            uint64_t n_local, double tpot_s)
 {
     *leg = (struct td_leg){.worker = worker, .pending = true, .local = local, .tokens = n_tokens, .promised = n_promised, .local_tokens = n_local,
@@ -161,10 +161,10 @@ void td_ledger_decode_open(struct td_core_worker *w, struct td_leg *leg, uint32_
     } else if (tpot_s <= w->min_tpot_s) {
         w->n_min_tpot++;
     }
-    td_ledger_changed(w);
+    td_account_changed(w);
 }
 
-void td_ledger_decode_active(struct td_core_worker *w, struct td_leg *leg)
+void td_account_decode_active(struct td_core_worker *w, struct td_leg *leg)
 {
     if (leg->worker == TD_NO_WORKER || !leg->pending) return;
     leg->pending = false;
@@ -174,10 +174,10 @@ void td_ledger_decode_active(struct td_core_worker *w, struct td_leg *leg)
     leg->local_tokens = 0;
     w->n_active++;
     w->active_tokens += leg->tokens;
-    td_ledger_changed(w);
+    td_account_changed(w);
 }
 
-void td_ledger_decode_grow(struct td_core_worker *w, struct td_leg *leg, uint64_t n_more)
+void td_account_decode_grow(struct td_core_worker *w, struct td_leg *leg, uint64_t n_more)
 {
     if (leg->worker == TD_NO_WORKER) return;
     leg->tokens += n_more;
@@ -187,11 +187,11 @@ void td_ledger_decode_grow(struct td_core_worker *w, struct td_leg *leg, uint64_
     if (leg->tokens > leg->promised) {
         w->promised_tokens += leg->tokens - leg->promised;
         leg->promised = leg->tokens;
-        td_ledger_changed(w);
+        td_account_changed(w);
     }
 }
 
-void td_ledger_close(struct td_core_worker *w, struct td_leg *leg, double now_s)
+void td_account_close(struct td_core_worker *w, struct td_leg *leg, double now_s)
 {
     if (leg->worker == TD_NO_WORKER) return;
     w->assigned--;
@@ -221,15 +221,15 @@ void td_ledger_close(struct td_core_worker *w, struct td_leg *leg, double now_s)
         w->n_min_tpot = 0;
     }
     *leg = (struct td_leg){.worker = TD_NO_WORKER};
-    td_ledger_changed(w);
+    td_account_changed(w);
 }
 
-void td_ledger_call_failed(struct td_core_worker *w, const struct td_leg *leg)
+void td_account_call_failed(struct td_core_worker *w, const struct td_leg *leg)
 {
     if (leg->worker != TD_NO_WORKER && leg->pending && !leg->planned && w->calls_sent > w->calls_seen) w->calls_sent--;
 }
 
-void td_ledger_snapshot(struct td_core_worker *w, const struct td_core_event *e, double now_s)
+void td_account_snapshot(struct td_core_worker *w, const struct td_core_event *e, double now_s)
 {
     w->snapshot_seq = e->a;
     w->snapshot_ns = e->now_ns;
@@ -244,5 +244,5 @@ void td_ledger_snapshot(struct td_core_worker *w, const struct td_core_event *e,
         if (left < 1) w->free_at_s = fmin(w->free_at_s, now_s + w->planned_s + fmax(0, w->pending_s - w->planned_s) * left);
         else w->free_at_s = fmax(w->free_at_s, now_s + w->pending_s); /* nothing was computed since: it is behind our plan */
     }
-    td_ledger_changed(w);
+    td_account_changed(w);
 }

@@ -26,26 +26,26 @@ struct td_leg {
 };
 
 /* Makes w->scan and w's part of w->fullness true again: called by everybody who writes to *w, the functions below included. */
-void td_ledger_changed(struct td_core_worker *w);
-void td_ledger_scan(const struct td_core_worker *w, struct td_core_scan *ret_scan);     /* what it should be */
-void td_ledger_part(const struct td_core_worker *w, struct td_fullness_part *ret_part); /* what it adds to the fleet's fullness */
+void td_account_changed(struct td_core_worker *w);
+void td_account_scan(const struct td_core_worker *w, struct td_core_scan *ret_scan);     /* what it should be */
+void td_account_part(const struct td_core_worker *w, struct td_load_part *ret_part); /* what it adds to the fleet's fullness */
 
 /* *w is zeroed, or a former holder of the place. */
-void td_ledger_join(struct td_core_worker *w, const struct td_core_event *join);
-void td_ledger_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker, uint32_t turn, uint64_t n_tokens, double work_s,
+void td_account_join(struct td_core_worker *w, const struct td_core_event *join);
+void td_account_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker, uint32_t turn, uint64_t n_tokens, double work_s,
                             double now_s);
 /* Its KV takes link_s on the link, from from_s on at the earliest: with the first chunk. Once for each leg. */
-void td_ledger_link_open(struct td_core_worker *w, struct td_leg *leg, double link_s, double from_s);
-void td_ledger_prefill_tell(struct td_core_worker *w, struct td_leg *leg);                 /* its call is made now */
-void td_ledger_prefill_done(struct td_core_worker *w, struct td_leg *leg, double now_s);   /* its first token was seen */
-void td_ledger_decode_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker, bool local, uint64_t n_tokens, uint64_t n_promised,
+void td_account_link_open(struct td_core_worker *w, struct td_leg *leg, double link_s, double from_s);
+void td_account_prefill_tell(struct td_core_worker *w, struct td_leg *leg);                 /* its call is made now */
+void td_account_prefill_done(struct td_core_worker *w, struct td_leg *leg, double now_s);   /* its first token was seen */
+void td_account_decode_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker, bool local, uint64_t n_tokens, uint64_t n_promised,
                            uint64_t n_local, double tpot_s);
-void td_ledger_decode_active(struct td_core_worker *w, struct td_leg *leg);                /* its first decode token was seen */
-void td_ledger_decode_grow(struct td_core_worker *w, struct td_leg *leg, uint64_t n_more);
+void td_account_decode_active(struct td_core_worker *w, struct td_leg *leg);                /* its first decode token was seen */
+void td_account_decode_grow(struct td_core_worker *w, struct td_leg *leg, uint64_t n_more);
 /* Ends either kind of leg; leg->worker is TD_NO_WORKER after it. */
-void td_ledger_close(struct td_core_worker *w, struct td_leg *leg, double now_s);
+void td_account_close(struct td_core_worker *w, struct td_leg *leg, double now_s);
 /* The leg's call failed to reach its worker, as far as can be told (UNAVAILABLE before any answer): no snapshot will count it. Before its close. */
-void td_ledger_call_failed(struct td_core_worker *w, const struct td_leg *leg);
-void td_ledger_snapshot(struct td_core_worker *w, const struct td_core_event *snapshot, double now_s);
+void td_account_call_failed(struct td_core_worker *w, const struct td_leg *leg);
+void td_account_snapshot(struct td_core_worker *w, const struct td_core_event *snapshot, double now_s);
 
 #endif

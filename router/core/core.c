@@ -98,7 +98,7 @@ static void move_ceilings(struct td_core *c, uint32_t rank, bool good)
     double target = (1 + c->cfg.attainment) / 2, by = good ? CEILING_STEP : -CEILING_STEP * target / (1 - target);
     for (uint32_t i = rank + 1; i < c->n_ranks; i++) {
         c->ceilings[i] = fmin(CEILING_MAX, fmax(CEILING_MIN, c->ceilings[i] + by));
-        td_order_set_ceiling(c->order, i, c->ceilings[i]);
+        td_queue_set_ceiling(c->order, i, c->ceilings[i]);
     }
 }
 
@@ -115,11 +115,11 @@ static td_status open_parts(struct td_core *c, struct td_err *err)
         c->guarded_tpot_s = g->classes[i].tpot_ms * 1e-3;
         c->guarded_tpot_class = i;
     }
-    td_fullness_init(&c->fullness, c->guarded_ttft_s);
-    td_status s = td_order_create(g->max_requests, g->n_classes, ranks, &c->order, err);
+    td_load_init(&c->fullness, c->guarded_ttft_s);
+    td_status s = td_queue_create(g->max_requests, g->n_classes, ranks, &c->order, err);
     struct td_lat_config lc = {.attainment = g->attainment, .eta = 0.02, .forgetting = 0.999};
     if (!s) s = td_latency_create(&lc, &c->latency, err);
-    for (uint32_t i = 1; !s && i < c->n_ranks; i++) td_order_set_ceiling(c->order, i, c->ceilings[i]);
+    for (uint32_t i = 1; !s && i < c->n_ranks; i++) td_queue_set_ceiling(c->order, i, c->ceilings[i]);
     if (!s && g->max_prefix_entries) s = td_prefix_index_create(TD_CORE_MAX_WORKERS, g->max_prefix_entries, &c->index, err);
     for (uint32_t i = 0; !s && i < g->n_thetas; i++)
         if (g->thetas[i].known) td_latency_set_theta(c->latency, i, &g->thetas[i]);
@@ -173,7 +173,7 @@ td_status td_core_create(const struct td_core_config *config, struct td_core **r
 void td_core_destroy(struct td_core *c)
 {
     if (!c) return;
-    td_order_destroy(c->order);
+    td_queue_destroy(c->order);
     td_latency_destroy(c->latency);
     td_prefix_index_destroy(c->index);
     free(c->requests);
@@ -194,22 +194,22 @@ struct td_core_action *core_emit(struct td_core *c, enum td_core_action_kind kin
 
 /* ---- queue ----------------------------------------------------------------------------------------------------------------------------- */
 
-struct td_order_key core_key_of(const struct td_core *c, const struct request *r)
+struct td_queue_key core_key_of(const struct td_core *c, const struct request *r)
 {
     bool bound = r->ttft_s < INFINITY, started = r->first_ns != 0;
     uint64_t deadline = r->arrived_ns + (started ? 0 : bound ? (uint64_t)(r->ttft_s * 1e9) : NO_DEADLINE_NS);
-    return (struct td_order_key){.slo_class = r->slo_class, .tenant = r->tenant, .priority = r->priority, .deadline_ns = deadline, .id = r->id,
+    return (struct td_queue_key){.slo_class = r->slo_class, .tenant = r->tenant, .priority = r->priority, .deadline_ns = deadline, .id = r->id,
                                  .bound = bound && !started, .hopeless = bound && !started && c->now_ns > deadline};
 }
 
 static void queue_insert(struct td_core *c, struct request *r)
 {
-    struct td_order_key key = core_key_of(c, r);
-    td_order_insert(c->order, (uint32_t)(r - c->requests), &key, r->work_s, c->now_ns);
+    struct td_queue_key key = core_key_of(c, r);
+    td_queue_insert(c->order, (uint32_t)(r - c->requests), &key, r->work_s, c->now_ns);
     r->phase = QUEUED;
 }
 
-void core_queue_remove(struct td_core *c, struct request *r) { td_order_remove(c->order, (uint32_t)(r - c->requests)); }
+void core_queue_remove(struct td_core *c, struct request *r) { td_queue_remove(c->order, (uint32_t)(r - c->requests)); }
 
 /* ---- legs and their ledger --------------------------------------------------------------------------------------------------------------- */
 
@@ -231,19 +231,19 @@ void core_refresh_step(struct td_core *c, uint32_t worker)
     if (w->role != TD_ROLE_DECODE) return;
     w->step_s = td_worker_step_s(c->latency, worker, w, w->n_active + w->n_pending + 1.0, (double)(w->active_tokens + w->reserved_tokens));
     if (c->cfg.n_classes > 1) w->step_share = step_share(c, worker);
-    td_ledger_changed(w);
+    td_account_changed(w);
 }
 
 static void shun(struct td_core *c, uint32_t worker)
 {
     c->workers[worker].shunned = true;
-    td_ledger_changed(&c->workers[worker]);
+    td_account_changed(&c->workers[worker]);
 }
 
 static void set_state(struct td_core_worker *w, enum td_worker_state state)
 {
     w->state = state;
-    td_ledger_changed(w);
+    td_account_changed(w);
 }
 
 /* The last request with the tightest objective there went: look for the next. Rare: most requests of a worker share a class. */
@@ -265,7 +265,7 @@ static void leg_close(struct td_core *c, struct td_leg *leg)
     if (leg->worker == TD_NO_WORKER) return;
     uint32_t worker = leg->worker;
     struct td_core_worker *w = &c->workers[worker];
-    td_ledger_close(w, leg, c->now_s);
+    td_account_close(w, leg, c->now_s);
     c->room_changed = true;
     if (w->role != TD_ROLE_DECODE) return;
     if (w->state == TD_WORKER_SUSPECT) return; /* all of its legs end now (worker_lost), and none comes before it is back */
@@ -312,7 +312,7 @@ static void learn_from(struct td_core *c, const struct request *r)
 {
     uint64_t n_out = r->n_tokens - r->n_prompt;
     td_latency_observe_output(c->latency, r->slo_class, (uint32_t)(n_out > UINT32_MAX ? UINT32_MAX : n_out));
-    td_order_charge(c->order, r->tenant, 2.0 * (double)n_out, c->now_ns);
+    td_queue_charge(c->order, r->tenant, 2.0 * (double)n_out, c->now_ns);
     if (r->first_ns == 0) return;
     double ttft = (double)(r->first_ns - r->arrived_ns) * 1e-9,
         tpot = n_out > 1 ? (double)(r->last_ns - r->first_ns) * 1e-9 / (double)(n_out - 1) : 0;
@@ -444,7 +444,7 @@ static void on_join(struct td_core *c, const struct td_core_event *e)
     if (join.c >= TD_CORE_MAX_NODE_CLASSES) join.c = TD_CORE_MAX_NODE_CLASSES - 1;
     if (join.d > 1u << 20) join.d = 1u << 20;
     if (join.e > 1u << 30) join.e = 1u << 30;
-    td_ledger_join(&c->workers[e->worker], &join);
+    td_account_join(&c->workers[e->worker], &join);
     td_latency_node_join(c->latency, e->worker, (uint32_t)join.c);
     roster_insert(c, e->worker, e->role);
     if (e->worker >= c->n_workers) c->n_workers = e->worker + 1;
@@ -458,7 +458,7 @@ static void on_snapshot(struct td_core *c, const struct td_core_event *e)
     if (!w || e->a <= w->snapshot_seq) return;              /* an old one */
     if (e->a - w->snapshot_seq > MAX_SEQ_JUMP) return;      /* of no future of ours: taken, it would shut out all that follow */
     if (td_worker_doubt(w, c->now_s) > 1) c->room_changed = true; /* its margins are what they were */
-    td_ledger_snapshot(w, e, c->now_s);
+    td_account_snapshot(w, e, c->now_s);
     w->snapshot_ns = c->now_ns;
     if (w->shunned || w->state == TD_WORKER_SUSPECT) c->room_changed = true;
     w->shunned = false;
@@ -479,7 +479,7 @@ static void on_step(struct td_core *c, const struct td_core_event *e)
         if (e->a) w->mix_rows += 0.2 * ((double)e->a - w->mix_rows);
     }
     w->correction = td_latency_correction(c->latency, e->worker);
-    td_ledger_changed(w);
+    td_account_changed(w);
     if (e->c) core_refresh_step(c, e->worker);
 }
 
@@ -533,12 +533,12 @@ static void on_request(struct td_core *c, const struct td_core_event *e)
     c->n_live++;
     count_arrival(c);
     c->asked_ns[c->ranks[slo_class]] = c->now_ns > 0 ? c->now_ns : 1;
-    td_order_ask(c->order, r->tenant, (e->tenant_weight ? e->tenant_weight : 1000) * 1e-3, c->now_ns);
+    td_queue_ask(c->order, r->tenant, (e->tenant_weight ? e->tenant_weight : 1000) * 1e-3, c->now_ns);
     uint32_t n_p = c->n_by_role[TD_ROLE_PREFILL],
         any = n_p ? c->by_role[TD_ROLE_PREFILL][0] : c->n_by_role[TD_ROLE_DECODE] ? c->by_role[TD_ROLE_DECODE][0] : 0;
     r->work_s = td_latency_prefill(c->latency, any, r->n_tokens, 0, c->workers[any].max_step_tokens);
     double n_out = td_latency_output(c->latency, slo_class, 0.5, r->max_tokens);
-    td_advice_arrival(&c->advice, c->now_s, r->work_s,
+    td_scaling_arrival(&c->advice, c->now_s, r->work_s,
                       td_latency_transfer(c->latency, c->workers[any].node_class, 0, (double)(r->n_tokens * c->workers[any].kv_bytes_per_token)),
                       n_out,
                       (double)r->n_tokens + n_out / 2, r->tpot_s);
@@ -546,17 +546,17 @@ static void on_request(struct td_core *c, const struct td_core_event *e)
     queue_insert(c, r);
     /* With others waiting it takes its place behind them (dispatch goes by order); refused at once when even so its objective is out of reach. Who is
      * below its share goes before those who are above theirs: what waits says little of when its turn comes. */
-    bool behind = !td_order_below_share(c->order, r->tenant, c->now_ns);
-    if (behind && td_order_n(c->order) > 1 && c->policy == td_policy_goodput && r->ttft_s < INFINITY) {
+    bool behind = !td_queue_below_share(c->order, r->tenant, c->now_ns);
+    if (behind && td_queue_n(c->order) > 1 && c->policy == td_policy_goodput && r->ttft_s < INFINITY) {
         uint32_t n_d = c->n_by_role[TD_ROLE_DECODE];
-        double ahead = fmax(0, td_order_work_s(c->order, slo_class) - r->work_s) / (n_p ? n_p : n_d ? n_d : 1);
+        double ahead = fmax(0, td_queue_work_s(c->order, slo_class) - r->work_s) / (n_p ? n_p : n_d ? n_d : 1);
         if (ahead > r->ttft_s && !k->best_effort) {
             core_fail(c, r, G_EXHAUSTED, "the TTFT objective cannot be met now", ahead - r->ttft_s);
             return;
         }
     }
     core_dispatch(c); /* max_queued bounds those who wait, not those who can be placed at once */
-    if (r->phase == QUEUED && r->id == e->id && td_order_n(c->order) > c->cfg.max_queued)
+    if (r->phase == QUEUED && r->id == e->id && td_queue_n(c->order) > c->cfg.max_queued)
         core_fail(c, r, G_EXHAUSTED, "the router's queue is full", 1);
 }
 
@@ -574,7 +574,7 @@ static struct request *current(struct td_core *c, const struct td_core_event *e,
 void core_prefill_tell(struct td_core *c, struct request *r)
 {
     struct td_core_worker *w = &c->workers[r->prefill.worker];
-    td_ledger_prefill_tell(w, &r->prefill);
+    td_account_prefill_tell(w, &r->prefill);
     r->told_ns = c->now_ns;
     r->next = w->n_told == 1;
 }
@@ -595,17 +595,17 @@ static void on_ticket(struct td_core *c, const struct td_core_event *e)
             return;
         }
         double work_s = td_latency_prefill(c->latency, p, r->n_tokens, 0, c->workers[p].max_step_tokens);
-        td_ledger_prefill_open(&c->workers[p], &r->prefill, p, c->turns[r->slo_class], r->n_tokens, work_s, c->now_s);
+        td_account_prefill_open(&c->workers[p], &r->prefill, p, c->turns[r->slo_class], r->n_tokens, work_s, c->now_s);
         r->choice.ttft_s = 0; /* it was predicted of another: nothing is learned from it */
     }
     td_stage_learn(&c->workers[r->decode.worker].reserve,
                    (double)(c->now_ns - r->placed_ns) * 1e-9);
     r->phase = PREFILLING;
     core_prefill_tell(c, r);
-    struct td_order_key key = core_key_of(c, r);
+    struct td_queue_key key = core_key_of(c, r);
     struct td_core_action *a = core_emit(c, TD_ACT_START_PREFILL, r);
     a->worker = r->prefill.worker;
-    a->key = td_order_wire_key(c->order, &key);
+    a->key = td_queue_wire_key(c->order, &key);
 }
 
 /* The client's first token, by whichever leg. */
@@ -623,7 +623,7 @@ static void grow(struct td_core *c, struct request *r, uint64_t n_tokens)
     if (n_tokens <= r->n_tokens || n_tokens > TD_CORE_MAX_TOKENS) return;
     uint32_t worker = r->decode.worker;
     if (worker != TD_NO_WORKER) {
-        td_ledger_decode_grow(&c->workers[worker], &r->decode, n_tokens - r->n_tokens);
+        td_account_decode_grow(&c->workers[worker], &r->decode, n_tokens - r->n_tokens);
         if (n_tokens / STEP_REFRESH_TOKENS != r->n_tokens / STEP_REFRESH_TOKENS) core_refresh_step(c, worker);
     }
     r->n_tokens = n_tokens;
@@ -640,7 +640,7 @@ static void on_first_token(struct td_core *c, const struct td_core_event *e)
         if (r->next && r->choice.ttft_s > 0 && r->choice.hit_tokens == e->c)
             td_stage_learn(&c->workers[r->prefill.worker].start,
                            (double)(c->now_ns - r->told_ns) * 1e-9 - r->choice.prefill_s);
-        td_ledger_prefill_done(&c->workers[r->prefill.worker], &r->prefill, c->now_s);
+        td_account_prefill_done(&c->workers[r->prefill.worker], &r->prefill, c->now_s);
         c->stats.real_hit_tokens += e->c < r->n_tokens ? e->c : 0;
         c->room_changed = true;
     }
@@ -658,7 +658,7 @@ static void on_token(struct td_core *c, const struct td_core_event *e)
     r->phase = DECODING;
     if (e->b) r->output_done = true;
     if (r->decode.worker != TD_NO_WORKER && r->decode.pending) {
-        td_ledger_decode_active(&c->workers[r->decode.worker], &r->decode);
+        td_account_decode_active(&c->workers[r->decode.worker], &r->decode);
         if (r->choice.local) {
             c->room_changed = true;
             td_stage_learn(&c->workers[r->decode.worker].start,
@@ -707,7 +707,7 @@ static void on_prefill_end(struct td_core *c, const struct td_core_event *e)
     struct request *r = current(c, e, false);
     if (!r || !prefill_told(r)) return;
     uint32_t worker = r->prefill.worker;
-    if (e->a == G_UNAVAILABLE) td_ledger_call_failed(&c->workers[worker], &r->prefill);
+    if (e->a == G_UNAVAILABLE) td_account_call_failed(&c->workers[worker], &r->prefill);
     const struct td_core_worker *w = &c->workers[worker];
     /* The link's speed shows in a transfer that had it for itself and did not wait for later chunks to be computed. Any other was no faster than the
      * link: it says something only where it took less time than the link is thought to need. */
@@ -731,7 +731,7 @@ static void on_decode_end(struct td_core *c, const struct td_core_event *e)
     struct request *r = current(c, e, false);
     if (!r || r->decode.worker == TD_NO_WORKER) return;
     uint32_t worker = r->decode.worker;
-    if (e->a == G_UNAVAILABLE && !e->b) td_ledger_call_failed(&c->workers[worker], &r->decode);
+    if (e->a == G_UNAVAILABLE && !e->b) td_account_call_failed(&c->workers[worker], &r->decode);
     if (r->prefill.planned) leg_close(c, &r->prefill); /* no ticket was seen: the prefill worker was never told */
     leg_close(c, &r->decode);
     if (e->b && e->a != G_OK && r->prefill.pending && !r->decode_flows) {
@@ -763,14 +763,14 @@ static void update_utilisation(struct td_core *c)
     c->refused_share *= forget;
     for (uint32_t i = 1; i < c->n_ranks; i++) { /* while nobody of the ranks above comes, nothing is kept for them */
         c->ceilings[i] = fmin(CEILING_MAX, c->ceilings[i] + CEILING_DRIFT * dt);
-        td_order_set_ceiling(c->order, i, c->ceilings[i]);
+        td_queue_set_ceiling(c->order, i, c->ceilings[i]);
     }
     c->utilisation_s = c->now_s;
 }
 
 static void update_advice(struct td_core *c, uint64_t busy_permille)
 {
-    struct td_advice_fleet f = {.utilisation = {c->utilisation[0], c->utilisation[1]}, .decode_pressure = c->decode_pressure,
+    struct td_scaling_fleet f = {.utilisation = {c->utilisation[0], c->utilisation[1]}, .decode_pressure = c->decode_pressure,
                                 .refused_share = c->refused_share, .colocated = c->cfg.mode == TD_MODE_COLOCATED,
                                 .router_busy = (double)(busy_permille < 1000 ? busy_permille : 1000) / 1000};
     for (int role = 0; role < 2; role++)
@@ -784,7 +784,7 @@ static void update_advice(struct td_core *c, uint64_t busy_permille)
             f.max_seqs = w->max_seqs;
         }
     f.margin = td_latency_margin(c->latency, TD_LAT_TPOT, 0, TD_LAT_LIMIT_BUCKET);
-    c->bound = td_advice_update(&c->advice, c->now_s, &f, c->latency);
+    c->bound = td_scaling_update(&c->advice, c->now_s, &f, c->latency);
 }
 
 static uint64_t later(uint64_t at_ns, uint64_t by_ns, uint64_t now_ns) { return now_ns - at_ns < by_ns ? now_ns : at_ns + by_ns; }
@@ -912,16 +912,16 @@ void td_core_account(const struct td_core *c, uint32_t worker, struct td_core_ac
                                             .reserved_tokens = w->reserved_tokens, .local_tokens = w->local_tokens, .pending_s = w->pending_s,
                                             .min_tpot_s = w->min_tpot_s, .kept = w->kept};
     struct td_core_scan want;
-    td_ledger_scan(w, &want);
-    struct td_fullness_part part;
-    td_ledger_part(w, &part);
+    td_account_scan(w, &want);
+    struct td_load_part part;
+    td_account_part(w, &part);
     ret_account->stale = memcmp(&want, w->scan, sizeof want) != 0 || memcmp(&part, &c->fullness.parts[worker], sizeof part) != 0;
 }
 
 void td_core_stats(const struct td_core *c, struct td_core_stats *ret_stats)
 {
     *ret_stats = c->stats;
-    ret_stats->queued = td_order_n(c->order);
+    ret_stats->queued = td_queue_n(c->order);
     ret_stats->live = c->n_live;
     ret_stats->arrival_rate = c->stats.arrival_rate * exp2(-(c->now_s - c->rate_s) / 5.0);
 }
@@ -938,7 +938,7 @@ const struct td_latency *td_core_latency(const struct td_core *c) { return c->la
 struct td_core_memory td_core_memory(uint64_t max_prefix_entries)
 {
     size_t hashes = max_prefix_entries ? TD_CORE_MAX_HASHES * sizeof(uint64_t) : 0;
-    struct td_core_memory m = {.per_request = sizeof(struct request) + td_order_slot_bytes() + hashes,
+    struct td_core_memory m = {.per_request = sizeof(struct request) + td_queue_slot_bytes() + hashes,
                                .fixed = sizeof(struct td_core) + TD_CORE_MAX_WORKERS * sizeof(uint32_t)};
     return m;
 }

@@ -17,8 +17,8 @@ enum { G_OK = 0, G_CANCELLED = 1, G_INVALID = 3, G_DEADLINE = 4, G_NOT_FOUND = 5
        G_UNIMPLEMENTED = 12,
        G_UNAVAILABLE = 14 };
 
-_Static_assert(TD_CORE_MAX_CLASSES <= TD_ORDER_MAX_CLASSES, "the queue has a place for each class");
-_Static_assert(TD_CORE_MAX_WORKERS <= TD_FULLNESS_MAX_WORKERS, "fullness has a part for each worker");
+_Static_assert(TD_CORE_MAX_CLASSES <= TD_QUEUE_MAX_CLASSES, "the queue has a place for each class");
+_Static_assert(TD_CORE_MAX_WORKERS <= TD_LOAD_MAX_WORKERS, "fullness has a part for each worker");
 
 enum phase { FREE = 0, QUEUED, RESERVING, PREFILLING, DECODING };
 
@@ -52,13 +52,13 @@ struct td_core {
     td_policy_fn policy;
     struct td_core_worker workers[TD_CORE_MAX_WORKERS];
     struct td_core_scan scans[TD_CORE_MAX_WORKERS];
-    struct td_fullness fullness;
+    struct td_load fullness;
     uint32_t n_workers, by_role[2][TD_CORE_MAX_WORKERS], n_by_role[2];
     uint64_t cursor[2], random;
     struct request *requests;
     uint64_t *hash_store;
     uint32_t *hit_tokens;     /* [TD_CORE_MAX_WORKERS] */
-    struct td_order *order;
+    struct td_queue *order;
     uint32_t n_ranks, ranks[TD_CORE_MAX_CLASSES]; /* of each class, by weight: 0 goes first */
     uint32_t turns[TD_CORE_MAX_CLASSES];    /* of each class in the workers' queues: by weight, then by TTFT */
     double guard_tpot_s[TD_CORE_MAX_CLASSES]; /* of each rank: the tightest TPOT of those before it; INFINITY = none */
@@ -74,7 +74,7 @@ struct td_core {
     uint32_t n_costs;
     double rate_s;            /* of arrival_rate: the last update */
     double utilisation[2], utilisation_s, decode_pressure, refused_share;
-    struct td_advice advice;
+    struct td_scaling advice;
     enum td_bound bound;
     bool room_changed;        /* something ended or came: the queue is worth a walk */
     /* of the event being applied */
@@ -86,7 +86,7 @@ struct td_core {
 
 /* --- core.c --- */
 struct td_core_action *core_emit(struct td_core *c, enum td_core_action_kind kind, const struct request *r);
-struct td_order_key core_key_of(const struct td_core *c, const struct request *r);
+struct td_queue_key core_key_of(const struct td_core *c, const struct request *r);
 void core_queue_remove(struct td_core *c, struct request *r);
 /* The decode worker's next step, for the scans of policies. */
 void core_refresh_step(struct td_core *c, uint32_t worker);

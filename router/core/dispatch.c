@@ -18,7 +18,7 @@
 static void set_kept(struct td_core_worker *w, bool kept)
 {
     w->kept = kept;
-    td_ledger_changed(w);
+    td_account_changed(w);
 }
 
 bool core_any_worker(const struct td_core *c, enum td_core_role role)
@@ -91,8 +91,8 @@ static struct td_policy_ask ask_of(const struct td_core *c, const struct request
                               .best_effort = k->best_effort,
                               .size = c->mean_cost_s > 0 ? r->decode_cost_s / c->mean_cost_s : 1,
                               .guard_tpot_s = guard_of(c, c->ranks[r->slo_class]),
-                              .above_share = td_order_above_share(c->order, r->tenant, c->now_ns),
-                              .favoured = td_order_below_share(c->order, r->tenant, c->now_ns) ||
+                              .above_share = td_queue_above_share(c->order, r->tenant, c->now_ns),
+                              .favoured = td_queue_below_share(c->order, r->tenant, c->now_ns) ||
                                           before_others(c, c->ranks[r->slo_class]),
                               .started = r->first_ns != 0,
                               .force_local = local,
@@ -126,37 +126,37 @@ static enum outcome place(struct td_core *c, struct request *r, const struct td_
         core_fail(c, r, G_EXHAUSTED, choice.reason, choice.wait_s);
         return REJECTED;
     }
-    if (td_order_has(c->order, (uint32_t)(r - c->requests))) core_queue_remove(c, r);
+    if (td_queue_has(c->order, (uint32_t)(r - c->requests))) core_queue_remove(c, r);
     r->choice = choice;
     uint64_t uncomputed = r->n_tokens - choice.hit_tokens;
     bool alone = choice.decode == TD_NO_WORKER; /* one token is left, and the prefill worker makes it */
     if (!alone) {
-        td_ledger_decode_open(&c->workers[choice.decode], &r->decode, choice.decode, choice.local, r->n_tokens, r->n_tokens + (uint64_t)a.n_out,
+        td_account_decode_open(&c->workers[choice.decode], &r->decode, choice.decode, choice.local, r->n_tokens, r->n_tokens + (uint64_t)a.n_out,
                               choice.local ? uncomputed : 0, r->tpot_s);
         c->workers[choice.decode].calls_sent++;
         core_refresh_step(c, choice.decode);
     }
     if (!choice.local) {
         struct td_core_worker *p = &c->workers[choice.prefill];
-        td_ledger_prefill_open(p, &r->prefill, choice.prefill, a.turn, uncomputed, choice.prefill_s, c->now_s);
+        td_account_prefill_open(p, &r->prefill, choice.prefill, a.turn, uncomputed, choice.prefill_s, c->now_s);
         if (alone) core_prefill_tell(c, r);
     }
     if (!choice.local && !alone) {
         struct td_core_worker *p = &c->workers[choice.prefill];
         double link_s = td_latency_transfer(c->latency, p->node_class, 0, (double)(choice.send_tokens * p->kv_bytes_per_token));
-        td_ledger_link_open(p, &r->prefill, link_s, c->now_s + choice.ttft_s - choice.prefill_s);
+        td_account_link_open(p, &r->prefill, link_s, c->now_s + choice.ttft_s - choice.prefill_s);
     } else if (choice.local && !a.force_local) { /* by choice: in hybrid mode, with prefill workers there */
         c->stats.deflected++;
     }
-    if (r->failovers == 0 && r->attempt == 0) td_order_charge(c->order, r->tenant, (double)r->n_prompt, c->now_ns);
+    if (r->failovers == 0 && r->attempt == 0) td_queue_charge(c->order, r->tenant, (double)r->n_prompt, c->now_ns);
     c->stats.predicted_hit_tokens += choice.hit_tokens;
     r->phase = choice.local ? DECODING : alone ? PREFILLING : RESERVING;
     r->moved_ns = r->placed_ns = c->now_ns;
-    struct td_order_key key = core_key_of(c, r);
+    struct td_queue_key key = core_key_of(c, r);
     struct td_core_action *act = core_emit(c, alone ? TD_ACT_START_PREFILL : TD_ACT_START_DECODE, r);
     act->worker = alone ? choice.prefill : choice.decode;
     act->local = choice.local || alone;
-    act->key = td_order_wire_key(c->order, &key);
+    act->key = td_queue_wire_key(c->order, &key);
     if (choice.ttft_s > 0) act->ttft_us = us_of(choice.ttft_s + (double)(c->now_ns - r->arrived_ns) * 1e-9);
     act->tpot_us = us_of(choice.tpot_s);
     return PLACED;
@@ -200,8 +200,8 @@ static void keep_room(struct td_core *c, const struct td_policy_ask *a, uint32_t
 void core_dispatch(struct td_core *c)
 {
     c->room_changed = false;
-    if (td_order_n(c->order) == 0) return;
-    td_order_walk(c->order, c->cfg.n_classes > 1 ? td_fullness_value(&c->fullness, c->now_ns) : 0, c->now_ns);
+    if (td_queue_n(c->order) == 0) return;
+    td_queue_walk(c->order, c->cfg.n_classes > 1 ? td_load_value(&c->fullness, c->now_ns) : 0, c->now_ns);
     struct held no_room = {.any = false}, tight[2][TD_CORE_MAX_CLASSES] = {{{.any = false}}};
     uint32_t kept[2 * MAX_TRIES], n_kept = 0;
     for (int tries = 0, passed = 0, rejected = 0; tries < MAX_TRIES && passed < MAX_PASSED;) {
@@ -209,8 +209,8 @@ void core_dispatch(struct td_core *c)
             c->room_changed = true;
             break;
         }
-        uint32_t slot = td_order_next(c->order);
-        if (slot == TD_ORDER_NONE) break;
+        uint32_t slot = td_queue_next(c->order);
+        if (slot == TD_QUEUE_NONE) break;
         struct request *r = &c->requests[slot];
         struct td_policy_ask a = ask_of(c, r);
         if (no_easier(&no_room, &a, false) || no_easier(&tight[a.above_share][r->slo_class], &a, true)) {
@@ -225,7 +225,7 @@ void core_dispatch(struct td_core *c)
             continue;
         }
         tries++;
-        if (o == PLACED && c->cfg.n_classes > 1 && td_order_n(c->order) > 0) td_order_fill(c->order, td_fullness_value(&c->fullness, c->now_ns));
+        if (o == PLACED && c->cfg.n_classes > 1 && td_queue_n(c->order) > 0) td_queue_fill(c->order, td_load_value(&c->fullness, c->now_ns));
         if (o != HELD) continue;
         note_held(short_of_room ? &no_room : &tight[a.above_share][r->slo_class], &a);
         if (waited_ns > c->cfg.queue_timeout_ms * NS_PER_MS / 4) keep_room(c, &a, kept, &n_kept);

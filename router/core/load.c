@@ -6,14 +6,14 @@
 #include <math.h>
 #include <stdbool.h>
 
-static void set_place(struct td_fullness_after *a, uint32_t i, uint16_t worker)
+static void set_place(struct td_load_after *a, uint32_t i, uint16_t worker)
 {
     a->heap[i] = worker;
     a->place[worker] = (uint16_t)(i + 1);
 }
 
 /* The worker at place i has a new time: up or down to where it belongs. */
-static void sift(struct td_fullness_after *a, const struct td_fullness_part *parts, uint32_t i)
+static void sift(struct td_load_after *a, const struct td_load_part *parts, uint32_t i)
 {
     uint16_t worker = a->heap[i];
     uint64_t key = parts[worker].free_ns;
@@ -26,7 +26,7 @@ static void sift(struct td_fullness_after *a, const struct td_fullness_part *par
     set_place(a, i, worker);
 }
 
-static void heap_remove(struct td_fullness_after *a, const struct td_fullness_part *parts, uint16_t worker)
+static void heap_remove(struct td_load_after *a, const struct td_load_part *parts, uint16_t worker)
 {
     uint32_t i = a->place[worker] - 1u;
     uint16_t last = a->heap[--a->n];
@@ -36,13 +36,13 @@ static void heap_remove(struct td_fullness_after *a, const struct td_fullness_pa
     sift(a, parts, i);
 }
 
-static bool counts(const struct td_fullness_after *a, const struct td_fullness_part *p)
+static bool counts(const struct td_load_after *a, const struct td_load_part *p)
 {
-    return p->kind == TD_FULLNESS_PREFILL && p->free_ns > a->x;
+    return p->kind == TD_LOAD_PREFILL && p->free_ns > a->x;
 }
 
 /* parts[worker] is the new one already. */
-static void after_replace(struct td_fullness_after *a, const struct td_fullness_part *parts, uint16_t worker, const struct td_fullness_part *old)
+static void after_replace(struct td_load_after *a, const struct td_load_part *parts, uint16_t worker, const struct td_load_part *old)
 {
     bool was = a->place[worker] != 0, is = counts(a, &parts[worker]);
     if (was) a->sum -= old->free_ns;
@@ -58,7 +58,7 @@ static void after_replace(struct td_fullness_after *a, const struct td_fullness_
 }
 
 /* Sum of max(0, free_ns - x) over the prefill workers. */
-static uint64_t after_advance(struct td_fullness_after *a, const struct td_fullness_part *parts, uint64_t x)
+static uint64_t after_advance(struct td_load_after *a, const struct td_load_part *parts, uint64_t x)
 {
     if (x > a->x) a->x = x;
     while (a->n > 0 && parts[a->heap[0]].free_ns <= a->x) {
@@ -68,25 +68,25 @@ static uint64_t after_advance(struct td_fullness_after *a, const struct td_fulln
     return a->sum - a->n * a->x;
 }
 
-void td_fullness_init(struct td_fullness *f, double guarded_ttft_s)
+void td_load_init(struct td_load *f, double guarded_ttft_s)
 {
     f->guarded_ns = guarded_ttft_s < INFINITY ? (uint64_t)fmax(1, guarded_ttft_s * 1e9) : 0;
 }
 
-void td_fullness_put(struct td_fullness *f, uint32_t worker, const struct td_fullness_part *part)
+void td_load_put(struct td_load *f, uint32_t worker, const struct td_load_part *part)
 {
-    struct td_fullness_part old = f->parts[worker];
+    struct td_load_part old = f->parts[worker];
     f->parts[worker] = *part;
-    if (old.kind != TD_FULLNESS_NONE) f->n[old.kind]--;
-    if (part->kind != TD_FULLNESS_NONE) f->n[part->kind]++;
-    if (old.kind == TD_FULLNESS_DECODE) {
+    if (old.kind != TD_LOAD_NONE) f->n[old.kind]--;
+    if (part->kind != TD_LOAD_NONE) f->n[part->kind]++;
+    if (old.kind == TD_LOAD_DECODE) {
         f->assigned -= old.assigned;
         f->max_seqs -= old.max_seqs;
         f->promised_tokens -= old.promised_tokens;
         f->kv_tokens -= old.kv_tokens;
         f->step_share -= old.step_share;
     }
-    if (part->kind == TD_FULLNESS_DECODE) {
+    if (part->kind == TD_LOAD_DECODE) {
         f->assigned += part->assigned;
         f->max_seqs += part->max_seqs;
         f->promised_tokens += part->promised_tokens;
@@ -98,15 +98,15 @@ void td_fullness_put(struct td_fullness *f, uint32_t worker, const struct td_ful
     after_replace(&f->later, f->parts, (uint16_t)worker, &old);
 }
 
-double td_fullness_value(struct td_fullness *f, uint64_t now_ns)
+double td_load_value(struct td_load *f, uint64_t now_ns)
 {
     if (f->max_seqs == 0) return 1;
     double full = fmax((double)f->assigned / (double)f->max_seqs, (double)f->promised_tokens / (double)f->kv_tokens);
-    full = fmax(full, (double)f->step_share / (double)TD_FULLNESS_SHARE_ONE / f->n[TD_FULLNESS_DECODE]);
-    if (f->guarded_ns > 0 && f->n[TD_FULLNESS_PREFILL] > 0) {
+    full = fmax(full, (double)f->step_share / (double)TD_LOAD_SHARE_ONE / f->n[TD_LOAD_DECODE]);
+    if (f->guarded_ns > 0 && f->n[TD_LOAD_PREFILL] > 0) {
         uint64_t until = now_ns < UINT64_MAX - f->guarded_ns ? now_ns + f->guarded_ns : UINT64_MAX;
         uint64_t backlog = after_advance(&f->now, f->parts, now_ns) - after_advance(&f->later, f->parts, until);
-        full = fmax(full, (double)backlog / (double)f->guarded_ns / f->n[TD_FULLNESS_PREFILL]);
+        full = fmax(full, (double)backlog / (double)f->guarded_ns / f->n[TD_LOAD_PREFILL]);
     }
     return fmin(1, full);
 }

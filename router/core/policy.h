@@ -16,7 +16,7 @@
 
 #define TD_POLICY_KV_CEILING 0.95  /* share of a decode worker's KV that promises may fill */
 
-/* What a scan over all workers reads of one, half a cache line: always what td_ledger_changed would make of the worker now. */
+/* What a scan over all workers reads of one, half a cache line: always what td_account_changed would make of the worker now. */
 struct td_core_scan {
     uint64_t room_tokens;       /* longest sequence it can take now: 0 when it can take none */
     union {
@@ -81,7 +81,7 @@ struct td_core_worker {
     uint64_t busy_us;           /* sum of reported step times since the last tick */
     uint64_t snapshot_seq, snapshot_ns, held_tokens, queued_tokens, calls_sent, calls_seen;
     struct td_core_scan *scan;  /* its place in the core's array; NULL = none */
-    struct td_fullness *fullness; /* of the fleet; NULL = not counted */
+    struct td_load *fullness; /* of the fleet; NULL = not counted */
     uint32_t at;                /* its index there */
 };
 

@@ -7,9 +7,9 @@
 #include <math.h>
 #include <stdlib.h>
 
-#define N_TENANTS (TD_ORDER_MAX_TENANTS + 1)    /* the last is shared by the surplus */
+#define N_TENANTS (TD_QUEUE_MAX_TENANTS + 1)    /* the last is shared by the surplus */
 #define HALF_LIFE_S 60.0
-#define NO TD_ORDER_NONE
+#define NO TD_QUEUE_NONE
 #define MAX_LOOKS 16
 #define ACTIVE_NS 60000000000ull /* a tenant shares while its last request came within this */
 #define COUNT_NS 500000000ull    /* how often those are counted */
@@ -17,7 +17,7 @@
 #define N_ACCOUNTS 4096 /* a power of two, four times the tenants: probes are short */
 
 struct item {
-    struct td_order_key key;
+    struct td_queue_key key;
     uint32_t prev, next;
     uint32_t left, right;       /* of the treap */
     uint16_t tenant;
@@ -37,15 +37,15 @@ struct tenant {
     uint64_t asked_ns;          /* when that came; 0 = never */
 };
 
-struct td_order {
+struct td_queue {
     struct item *items;         /* [max_slots] */
     uint32_t n, n_classes, n_ranks, max_slots;
-    uint32_t rank_of[TD_ORDER_MAX_CLASSES];
-    double ceiling[TD_ORDER_MAX_CLASSES];   /* of each rank, never above the one before */
-    double work_s[TD_ORDER_MAX_CLASSES];    /* of each rank */
+    uint32_t rank_of[TD_QUEUE_MAX_CLASSES];
+    double ceiling[TD_QUEUE_MAX_CLASSES];   /* of each rank, never above the one before */
+    double work_s[TD_QUEUE_MAX_CLASSES];    /* of each rank */
     struct list (*lists)[N_TENANTS];        /* [n_ranks]: classes of one rank wait together */
     uint16_t (*busy)[N_TENANTS];            /* [n_ranks]: tenants with a list that is not empty */
-    uint32_t n_busy[TD_ORDER_MAX_CLASSES];
+    uint32_t n_busy[TD_QUEUE_MAX_CLASSES];
     struct tenant tenants[N_TENANTS];
     uint32_t n_tenants, hand;               /* hand: where the search for an account to forget goes on */
     uint64_t n_looks;
@@ -62,17 +62,17 @@ struct td_order {
     uint64_t now_ns;
 };
 
-td_status td_order_create(uint32_t max_slots, uint32_t n_classes, const uint32_t *ranks, struct td_order **ret_order, struct td_err *err)
+td_status td_queue_create(uint32_t max_slots, uint32_t n_classes, const uint32_t *ranks, struct td_queue **ret_order, struct td_err *err)
 {
-    TD_ASSERT(n_classes >= 1 && n_classes <= TD_ORDER_MAX_CLASSES);
-    struct td_order *o = calloc(1, sizeof *o);
+    TD_ASSERT(n_classes >= 1 && n_classes <= TD_QUEUE_MAX_CLASSES);
+    struct td_queue *o = calloc(1, sizeof *o);
     if (o) {
         o->items = calloc(max_slots, sizeof *o->items);
         o->lists = malloc(n_classes * sizeof *o->lists);
         o->busy = malloc(n_classes * sizeof *o->busy);
     }
     if (!o || !o->items || !o->lists || !o->busy) {
-        td_order_destroy(o);
+        td_queue_destroy(o);
         return td_fail(err, TD_ERR_NOMEM, "router queue: no memory for %u requests", max_slots);
     }
     o->max_slots = max_slots;
@@ -90,7 +90,7 @@ td_status td_order_create(uint32_t max_slots, uint32_t n_classes, const uint32_t
     return TD_OK;
 }
 
-void td_order_destroy(struct td_order *o)
+void td_queue_destroy(struct td_queue *o)
 {
     if (!o) return;
     free(o->items);
@@ -110,7 +110,7 @@ static double service_at(const struct tenant *t, uint64_t now_ns)
 static uint32_t account_home(uint64_t hash) { return (uint32_t)(hash * 0x9e3779b97f4a7c15ull >> 32) & (N_ACCOUNTS - 1); }
 
 /* Where the hash's account is entered, or would be. */
-static uint32_t account_at(const struct td_order *o, uint64_t hash)
+static uint32_t account_at(const struct td_queue *o, uint64_t hash)
 {
     uint32_t at = account_home(hash);
     while (o->account[at] && o->tenants[o->account[at]].hash != hash) at = (at + 1) & (N_ACCOUNTS - 1);
@@ -118,7 +118,7 @@ static uint32_t account_at(const struct td_order *o, uint64_t hash)
 }
 
 /* Out of the table; those that had probed past it move up. */
-static void account_forget(struct td_order *o, uint64_t hash)
+static void account_forget(struct td_queue *o, uint64_t hash)
 {
     uint32_t hole = account_at(o, hash);
     o->account[hole] = 0;
@@ -134,17 +134,17 @@ static void account_forget(struct td_order *o, uint64_t hash)
 /* An account for the hash: its own, a new one, that of somebody with nothing waiting and no service worth a token, or the shared one. For the third
  * at most MAX_LOOKS are looked at, from where the last search ended: a flood of tenants that come once costs each of them no more than that, and an
  * account that can be forgotten is found by one of the next N_TENANTS / MAX_LOOKS who ask. */
-static uint16_t tenant_of(struct td_order *o, uint64_t hash, uint64_t now_ns)
+static uint16_t tenant_of(struct td_queue *o, uint64_t hash, uint64_t now_ns)
 {
     if (hash == 0) return 0;
     uint32_t at = account_at(o, hash), idle = NO;
     if (o->account[at]) return o->account[at];
-    if (o->n_tenants < TD_ORDER_MAX_TENANTS) {
+    if (o->n_tenants < TD_QUEUE_MAX_TENANTS) {
         idle = o->n_tenants++;
     } else {
         for (uint32_t looks = 0; looks < MAX_LOOKS && idle == NO; looks++) {
             uint32_t i = 1 + o->hand;
-            o->hand = (o->hand + 1) % (TD_ORDER_MAX_TENANTS - 1);
+            o->hand = (o->hand + 1) % (TD_QUEUE_MAX_TENANTS - 1);
             o->n_looks++;
             if (o->tenants[i].n_waiting == 0 && service_at(&o->tenants[i], now_ns) <= 1) idle = i;
         }
@@ -162,7 +162,7 @@ static double decayed(double service, uint64_t at_ns, uint64_t now_ns)
     return now_ns > at_ns ? service * exp2(-(double)(now_ns - at_ns) * 1e-9 / HALF_LIFE_S) : service;
 }
 
-void td_order_charge(struct td_order *o, uint64_t tenant, double tokens, uint64_t now_ns)
+void td_queue_charge(struct td_queue *o, uint64_t tenant, double tokens, uint64_t now_ns)
 {
     struct tenant *t = &o->tenants[tenant_of(o, tenant, now_ns)];
     t->service = service_at(t, now_ns) + tokens;
@@ -173,7 +173,7 @@ void td_order_charge(struct td_order *o, uint64_t tenant, double tokens, uint64_
 
 static bool active(const struct tenant *t, uint64_t now_ns) { return t->asked_ns && now_ns - t->asked_ns < ACTIVE_NS; }
 
-static void count_active(struct td_order *o, uint64_t now_ns)
+static void count_active(struct td_queue *o, uint64_t now_ns)
 {
     o->active_weight = active(&o->tenants[N_TENANTS - 1], now_ns) ? o->tenants[N_TENANTS - 1].weight : 0;
     for (uint32_t i = 0; i < o->n_tenants; i++)
@@ -181,7 +181,7 @@ static void count_active(struct td_order *o, uint64_t now_ns)
     o->counted_ns = now_ns;
 }
 
-void td_order_ask(struct td_order *o, uint64_t tenant, double weight, uint64_t now_ns)
+void td_queue_ask(struct td_queue *o, uint64_t tenant, double weight, uint64_t now_ns)
 {
     struct tenant *t = &o->tenants[tenant_of(o, tenant, now_ns)];
     bool counted = active(t, now_ns) && !(t->weight < weight) && !(t->weight > weight);
@@ -191,7 +191,7 @@ void td_order_ask(struct td_order *o, uint64_t tenant, double weight, uint64_t n
 }
 
 /* Service attained, in shares of all that was attained; 1 for who has nobody to share with. */
-static double in_shares(const struct td_order *o, uint64_t tenant, uint64_t now_ns)
+static double in_shares(const struct td_queue *o, uint64_t tenant, uint64_t now_ns)
 {
     uint32_t at = tenant == 0 ? 0 : o->account[account_at(o, tenant)];
     const struct tenant *t = &o->tenants[tenant != 0 && at == 0 ? N_TENANTS - 1 : at];
@@ -200,12 +200,12 @@ static double in_shares(const struct td_order *o, uint64_t tenant, uint64_t now_
     return share > 0 ? service_at(t, now_ns) / share : 1;
 }
 
-bool td_order_above_share(const struct td_order *o, uint64_t tenant, uint64_t now_ns) { return in_shares(o, tenant, now_ns) > SHARE_SLACK; }
-bool td_order_below_share(const struct td_order *o, uint64_t tenant, uint64_t now_ns) { return in_shares(o, tenant, now_ns) < 1 / SHARE_SLACK; }
+bool td_queue_above_share(const struct td_queue *o, uint64_t tenant, uint64_t now_ns) { return in_shares(o, tenant, now_ns) > SHARE_SLACK; }
+bool td_queue_below_share(const struct td_queue *o, uint64_t tenant, uint64_t now_ns) { return in_shares(o, tenant, now_ns) < 1 / SHARE_SLACK; }
 
 /* ---- lists ----------------------------------------------------------------------------------------------------------------------------------- */
 
-static bool goes_before(const struct td_order_key *a, const struct td_order_key *b)
+static bool goes_before(const struct td_queue_key *a, const struct td_queue_key *b)
 {
     if (a->priority != b->priority) return a->priority > b->priority;
     if (a->hopeless != b->hopeless) return b->hopeless;
@@ -214,16 +214,16 @@ static bool goes_before(const struct td_order_key *a, const struct td_order_key 
 }
 
 /* A total order of the items of a list: ids differ, but nothing here depends on it. */
-static bool stands_before(const struct td_order *o, uint32_t a, uint32_t b)
+static bool stands_before(const struct td_queue *o, uint32_t a, uint32_t b)
 {
-    const struct td_order_key *x = &o->items[a].key, *y = &o->items[b].key;
+    const struct td_queue_key *x = &o->items[a].key, *y = &o->items[b].key;
     return goes_before(x, y) || (a < b && !goes_before(y, x));
 }
 
 static uint32_t heap_key(uint32_t slot) { return slot * 2654435761u; } /* odd: no two are equal */
 
 /* Into the treap; the one before it, or NO. */
-static uint32_t treap_insert(struct td_order *o, struct list *l, uint32_t slot)
+static uint32_t treap_insert(struct td_queue *o, struct list *l, uint32_t slot)
 {
     uint32_t *at = &l->root, before = NO, *less = &o->items[slot].left, *more = &o->items[slot].right;
     while (*at != NO && heap_key(*at) > heap_key(slot)) {
@@ -248,7 +248,7 @@ static uint32_t treap_insert(struct td_order *o, struct list *l, uint32_t slot)
     return before;
 }
 
-static void treap_remove(struct td_order *o, struct list *l, uint32_t slot)
+static void treap_remove(struct td_queue *o, struct list *l, uint32_t slot)
 {
     uint32_t *at = &l->root, less = o->items[slot].left, more = o->items[slot].right;
     while (*at != slot) at = stands_before(o, *at, slot) ? &o->items[*at].right : &o->items[*at].left;
@@ -267,7 +267,7 @@ static void treap_remove(struct td_order *o, struct list *l, uint32_t slot)
 }
 
 /* Into its place in its list. Its key must not change while it is in. */
-static void link_item(struct td_order *o, uint32_t slot)
+static void link_item(struct td_queue *o, uint32_t slot)
 {
     struct item *it = &o->items[slot];
     uint32_t c = o->rank_of[it->key.slo_class];
@@ -282,7 +282,7 @@ static void link_item(struct td_order *o, uint32_t slot)
     else o->items[after].next = slot;
 }
 
-static void unlink_item(struct td_order *o, uint32_t slot)
+static void unlink_item(struct td_queue *o, uint32_t slot)
 {
     struct item *it = &o->items[slot];
     uint32_t c = o->rank_of[it->key.slo_class];
@@ -301,7 +301,7 @@ static void unlink_item(struct td_order *o, uint32_t slot)
         }
 }
 
-void td_order_insert(struct td_order *o, uint32_t slot, const struct td_order_key *key, double work_s, uint64_t now_ns)
+void td_queue_insert(struct td_queue *o, uint32_t slot, const struct td_queue_key *key, double work_s, uint64_t now_ns)
 {
     TD_ASSERT(slot < o->max_slots && !o->items[slot].in && key->slo_class < o->n_classes);
     uint16_t tenant = tenant_of(o, key->tenant, now_ns);
@@ -312,7 +312,7 @@ void td_order_insert(struct td_order *o, uint32_t slot, const struct td_order_ke
     o->n++;
 }
 
-void td_order_remove(struct td_order *o, uint32_t slot)
+void td_queue_remove(struct td_queue *o, uint32_t slot)
 {
     struct item *it = &o->items[slot];
     TD_ASSERT(slot < o->max_slots && it->in);
@@ -325,11 +325,11 @@ void td_order_remove(struct td_order *o, uint32_t slot)
 }
 
 /* Those at the cursor whose deadline has passed while they waited go behind the hopeful of their priority. Each at most once. */
-static void demote_late(struct td_order *o, struct list *l)
+static void demote_late(struct td_queue *o, struct list *l)
 {
     while (l->cursor != NO) {
         uint32_t slot = l->cursor, next = o->items[slot].next;
-        struct td_order_key *k = &o->items[slot].key;
+        struct td_queue_key *k = &o->items[slot].key;
         if (!k->bound || k->hopeless || o->now_ns <= k->deadline_ns) return;
         if (o->items[slot].prev == NO && next == NO) {
             k->hopeless = true;
@@ -342,10 +342,10 @@ static void demote_late(struct td_order *o, struct list *l)
     }
 }
 
-bool td_order_has(const struct td_order *o, uint32_t slot) { return slot < o->max_slots && o->items[slot].in; }
-uint32_t td_order_n(const struct td_order *o) { return o->n; }
+bool td_queue_has(const struct td_queue *o, uint32_t slot) { return slot < o->max_slots && o->items[slot].in; }
+uint32_t td_queue_n(const struct td_queue *o) { return o->n; }
 
-double td_order_work_s(const struct td_order *o, uint32_t slo_class)
+double td_queue_work_s(const struct td_queue *o, uint32_t slo_class)
 {
     double sum = 0;
     for (uint32_t rank = 0; rank <= o->rank_of[slo_class]; rank++) sum += o->work_s[rank];
@@ -354,22 +354,22 @@ double td_order_work_s(const struct td_order *o, uint32_t slo_class)
 
 /* ---- walk ------------------------------------------------------------------------------------------------------------------------------------- */
 
-void td_order_set_ceiling(struct td_order *o, uint32_t rank, double ceiling)
+void td_queue_set_ceiling(struct td_queue *o, uint32_t rank, double ceiling)
 {
     if (rank > 0 && rank < o->n_ranks) o->ceiling[rank] = fmin(ceiling, o->ceiling[rank - 1]);
 }
 
 /* May the rank that the walk is at take no more? The first always may. */
-static bool over_ceiling(const struct td_order *o) { return o->fullness >= o->ceiling[o->walk_rank]; }
+static bool over_ceiling(const struct td_queue *o) { return o->fullness >= o->ceiling[o->walk_rank]; }
 
 /* Service attained for each unit of the tenant's weight. */
-static double weighted_service(const struct td_order *o, uint16_t tenant)
+static double weighted_service(const struct td_queue *o, uint16_t tenant)
 {
     const struct tenant *t = &o->tenants[tenant];
     return service_at(t, o->now_ns) / (t->weight > 0 ? t->weight : 1);
 }
 
-static void enter_class(struct td_order *o)
+static void enter_class(struct td_queue *o)
 {
     for (; o->walk_rank < o->n_ranks; o->walk_rank++) {
         uint32_t c = o->walk_rank;
@@ -385,7 +385,7 @@ static void enter_class(struct td_order *o)
     }
 }
 
-void td_order_walk(struct td_order *o, double fullness, uint64_t now_ns)
+void td_queue_walk(struct td_queue *o, double fullness, uint64_t now_ns)
 {
     o->walk_rank = 0;
     o->fullness = fullness;
@@ -393,14 +393,14 @@ void td_order_walk(struct td_order *o, double fullness, uint64_t now_ns)
     enter_class(o);
 }
 
-void td_order_fill(struct td_order *o, double fullness)
+void td_queue_fill(struct td_queue *o, double fullness)
 {
     o->fullness = fullness;
     if (o->walk_rank >= o->n_ranks || !over_ceiling(o)) return;
     o->walk_rank = o->n_ranks; /* ceilings fall from rank to rank */
 }
 
-uint32_t td_order_next(struct td_order *o)
+uint32_t td_queue_next(struct td_queue *o)
 {
     while (o->walk_rank < o->n_ranks) {
         uint32_t c = o->walk_rank, best = NO;
@@ -435,11 +435,11 @@ uint32_t td_order_next(struct td_order *o)
     return NO;
 }
 
-uint64_t td_order_looks(const struct td_order *o) { return o->n_looks; }
+uint64_t td_queue_looks(const struct td_queue *o) { return o->n_looks; }
 
-size_t td_order_slot_bytes(void) { return sizeof(struct item); }
+size_t td_queue_slot_bytes(void) { return sizeof(struct item); }
 
-uint64_t td_order_wire_key(const struct td_order *o, const struct td_order_key *k)
+uint64_t td_queue_wire_key(const struct td_queue *o, const struct td_queue_key *k)
 {
     uint64_t us = k->deadline_ns / 1000, most = ((uint64_t)1 << 50) - 1;
     uint64_t rank = o->rank_of[k->slo_class], priority = (uint32_t)(100 - k->priority), hopeless = k->hopeless;

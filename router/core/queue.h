@@ -16,13 +16,13 @@
 
 #include "common/base/status.h"
 
-#define TD_ORDER_NONE UINT32_MAX
-#define TD_ORDER_MAX_TENANTS 1024           /* told apart; more share one account */
+#define TD_QUEUE_NONE UINT32_MAX
+#define TD_QUEUE_MAX_TENANTS 1024           /* told apart; more share one account */
 
-#define TD_ORDER_MAX_CLASSES 16             /* a rank has 4 bits in the wire key */
+#define TD_QUEUE_MAX_CLASSES 16             /* a rank has 4 bits in the wire key */
 
-struct td_order;
-struct td_order_key {
+struct td_queue;
+struct td_queue_key {
     uint32_t slo_class;
     uint64_t tenant;                        /* hash; 0 = none */
     int32_t priority;
@@ -33,32 +33,32 @@ struct td_order_key {
 };
 
 /* ranks[i] of class i, < n_classes: 0 goes first; classes of one rank are one queue. */
-td_status td_order_create(uint32_t max_slots, uint32_t n_classes, const uint32_t *ranks, struct td_order **ret_order, struct td_err *err);
-void td_order_destroy(struct td_order *order);
-void td_order_insert(struct td_order *order, uint32_t slot, const struct td_order_key *key, double work_s, uint64_t now_ns);
-void td_order_remove(struct td_order *order, uint32_t slot);
-bool td_order_has(const struct td_order *order, uint32_t slot);
-uint32_t td_order_n(const struct td_order *order);
-double td_order_work_s(const struct td_order *order, uint32_t slo_class);      /* sum of work_s of those who go before a newcomer of the class */
+td_status td_queue_create(uint32_t max_slots, uint32_t n_classes, const uint32_t *ranks, struct td_queue **ret_order, struct td_err *err);
+void td_queue_destroy(struct td_queue *order);
+void td_queue_insert(struct td_queue *order, uint32_t slot, const struct td_queue_key *key, double work_s, uint64_t now_ns);
+void td_queue_remove(struct td_queue *order, uint32_t slot);
+bool td_queue_has(const struct td_queue *order, uint32_t slot);
+uint32_t td_queue_n(const struct td_queue *order);
+double td_queue_work_s(const struct td_queue *order, uint32_t slo_class);      /* sum of work_s of those who go before a newcomer of the class */
 
-/* A walk in dispatch order: start, then next until TD_ORDER_NONE. fullness 0..1 decides which classes may take work. During a walk the slot last
+/* A walk in dispatch order: start, then next until TD_QUEUE_NONE. fullness 0..1 decides which classes may take work. During a walk the slot last
  * returned may be removed; a tenant whose request was held gives its next one only after the other tenants had their turn. */
-void td_order_walk(struct td_order *order, double fullness, uint64_t now_ns);
-uint32_t td_order_next(struct td_order *order);
+void td_queue_walk(struct td_queue *order, double fullness, uint64_t now_ns);
+uint32_t td_queue_next(struct td_queue *order);
 /* Of rank 1 and on: how full the fleet may be for it to take work; above 1: always. At most that of the rank before. */
-void td_order_set_ceiling(struct td_order *order, uint32_t rank, double ceiling);
-void td_order_fill(struct td_order *order, double fullness);   /* it has changed during the walk: what was placed counts */
+void td_queue_set_ceiling(struct td_queue *order, uint32_t rank, double ceiling);
+void td_queue_fill(struct td_queue *order, double fullness);   /* it has changed during the walk: what was placed counts */
 
-void td_order_charge(struct td_order *order, uint64_t tenant, double tokens, uint64_t now_ns);     /* service attained */
-uint64_t td_order_looks(const struct td_order *order);      /* accounts of tenants looked at so far to find one to forget: 16 a new tenant at most */
+void td_queue_charge(struct td_queue *order, uint64_t tenant, double tokens, uint64_t now_ns);     /* service attained */
+uint64_t td_queue_looks(const struct td_queue *order);      /* accounts of tenants looked at so far to find one to forget: 16 a new tenant at most */
 /* A request of the tenant has come; weight > 0: how large its share is beside the others'. */
-void td_order_ask(struct td_order *order, uint64_t tenant, double weight, uint64_t now_ns);
+void td_queue_ask(struct td_queue *order, uint64_t tenant, double weight, uint64_t now_ns);
 /* Has it attained more service than its share of all that was attained, by weights, among the tenants that asked within the last minute? The flood
  * has; who is alone never has. */
-bool td_order_above_share(const struct td_order *order, uint64_t tenant, uint64_t now_ns);
-bool td_order_below_share(const struct td_order *order, uint64_t tenant, uint64_t now_ns);  /* less; who is alone never has */
-size_t td_order_slot_bytes(void);           /* memory for each slot */
+bool td_queue_above_share(const struct td_queue *order, uint64_t tenant, uint64_t now_ns);
+bool td_queue_below_share(const struct td_queue *order, uint64_t tenant, uint64_t now_ns);  /* less; who is alone never has */
+size_t td_queue_slot_bytes(void);           /* memory for each slot */
 /* One 64-bit key for the queues of workers: class rank, priority, deadline in us. Smaller goes first. */
-uint64_t td_order_wire_key(const struct td_order *order, const struct td_order_key *key);
+uint64_t td_queue_wire_key(const struct td_queue *order, const struct td_queue_key *key);
 
 #endif

@@ -18,7 +18,7 @@ const char *td_bound_name(enum td_bound b)
     return names[b];
 }
 
-static void decay(struct td_advice *a, double now_s)
+static void decay(struct td_scaling *a, double now_s)
 {
     double keep = exp2(-(now_s - a->updated_s) / HALF_LIFE_S);
     a->offered_prefill_s *= keep;
@@ -28,7 +28,7 @@ static void decay(struct td_advice *a, double now_s)
     a->updated_s = now_s;
 }
 
-void td_advice_arrival(struct td_advice *a, double now_s, double prefill_s, double transfer_s, double n_out, double context, double tpot_s)
+void td_scaling_arrival(struct td_scaling *a, double now_s, double prefill_s, double transfer_s, double n_out, double context, double tpot_s)
 {
     decay(a, now_s);
     double share = M_LN2 / HALF_LIFE_S; /* the area under one arrival is one */
@@ -42,13 +42,13 @@ void td_advice_arrival(struct td_advice *a, double now_s, double prefill_s, doub
     if (tpot_s < INFINITY) a->tpot_s += (a->tpot_s > 0 ? step : 1) * (tpot_s - a->tpot_s);
 }
 
-static double step_of(const struct td_advice *a, const struct td_advice_fleet *f, const struct td_latency *l, double batch)
+static double step_of(const struct td_scaling *a, const struct td_scaling_fleet *f, const struct td_latency *l, double batch)
 {
     return td_latency_step(l, f->decode_node, batch, batch * a->context, 0, 0);
 }
 
 /* The largest batch within objective, KV and max_seqs; at least 1. */
-static double best_batch(const struct td_advice *a, const struct td_advice_fleet *f, const struct td_latency *l)
+static double best_batch(const struct td_scaling *a, const struct td_scaling_fleet *f, const struct td_latency *l)
 {
     double most = fmin(f->max_seqs, a->context > 0 ? (double)f->kv_tokens / a->context : f->max_seqs), least = 1;
     if (a->tpot_s <= 0 || step_of(a, f, l, most) * f->margin <= a->tpot_s) return fmax(1, floor(most));
@@ -61,7 +61,7 @@ static double best_batch(const struct td_advice *a, const struct td_advice_fleet
 }
 
 /* Moves want[role] towards need[role]. */
-static void follow(struct td_advice *a, int role, double now_s)
+static void follow(struct td_scaling *a, int role, double now_s)
 {
     uint32_t up = (uint32_t)fmin(MAX_WANT, fmax(1, ceil(a->need[role])));
     if (a->want[role] == 0) {
@@ -83,7 +83,7 @@ static void follow(struct td_advice *a, int role, double now_s)
     }
 }
 
-static enum td_bound verdict(const struct td_advice *a, const struct td_advice_fleet *f)
+static enum td_bound verdict(const struct td_scaling *a, const struct td_scaling_fleet *f)
 {
     double links = f->n[0] && !f->colocated ? a->offered_transfer_s / f->n[0] : 0;
     enum td_bound prefill = f->colocated ? TD_BOUND_DECODE : TD_BOUND_PREFILL;
@@ -94,7 +94,7 @@ static enum td_bound verdict(const struct td_advice *a, const struct td_advice_f
     return f->refused_share > PRESSURE ? prefill : TD_BOUND_NONE; /* bursts: not busy on average, yet too slow for them */
 }
 
-enum td_bound td_advice_update(struct td_advice *a, double now_s, const struct td_advice_fleet *f, const struct td_latency *l)
+enum td_bound td_scaling_update(struct td_scaling *a, double now_s, const struct td_scaling_fleet *f, const struct td_latency *l)
 {
     decay(a, now_s);
     double prefill = a->offered_prefill_s / TARGET;

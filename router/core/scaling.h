@@ -24,7 +24,7 @@
 enum td_bound { TD_BOUND_NONE, TD_BOUND_PREFILL, TD_BOUND_TRANSFER, TD_BOUND_DECODE, TD_BOUND_ROUTER, TD_BOUND_N };
 const char *td_bound_name(enum td_bound bound);     /* "none", "prefill", ... */
 
-struct td_advice {
+struct td_scaling {
     double offered_prefill_s, offered_transfer_s;   /* seconds of one worker's time, asked for per second (EWMA) */
     double offered_tokens, offered_requests;        /* output tokens, requests per second */
     double context, tpot_s;                         /* means over arrivals; tpot of those that have one, 0 = none has */
@@ -36,10 +36,10 @@ struct td_advice {
 };
 
 /* One arrival: its predicted prefill and transfer seconds, expected output, context in the middle of its life, TPOT objective (INFINITY = none). */
-void td_advice_arrival(struct td_advice *a, double now_s, double prefill_s, double transfer_s, double n_out, double context, double tpot_s);
+void td_scaling_arrival(struct td_scaling *a, double now_s, double prefill_s, double transfer_s, double n_out, double context, double tpot_s);
 
 /* What the fleet is like, for an update. */
-struct td_advice_fleet {
+struct td_scaling_fleet {
     uint32_t n[2];                                  /* ready workers by role */
     bool colocated;                                 /* decode workers prefill for themselves: there is no other role */
     double utilisation[2], decode_pressure, refused_share;  /* refused: of recent decisions, for the TTFT objective */
@@ -49,6 +49,6 @@ struct td_advice_fleet {
     uint32_t max_seqs;
     double margin;                                  /* of TPOT */
 };
-enum td_bound td_advice_update(struct td_advice *a, double now_s, const struct td_advice_fleet *fleet, const struct td_latency *latency);
+enum td_bound td_scaling_update(struct td_scaling *a, double now_s, const struct td_scaling_fleet *fleet, const struct td_latency *latency);
 
 #endif

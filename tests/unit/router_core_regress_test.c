@@ -425,29 +425,29 @@ static void test_chunks_of_prompts_still_computing_crowd_the_link(void **state)
  * bound is on the growth: four times as many may take 12 times as long at most, where squared is 16 and the queue's own is 5. */
 static double time_of_failovers(uint32_t n, bool in_order, uint64_t seed)
 {
-    static struct td_order_key keys[16384];
+    static struct td_queue_key keys[16384];
     static const uint32_t rank = 0;
-    struct td_order *o = NULL;
+    struct td_queue *o = NULL;
     struct td_err err;
     struct timespec a, b;
-    assert_int_equal(td_order_create(16384, 1, &rank, &o, &err), TD_OK);
+    assert_int_equal(td_queue_create(16384, 1, &rank, &o, &err), TD_OK);
     for (uint32_t i = 0; i < n; i++) {
         seed = seed * 6364136223846793005ull + 1442695040888963407ull;
-        keys[i] = (struct td_order_key){.id = i, .deadline_ns = in_order ? n - i : seed >> 20};
+        keys[i] = (struct td_queue_key){.id = i, .deadline_ns = in_order ? n - i : seed >> 20};
     }
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &a);
-    for (uint32_t i = 0; i < n; i++) td_order_insert(o, i, &keys[i], 1, 1);
+    for (uint32_t i = 0; i < n; i++) td_queue_insert(o, i, &keys[i], 1, 1);
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &b);
-    td_order_walk(o, 0, 2);
+    td_queue_walk(o, 0, 2);
     uint64_t last = 0;
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t slot = td_order_next(o);
+        uint32_t slot = td_queue_next(o);
         assert_true(keys[slot].deadline_ns >= last);
         last = keys[slot].deadline_ns;
-        if (i % 2) td_order_remove(o, slot);
+        if (i % 2) td_queue_remove(o, slot);
     }
-    assert_int_equal(td_order_next(o), TD_ORDER_NONE);
-    td_order_destroy(o);
+    assert_int_equal(td_queue_next(o), TD_QUEUE_NONE);
+    td_queue_destroy(o);
     return (double)(b.tv_sec - a.tv_sec) + (double)(b.tv_nsec - a.tv_nsec) * 1e-9;
 }
 

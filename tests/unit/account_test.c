@@ -22,13 +22,13 @@ static uint32_t rnd(uint32_t n)
 static struct td_core_worker worker_of(enum td_core_role role)
 {
     struct td_core_worker w = {0};
-    td_ledger_join(&w, &(struct td_core_event){.kind = TD_EV_WORKER_JOIN, .role = role, .a = 100000, .b = 64, .d = 2048});
+    td_account_join(&w, &(struct td_core_event){.kind = TD_EV_WORKER_JOIN, .role = role, .a = 100000, .b = 64, .d = 2048});
     return w;
 }
 
 static void snapshot(struct td_core_worker *w, uint64_t seq, uint64_t queued, uint64_t calls_seen, double now_s)
 {
-    td_ledger_snapshot(w, &(struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .a = seq, .b = 7, .c = queued, .d = 3, .e = calls_seen}, now_s);
+    td_account_snapshot(w, &(struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .a = seq, .b = 7, .c = queued, .d = 3, .e = calls_seen}, now_s);
 }
 
 /* What must hold of a worker with these open legs. n_min_tpot may be 0 while some are open: core.c looks for the next one then. */
@@ -125,26 +125,26 @@ static void play(uint64_t seed, enum td_core_role role)
         case 0:
         case 1:
             if (l->worker != TD_NO_WORKER) break;
-            if (role == TD_ROLE_PREFILL) td_ledger_prefill_open(&w, l, 3, (uint32_t)rnd(TD_CORE_MAX_CLASSES), n, (double)n * 1e-4, now_s);
-            else td_ledger_decode_open(&w, l, 3, rnd(2), n, n + rnd(300), rnd(2) ? n : 0, objectives[rnd(5)]);
+            if (role == TD_ROLE_PREFILL) td_account_prefill_open(&w, l, 3, (uint32_t)rnd(TD_CORE_MAX_CLASSES), n, (double)n * 1e-4, now_s);
+            else td_account_decode_open(&w, l, 3, rnd(2), n, n + rnd(300), rnd(2) ? n : 0, objectives[rnd(5)]);
             assert_int_equal(l->worker, 3);
             if (role == TD_ROLE_DECODE) w.calls_sent++;
-            else if (rnd(2)) td_ledger_prefill_tell(&w, l);
-            if (role == TD_ROLE_PREFILL && rnd(4)) td_ledger_link_open(&w, l, (double)n * 1e-4 * (double)rnd(3), now_s + (double)rnd(3) * 0.1);
+            else if (rnd(2)) td_account_prefill_tell(&w, l);
+            if (role == TD_ROLE_PREFILL && rnd(4)) td_account_link_open(&w, l, (double)n * 1e-4 * (double)rnd(3), now_s + (double)rnd(3) * 0.1);
             break;
         case 2: /* again and again: once counts */
-            if (role == TD_ROLE_PREFILL) td_ledger_prefill_done(&w, l, now_s);
-            else td_ledger_decode_active(&w, l);
+            if (role == TD_ROLE_PREFILL) td_account_prefill_done(&w, l, now_s);
+            else td_account_decode_active(&w, l);
             break;
         case 3:
-            if (role == TD_ROLE_DECODE) td_ledger_decode_grow(&w, l, rnd(400));
+            if (role == TD_ROLE_DECODE) td_account_decode_grow(&w, l, rnd(400));
             break;
         case 4: /* true or absurd */
             snapshot(&w, ++seq, rnd(3) ? rnd(20000) : UINT64_MAX, rnd(2) ? w.calls_sent : w.calls_sent - rnd(2), now_s);
             break;
         default:
             was_open = l->worker != TD_NO_WORKER;
-            td_ledger_close(&w, l, now_s);
+            td_account_close(&w, l, now_s);
             assert_int_equal(l->worker, TD_NO_WORKER);
             /* what all who are there have to send is all that the link is behind the computing */
             if (role == TD_ROLE_PREFILL && was_open) assert_true(w.link_free_at_s <= fmax(now_s, w.free_at_s) + w.link_s + 1e-9);
@@ -159,7 +159,7 @@ static void play(uint64_t seed, enum td_core_role role)
         }
         check(&w, legs, now_s);
     }
-    for (int i = 0; i < LEGS; i++) td_ledger_close(&w, &legs[i], now_s);
+    for (int i = 0; i < LEGS; i++) td_account_close(&w, &legs[i], now_s);
     check(&w, legs, now_s);
 }
 
@@ -179,15 +179,15 @@ static void test_free_at(void **state)
     (void)state;
     struct td_core_worker w = worker_of(TD_ROLE_PREFILL);
     struct td_leg a, b, c;
-    td_ledger_prefill_open(&w, &a, 0, 0, 100, 1, 10);
+    td_account_prefill_open(&w, &a, 0, 0, 100, 1, 10);
     NEAR(w.free_at_s, 11);
-    td_ledger_prefill_open(&w, &b, 0, 0, 300, 3, 10.5); /* behind it */
+    td_account_prefill_open(&w, &b, 0, 0, 300, 3, 10.5); /* behind it */
     NEAR(w.free_at_s, 14);
-    td_ledger_prefill_tell(&w, &a);
-    td_ledger_prefill_tell(&w, &b);
-    td_ledger_prefill_done(&w, &a, 12); /* it took two seconds, not one */
+    td_account_prefill_tell(&w, &a);
+    td_account_prefill_tell(&w, &b);
+    td_account_prefill_done(&w, &a, 12); /* it took two seconds, not one */
     NEAR(w.free_at_s, 15);
-    td_ledger_prefill_done(&w, &a, 13); /* said twice: no effect */
+    td_account_prefill_done(&w, &a, 13); /* said twice: no effect */
     NEAR(w.free_at_s, 15);
     snapshot(&w, 1, 0, 1, 12.5); /* has not seen b's call: says nothing of it */
     NEAR(w.free_at_s, 15);
@@ -197,19 +197,19 @@ static void test_free_at(void **state)
     NEAR(w.free_at_s, 17);
     snapshot(&w, 4, 1u << 30, 2, 14); /* more than we gave it is not ours */
     NEAR(w.free_at_s, 17);
-    td_ledger_prefill_open(&w, &c, 0, 0, 100, 1, 15);
+    td_account_prefill_open(&w, &c, 0, 0, 100, 1, 15);
     NEAR(w.free_at_s, 18);
-    td_ledger_close(&w, &b, 15); /* its client has gone: those behind move up */
+    td_account_close(&w, &b, 15); /* its client has gone: those behind move up */
     NEAR(w.free_at_s, 15);
-    td_ledger_prefill_open(&w, &b, 0, 0, 100, 1, 15.25);
+    td_account_prefill_open(&w, &b, 0, 0, 100, 1, 15.25);
     NEAR(w.free_at_s, 16.25);
-    td_ledger_close(&w, &c, 16);
-    td_ledger_close(&w, &b, 16); /* never before now */
+    td_account_close(&w, &c, 16);
+    td_account_close(&w, &b, 16); /* never before now */
     NEAR(w.free_at_s, 16);
-    td_ledger_close(&w, &a, 17); /* it was done: its time was given back then */
+    td_account_close(&w, &a, 17); /* it was done: its time was given back then */
     NEAR(w.free_at_s, 16);
     assert_int_equal(w.assigned, 0);
-    td_ledger_prefill_open(&w, &a, 0, 0, 100, 1, 20); /* idle meanwhile: from now on, not from then */
+    td_account_prefill_open(&w, &a, 0, 0, 100, 1, 20); /* idle meanwhile: from now on, not from then */
     NEAR(w.free_at_s, 21);
 }
 
@@ -218,24 +218,24 @@ static void test_decode_promises(void **state)
     (void)state;
     struct td_core_worker w = worker_of(TD_ROLE_DECODE);
     struct td_leg a, b;
-    td_ledger_decode_open(&w, &a, 0, false, 100, 150, 0, 0.05);
-    td_ledger_decode_open(&w, &b, 0, true, 10, 20, 8, INFINITY);
+    td_account_decode_open(&w, &a, 0, false, 100, 150, 0, 0.05);
+    td_account_decode_open(&w, &b, 0, true, 10, 20, 8, INFINITY);
     assert_int_equal(w.promised_tokens, 170);
     assert_int_equal(w.reserved_tokens, 110);
     assert_int_equal(w.local_tokens, 8);
-    td_ledger_decode_active(&w, &b);
+    td_account_decode_active(&w, &b);
     assert_int_equal(w.local_tokens, 0);
     assert_int_equal(w.active_tokens, 10);
-    td_ledger_decode_grow(&w, &b, 10); /* as promised */
+    td_account_decode_grow(&w, &b, 10); /* as promised */
     assert_int_equal(w.promised_tokens, 170);
-    td_ledger_decode_grow(&w, &b, 5); /* longer than expected: what it holds is promised */
+    td_account_decode_grow(&w, &b, 5); /* longer than expected: what it holds is promised */
     assert_int_equal(w.promised_tokens, 175);
-    td_ledger_decode_grow(&w, &a, 60); /* before its first decode token: the prefill's token may be counted already */
+    td_account_decode_grow(&w, &a, 60); /* before its first decode token: the prefill's token may be counted already */
     assert_int_equal(w.reserved_tokens, 160);
-    td_ledger_close(&w, &a, 1);
+    td_account_close(&w, &a, 1);
     assert_int_equal(w.promised_tokens, 25);
-    td_ledger_close(&w, &b, 1);
-    td_ledger_close(&w, &b, 1);
+    td_account_close(&w, &b, 1);
+    td_account_close(&w, &b, 1);
     assert_int_equal(w.assigned + w.promised_tokens + w.reserved_tokens + w.active_tokens + w.assigned_tokens + w.n_min_tpot, 0);
 }
 
@@ -247,22 +247,22 @@ static void test_a_call_that_never_arrived(void **state)
     struct td_core_worker w = {0};
     struct td_core_event e = {.role = TD_ROLE_PREFILL, .a = 100000, .b = 8};
     struct td_leg lost, told;
-    td_ledger_join(&w, &e);
-    td_ledger_prefill_open(&w, &lost, 0, 0, 1000, 1.0, 10);
-    td_ledger_call_failed(&w, &lost); /* only planned: no call was made */
+    td_account_join(&w, &e);
+    td_account_prefill_open(&w, &lost, 0, 0, 1000, 1.0, 10);
+    td_account_call_failed(&w, &lost); /* only planned: no call was made */
     assert_int_equal(w.calls_sent, 0);
-    td_ledger_prefill_tell(&w, &lost);
-    td_ledger_prefill_open(&w, &told, 0, 0, 1000, 1.0, 10);
-    td_ledger_prefill_tell(&w, &told);
+    td_account_prefill_tell(&w, &lost);
+    td_account_prefill_open(&w, &told, 0, 0, 1000, 1.0, 10);
+    td_account_prefill_tell(&w, &told);
     assert_int_equal(w.calls_sent, 2);
-    td_ledger_call_failed(&w, &lost);
-    td_ledger_close(&w, &lost, 10);
+    td_account_call_failed(&w, &lost);
+    td_account_close(&w, &lost, 10);
     snapshot(&w, 1, 100, 1, 10.5); /* it has taken the other one, and computed nine tenths of it */
     assert_true(fabs(w.free_at_s - 10.6) < 1e-9);
-    td_ledger_prefill_done(&w, &told, 11);
-    td_ledger_call_failed(&w, &told); /* it was answered: it did arrive */
+    td_account_prefill_done(&w, &told, 11);
+    td_account_call_failed(&w, &told); /* it was answered: it did arrive */
     assert_int_equal(w.calls_sent, 1);
-    td_ledger_close(&w, &told, 11);
+    td_account_close(&w, &told, 11);
     w.calls_sent += 3; /* whatever else was counted wrongly: at rest nothing is on its way */
     snapshot(&w, 2, 0, 2, 11);
     assert_int_equal(w.calls_sent, 2);

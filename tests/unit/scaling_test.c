@@ -21,17 +21,18 @@ static struct td_latency *model(void)
     return l;
 }
 
-static const struct td_advice_fleet fleet = {.n = {2, 2}, .decode_node = 0, .kv_tokens = 1000000, .max_seqs = 1000, .margin = 1};
+static const struct td_scaling_fleet fleet = {.n = {2, 2}, .decode_node = 0, .kv_tokens = 1000000, .max_seqs = 1000, .margin = 1};
 
 /* 10 requests/s of 200 ms of prefill and 100 tokens each, for `seconds` from *now on; an update each 50 ms. */
-static enum td_bound load(struct td_advice *a, const struct td_latency *l, const struct td_advice_fleet *f, double *now, double seconds, double rate,
+static enum td_bound load(struct td_scaling *a, const struct td_latency *l, const struct td_scaling_fleet *f, double *now,
+                          double seconds, double rate,
                           double tpot_s)
 {
     enum td_bound b = TD_BOUND_NONE;
     double end = *now + seconds, next = *now;
     for (; *now < end; *now += 0.05) {
-        for (; rate > 0 && next <= *now; next += 1 / rate) td_advice_arrival(a, next, 0.2, 0.01, 100, 500, tpot_s);
-        b = td_advice_update(a, *now, f, l);
+        for (; rate > 0 && next <= *now; next += 1 / rate) td_scaling_arrival(a, next, 0.2, 0.01, 100, 500, tpot_s);
+        b = td_scaling_update(a, *now, f, l);
     }
     return b;
 }
@@ -40,9 +41,9 @@ static void test_counts(void **state)
 {
     (void)state;
     struct td_latency *l = model();
-    struct td_advice a = {0};
+    struct td_scaling a = {0};
     double now = 1;
-    td_advice_update(&a, now, &fleet, l);
+    td_scaling_update(&a, now, &fleet, l);
     assert_int_equal(a.want[0], 0); /* too early to say */
     load(&a, l, &fleet, &now, 300, 10, 0.030);
     /* prefill: 10 * 0.2 s/s / 0.85 = 2.35. decode: the largest B with 10 ms + 0.1 ms * B <= 30 ms is 200; 1,000 tokens/s * 30 ms / 200 / 0.85 =
@@ -62,7 +63,7 @@ static void test_hysteresis(void **state)
 {
     (void)state;
     struct td_latency *l = model();
-    struct td_advice a = {0};
+    struct td_scaling a = {0};
     double now = 1;
     load(&a, l, &fleet, &now, 300, 10, INFINITY);
     assert_int_equal(a.want[0], 3);
@@ -91,7 +92,7 @@ static void test_verdicts(void **state)
 {
     (void)state;
     struct td_latency *l = model();
-    const struct { struct td_advice_fleet f; double transfer_s; enum td_bound want; } cases[] = {
+    const struct { struct td_scaling_fleet f; double transfer_s; enum td_bound want; } cases[] = {
         {{.n = {1, 1}, .utilisation = {0.5, 1}}, 0.01, TD_BOUND_NONE},
         {{.n = {1, 1}, .utilisation = {0.95, 1}}, 0.01, TD_BOUND_PREFILL},
         {{.n = {1, 1}, .utilisation = {0.5, 1}, .refused_share = 0.2}, 0.01, TD_BOUND_PREFILL},
@@ -101,12 +102,12 @@ static void test_verdicts(void **state)
         {{.n = {0, 0}}, 0.01, TD_BOUND_NONE}, /* nobody there: nothing to say, and no division by it */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct td_advice a = {0};
+        struct td_scaling a = {0};
         double now = 1;
         enum td_bound b = TD_BOUND_NONE;
         for (int k = 0; k < 2000; k++, now += 0.1) {
-            td_advice_arrival(&a, now, 0.05, cases[i].transfer_s / 10, 10, 100, INFINITY);
-            b = td_advice_update(&a, now, &cases[i].f, l);
+            td_scaling_arrival(&a, now, 0.05, cases[i].transfer_s / 10, 10, 100, INFINITY);
+            b = td_scaling_update(&a, now, &cases[i].f, l);
         }
         print_message("case %zu: %s\n", i, td_bound_name(b));
         assert_int_equal(b, cases[i].want);
