@@ -1,7 +1,7 @@
 /* port.h - the bounds of a daemon's gRPC port against floods: the options that routers and workers share, and the
  * metrics that tell how close the port is to them. What each bound is against: SECURITY.md, "Floods".
  *
- * Threads: the rpc loop's, but for td_port_limits, which is pure. */
+ * Threads: the rpc loop's, but for td_port_limits, which is called at boot. */
 #ifndef TD_RPC_PORT_H
 #define TD_RPC_PORT_H
 
@@ -41,7 +41,7 @@ struct td_port_config {
      offsetof(S, M.handshake_timeout_ms),                                                          \
      "a connection that has not ended its TLS handshake, and begun HTTP/2, by then is closed"}
 
-/* Sets these bounds of *limits. n_calls is how many calls the port takes in all. */
+/* Sets these bounds of *limits, and registers the metrics. n_calls is how many calls the port takes in all. */
 void td_port_limits(const struct td_port_config *config, uint32_t n_calls,
                     struct td_rpc_limits *limits);
 
