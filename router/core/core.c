@@ -638,7 +638,7 @@ static void on_first_token(struct td_core *c, const struct td_core_event *e)
     if (r->prefill.pending) { /* the computing is over: the ledger lets go of its tokens, the leg stays for the hand-over */
         r->computed_tokens = r->prefill.tokens;
         if (r->next && r->choice.ttft_s > 0 && r->choice.hit_tokens == e->c)
-            td_stage_learn(&c->workers[r->prefill.worker].start,
+            td_stage_learn(&c->start,
                            (double)(c->now_ns - r->told_ns) * 1e-9 - r->choice.prefill_s);
         td_account_prefill_done(&c->workers[r->prefill.worker], &r->prefill, c->now_s);
         c->stats.real_hit_tokens += e->c < r->n_tokens ? e->c : 0;

@@ -70,6 +70,7 @@ struct td_core {
     struct td_prefix_index *index;
     uint32_t n_live;
     struct td_core_stats stats;
+    struct td_stage start; /* td_policy_view.start_s */
     double mean_cost_s; /* of recent arrivals' decode_cost_s */
     uint32_t n_costs;
     double rate_s;            /* of arrival_rate: the last update */

@@ -55,7 +55,8 @@ struct td_policy_view core_view_of(struct td_core *c)
     return (struct td_policy_view){.workers = c->workers, .n_workers = c->n_workers, .scans = c->scans, .by_role = {c->by_role[0], c->by_role[1]},
                                    .n_by_role = {c->n_by_role[0], c->n_by_role[1]}, .cursor = c->cursor, .random = &c->random, .now_s = c->now_s,
                                    .utilisation = {c->utilisation[0], c->utilisation[1]}, .decode_pressure = c->decode_pressure,
-                                   .latency = c->latency, .index = c->index, .hit_tokens = c->hit_tokens};
+                                   .latency = c->latency, .index = c->index, .hit_tokens = c->hit_tokens,
+                                   .start_s = c->start.s};
 }
 
 /* The TPOT for which a request of the rank leaves room on decode workers: that of those before it, while any of them come. */

@@ -258,7 +258,7 @@ void td_policy_predict_prefill(const struct td_policy_view *v, const struct td_p
     r->bucket = waiting_bucket(w->n_pending, 16);
     r->hit_tokens = hit;
     r->wait_s = prefill_wait(v, a, worker);
-    r->start_s = w->start.s;
+    r->start_s = v->start_s;
     r->prefill_s = td_latency_prefill(v->latency, worker, u, hit, w->max_step_tokens);
     /* The KV leaves chunk by chunk while later chunks are computed: what is exposed is the last chunk, or what the link is behind. */
     r->last_tokens = u < rows ? u : u % rows ? u % rows : rows;

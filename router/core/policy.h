@@ -73,9 +73,8 @@ struct td_core_worker {
     double mix_share, mix_rows; /* decode: EWMA share of the steps with decode rows that had prefill rows too, and how many those had */
     struct td_stage
         reserve; /* decode: from the router's call to the ticket, which comes between two steps */
-    struct td_stage start; /* what a prompt's first token takes beside its prefill when nothing is
-                            * before it: prefill: calls and streams; decode: of a prompt prefilled
-                            * there, the step that runs as well */
+    struct td_stage start; /* decode: what the first token of a prompt prefilled there takes beside
+                            * the prefill: calls, streams, and the step that runs */
     double min_tpot_s;          /* decode: tightest objective among its requests; INFINITY = none */
     uint32_t n_min_tpot;        /* decode: how many have just that one; 0 with requests left: core.c looks for the next */
     uint64_t busy_us;           /* sum of reported step times since the last tick */
@@ -136,6 +135,9 @@ struct td_policy_view {
     const struct td_latency *latency;
     const struct td_prefix_index *index;    /* or NULL */
     uint32_t *hit_tokens;                   /* [n_workers], all 0 outside a call: scratch */
+    double start_s; /* what a first token takes beside its prefill when nothing is before it: calls and
+                     * streams. One mean for all prefill workers: a worker's own would differ by chance,
+                     * as after its cold first call, and turn a prompt away from its prefix */
 };
 
 typedef void (*td_policy_fn)(const struct td_policy_view *view, const struct td_policy_ask *ask, struct td_choice *ret_choice);

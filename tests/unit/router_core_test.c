@@ -122,6 +122,58 @@ static void test_ttft_holds_the_calls(void **state)
     ttft_holds_the_calls(TD_MODE_COLOCATED);
 }
 
+/* The first call to a worker is a cold one: here its first token takes 100 ms more than the
+ * prefill. That says nothing of the next one, which would save half of its 5 ms there: it goes
+ * where its prefix is. */
+static void test_a_cold_first_call_does_not_turn_a_prompt_away(void **state)
+{
+    (void)state;
+    struct td_core_config g = {.mode = TD_MODE_PD,
+                               .policy = "goodput",
+                               .max_requests = 64,
+                               .max_queued = 32,
+                               .worker_timeout_ms = 100000,
+                               .queue_timeout_ms = 5000,
+                               .stall_ms = 20000,
+                               .max_failovers = 3,
+                               .max_prefix_entries = 256,
+                               .n_thetas = 1};
+    g.thetas[0] = (struct td_lat_theta){
+        .prefill = {1e-3, 1e-4, 0}, .decode = {1e-3, 0, 0, 0, 0}, .known = true};
+    const uint64_t hashes[2] = {71, 72};
+    struct td_core *c = NULL;
+    struct td_err err;
+    uint32_t warm = 0;
+    assert_int_equal(td_core_create(&g, &c, &err), TD_OK);
+    join(c, 1, 0, TD_ROLE_PREFILL);
+    join(c, 1, 1, TD_ROLE_PREFILL);
+    join(c, 1, 2, TD_ROLE_DECODE);
+    for (uint64_t i = 0; i < 8; i++) {
+        uint64_t at = (1 + i) * 200 * MS, id = 100 + i;
+        struct td_core_event e = {.kind = TD_EV_REQUEST, .now_ns = at, .id = id, .a = 40, .b = 16};
+        e.hashes = hashes;
+        e.n_hashes = 2;
+        e.hash_tokens = 16;
+        assert_int_equal(step(c, e), 1);
+        assert_int_equal(leg(c, TD_EV_TICKET, at + MS, 0, id, 0, 0), 1);
+        assert_int_equal(actions[0].kind, TD_ACT_START_PREFILL);
+        uint32_t worker = actions[0].worker, hit = i ? 32 : 0;
+        if (i == 0) warm = worker;
+        assert_int_equal(worker, warm);
+        step(c, (struct td_core_event){.kind = TD_EV_FIRST_TOKEN,
+                                       .now_ns = at + (i ? 5 : 106) * MS,
+                                       .id = id,
+                                       .c = hit});
+        for (int b = 0; i == 0 && b < 2; b++)
+            step(c, (struct td_core_event){
+                        .kind = TD_EV_BLOCK_ADD, .now_ns = at, .worker = warm, .a = hashes[b]});
+        leg(c, TD_EV_TOKEN, at + 110 * MS, 0, id, 0, 41);
+        leg(c, TD_EV_PREFILL_END, at + 111 * MS, 0, id, 0, 0);
+        assert_int_equal(leg(c, TD_EV_DECODE_END, at + 112 * MS, 0, id, 0, 0), 1);
+    }
+    td_core_destroy(c);
+}
+
 static void test_failover_keeps_place_and_ignores_the_past(void **state)
 {
     (void)state;
@@ -1025,6 +1077,7 @@ int main(void)
         cmocka_unit_test(test_a_pause_of_the_router_blames_nobody),
         cmocka_unit_test(test_modes),
         cmocka_unit_test(test_ttft_holds_the_calls),
+        cmocka_unit_test(test_a_cold_first_call_does_not_turn_a_prompt_away),
         cmocka_unit_test(test_random_play),
         cmocka_unit_test(test_log_refuses_nonsense),
     };
