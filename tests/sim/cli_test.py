@@ -10,7 +10,7 @@ import tempfile
 TANDEM = sys.argv[1]
 
 
-def run(*args, status=0, timeout=100):
+def run(*args, status=0, timeout=600):  # for what hangs: a plan under ASan beside other work took more than 100 s
     p = subprocess.run([TANDEM, *args], capture_output=True, text=True, timeout=timeout)
     assert p.returncode == status, (args, p.returncode, p.stdout[-2000:], p.stderr[-2000:])
     return p
