@@ -47,7 +47,7 @@ struct td_device_config {
 #define TD_DEVICE_RANK_ID_BYTES 128
 #define TD_DEVICE_MARKS_MAX 64
 
-/* The ranks as the host knows them. The calls are for emulated devices, which do by them what others do with NCCL; as in common/base/comm.h. */
+/* The ranks as the host knows them. The calls are for emulated devices, which do by them what others do with NCCL; as in common/model/comm.h. */
 struct td_device_group {
     int32_t rank, n_ranks;
     void *ctx;

@@ -3,7 +3,7 @@
  *   stream opened --hello--> [secret: CHALLENGED --proof-->] DIALLED --the address answers with this process's proof--> JOINED
  *        \------- no certificate of a worker, wrong proof, another process at the address, MAX_HANDSHAKE_MS over -------> rejected
  *
- * Nothing is believed before JOINED: no worker is replaced, nothing is placed. What is proved, and how: common/worker/identity.h. An older worker,
+ * Nothing is believed before JOINED: no worker is replaced, nothing is placed. What is proved, and how: common/rpc/identity.h. An older worker,
  * whose hello has neither nonce nor key, is taken without dialling back when this router has no secret; it replaces nobody who lives.
  *
  * Streams that are not a worker's yet are at most MAX_JOINS, and a new one ends the oldest of them: a handshake takes milliseconds, so a flood of

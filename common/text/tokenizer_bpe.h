@@ -1,4 +1,4 @@
-/* tokenizer_bpe.h - the vocabulary, and byte-pair encoding of one word. Private to common/model/tokenizer*.c and its tests.
+/* tokenizer_bpe.h - the vocabulary, and byte-pair encoding of one word. Private to common/text/tokenizer*.c and its tests.
  *
  * Source: Sennrich et al. 2016 (merge the adjacent pair of lowest rank, leftmost first, until none is left); details as Hugging Face's BPE. */
 #ifndef TD_TEXT_TOKENIZER_BPE_H

@@ -1,4 +1,4 @@
-/* tokenizer_internal.h - a tokenizer.json once it is read. Private to common/model/tokenizer*.c.
+/* tokenizer_internal.h - a tokenizer.json once it is read. Private to common/text/tokenizer*.c.
  *
  * Sequences are flattened at load: each kind of component is an array of operations, applied in order. */
 #ifndef TD_TEXT_TOKENIZER_INTERNAL_H

@@ -1,7 +1,7 @@
 /* tokenizer_regex.h - patterns of tokenizer.json: literal strings, and Oniguruma regular expressions run by PCRE2.
  *
  * A pattern is immutable and shared; a matcher is one thread's scratch. One match may spend a number of backtracking steps proportional to
- * its text (TD_ERR_LIMIT past that), so no pattern can hang a thread. Private to common/model/tokenizer*.c and its tests. */
+ * its text (TD_ERR_LIMIT past that), so no pattern can hang a thread. Private to common/text/tokenizer*.c and its tests. */
 #ifndef TD_TEXT_TOKENIZER_REGEX_H
 #define TD_TEXT_TOKENIZER_REGEX_H
 

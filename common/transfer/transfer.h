@@ -12,7 +12,7 @@
  * what computed it is known to be complete (its step was waited for, or an event after it was seen): copies are ordered with nothing else. SLOT_READY comes when
  * the copies to the granted blocks are complete, so what is launched afterwards reads them; SLOT_FREE and an op's terminal event wait for copies that were issued.
  *
- * Shape: an I/O-free core (xfer_core: grants, generations, state machines, deadlines, injected clock and random) under thin backends (tcp, shm,
+ * Shape: an I/O-free core (protocol.c: grants, generations, state machines, deadlines, injected clock and random) under thin backends (tcp, shm,
  * rdma). One progress thread per td_xfer does all I/O; the public functions are thread-safe and never block on the
  * network; events are queued and `hooks.wake` (any thread, must not call back) rings. Path choice is explicit, logged in events and stats.
  * Source: reference design "transfer", sections 7.2-7.6. */

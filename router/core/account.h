@@ -1,10 +1,13 @@
-/* account.h - the account of one worker: what we gave it, corrected by what its snapshots say. The only writer of struct td_core_worker's numbers.
+/* account.h - the account of one worker: what we gave it, corrected by what its snapshots say. The
+ * only writer of struct td_core_worker's numbers.
  *
- * A prefill job is pending from its placement to its first token, and planned until its call is made (the ticket comes first); free_at_s is when the
- * worker would begin a new one. Assignments move it at once; a first token or a snapshot that has seen all our calls (calls_seen >= calls_sent) sets
- * it anew from what is really left, so the ledger neither waits for a poll nor drifts. A worker knows nothing of planned jobs: no snapshot takes them
- * away. A decode leg is reserved from its placement to its first decode token, then active. What is added is what is taken away (conservation): each
- * leg remembers its own amounts. Pure, one thread. */
+ * A prefill job is pending from its placement to its first token, and planned until its call is made
+ * (the ticket comes first); free_at_s is when the worker would begin a new one. Assignments move it at
+ * once. A first token, or a snapshot that has seen all our calls (calls_seen >= calls_sent), sets it
+ * anew from what is really left, so the account neither waits for a poll nor drifts. A worker knows
+ * nothing of planned jobs: no snapshot takes them away.
+ * A decode leg is reserved from its placement to its first decode token, then active. What is added
+ * is what is taken away (conservation): each leg remembers its own amounts. Pure, one thread. */
 #ifndef TD_ROUTER_CORE_ACCOUNT_H
 #define TD_ROUTER_CORE_ACCOUNT_H
 

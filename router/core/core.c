@@ -211,7 +211,7 @@ static void queue_insert(struct td_core *c, struct request *r)
 
 void core_queue_remove(struct td_core *c, struct request *r) { td_queue_remove(c->order, (uint32_t)(r - c->requests)); }
 
-/* ---- legs and their ledger --------------------------------------------------------------------------------------------------------------- */
+/* ---- legs and their account --------------------------------------------------------------------------------------------------------------- */
 
 /* Of the time between a step of one sequence and the guarded TPOT, how much the worker's next step takes. 0 where even that step is too long:
  * there is no room to keep. */
@@ -635,7 +635,7 @@ static void on_first_token(struct td_core *c, const struct td_core_event *e)
     struct request *r = current(c, e, false);
     if (!r || r->phase == RESERVING) return;
     if (r->phase == PREFILLING) r->phase = DECODING;
-    if (r->prefill.pending) { /* the computing is over: the ledger lets go of its tokens, the leg stays for the hand-over */
+    if (r->prefill.pending) { /* the computing is over: the account lets go of its tokens, the leg stays for the hand-over */
         r->computed_tokens = r->prefill.tokens;
         if (r->next && r->choice.ttft_s > 0 && r->choice.hit_tokens == e->c)
             td_stage_learn(&c->start,

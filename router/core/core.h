@@ -3,7 +3,7 @@
  * No I/O, no clock, no threads, no allocation after create: events in, actions out. The daemon (router/) feeds it and carries out what
  * it answers; the simulator can run the same object code under a virtual clock; a recorded log replays to the same actions.
  *
- * What it knows: its own ledger of assignments (tokens and requests it gave to each worker), corrected by sequence-numbered snapshots. It never
+ * What it knows: its own account of assignments (tokens and requests it gave to each worker), corrected by sequence-numbered snapshots. It never
  * waits for a polled metric.
  *
  * Life of a request here (attempt grows with each failover; an event of an older attempt changes nothing):
@@ -150,7 +150,7 @@ enum td_worker_state { TD_WORKER_ABSENT, TD_WORKER_READY, TD_WORKER_SUSPECT, TD_
 struct td_core_worker_view {
     enum td_worker_state state;
     enum td_core_role role;
-    uint32_t assigned;        /* requests with a leg there, by our ledger */
+    uint32_t assigned;        /* requests with a leg there, by our account */
     uint32_t calls_unseen;    /* calls sent there that its last snapshot had not taken; with no request there 0 from the next one on */
     uint64_t assigned_tokens;
     uint64_t snapshot_ns;

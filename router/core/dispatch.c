@@ -1,5 +1,5 @@
 /* dispatch.c - who is placed now, and where: the walk through the queue, what the policy is asked about each request, and what its answer does to the
- * ledger.
+ * workers' accounts.
  *
  * Called whenever something may have changed (a request came, a leg ended, a worker joined, a tick). Bounded: so many are tried, passed over and
  * refused in one walk, and the next event goes on. */

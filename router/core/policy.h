@@ -33,7 +33,7 @@ struct td_stage {
 };
 void td_stage_learn(struct td_stage *stage, double seen_s);
 
-/* The ledger of one worker: exact the moment we decide, since we hear of every token. Kept by account.c alone. */
+/* The account of one worker: exact the moment we decide, since we hear of every token. Kept by account.c alone. */
 struct td_core_worker {
     enum td_worker_state state;
     enum td_core_role role;

@@ -1,7 +1,7 @@
 /* policy_goodput.c - predict, reserve, admit: place a request only where both of its objectives and those promised to others will be met.
  *
  *  1. Candidates: the few prefill workers that would finish it first and the few decode workers with the shortest next step, by one scan over the
- *     ledgers; every worker that holds a part of its prefix; in hybrid mode also decode workers that prefill it themselves.
+ *     accounts; every worker that holds a part of its prefix; in hybrid mode also decode workers that prefill it themselves.
  *  2. A pair is feasible when predicted TTFT * q_T <= what is left of the objective, predicted TPOT * q_D <= the objective, the KV that it is
  *     expected to need fits at its end, and the decode worker's step with it keeps the tightest objective among those who are there. q are learned
  *     margins (latency.h), wider for a worker that is silent for too long (policy.h).

@@ -1,4 +1,4 @@
-/* router/core/ledger: the account of one worker against a reference that adds up the open legs anew after every call, in any order of calls. */
+/* router/core/account: the account of one worker against a reference that adds up the open legs anew after every call, in any order of calls. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-/* common/base/comm: sums in the order of ranks bit for bit, every call against plain loops, and no wait that outlives a rank: killed anywhere,
+/* common/model/comm: sums in the order of ranks bit for bit, every call against plain loops, and no wait that outlives a rank: killed anywhere,
  * stopped, never started, or in another call. Ranks are threads where the bytes are tested (so that TSan sees them) and processes where deaths
  * are. */
 #include <setjmp.h>

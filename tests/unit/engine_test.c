@@ -1,4 +1,4 @@
-/* common/worker/engine: whatever happens to a sequence - batch, chunks, prefix hits, preemption, import, a neighbour's cancel, a failover - its
+/* common/engine/engine: whatever happens to a sequence - batch, chunks, prefix hits, preemption, import, a neighbour's cancel, a failover - its
  * tokens and logprobs are those of a run alone (I1), and every block and sequence comes back. A small random model: two layers, block size 16.
  * So with an engine of several ranks (processes here), whose KV other engines take over whatever their number of ranks.
  * With TANDEM_ENGINE_TEST_DEVICE=cuda the engine runs on the device of TANDEM_CUDA_LIBRARY: one engine at a time. */

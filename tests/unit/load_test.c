@@ -1,4 +1,4 @@
-/* router/core/fullness: running sums against a plain scan of all workers after each of many random changes. */
+/* router/core/load: running sums against a plain scan of all workers after each of many random changes. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-/* router/core/order: who is next among those that wait. Cases for each rule, then random play against a reference that computes every choice from all
+/* router/core/queue: who is next among those that wait. Cases for each rule, then random play against a reference that computes every choice from all
  * of its items. */
 #include <math.h>
 #include <setjmp.h>

@@ -1,4 +1,4 @@
-/* router/core/advice: worker counts against the closed forms they come from, hysteresis in both directions, and each verdict. */
+/* router/core/scaling: worker counts against the closed forms they come from, hysteresis in both directions, and each verdict. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

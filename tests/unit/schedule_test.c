@@ -1,4 +1,4 @@
-/* common/worker/schedule: order, admission and preemption, from tables of counts. (Batches: engine_test.c, beside the engine that runs them.) */
+/* common/engine/schedule: order, admission and preemption, from tables of counts. (Batches: engine_test.c, beside the engine that runs them.) */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
