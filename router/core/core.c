@@ -31,8 +31,8 @@
  * rate that follows each prompt would take the worker for full after one, and for empty soon after
  * it. */
 #define MIX_SHARE_RATE 0.02
-#define MEAN_COST_REQUESTS                                                                         \
-    200 /* over which the mean cost of arrivals is taken: some ten seconds of a busy fleet */
+/* Over so many arrivals their mean cost is taken: some ten seconds of a busy fleet. */
+#define MEAN_COST_REQUESTS 200
 #define MAX_SEQ_JUMP (1u << 20)             /* hours of snapshots; a worker that silent has been lost long ago */
 
 static td_status check_classes(const struct td_core_config *g, struct td_err *err)
@@ -498,8 +498,7 @@ static void count_arrival(struct td_core *c)
     c->rate_s = c->now_s;
 }
 
-/* What the request adds to the steps of a decode worker, and the mean of that over recent arrivals.
- */
+/* What the request adds to a decode worker's steps, and the mean of that over recent arrivals. */
 static void count_cost(struct td_core *c, struct request *r, double n_out)
 {
     if (c->n_by_role[TD_ROLE_DECODE] == 0) return;

@@ -31,8 +31,8 @@
 #define TD_LAT_MAX_SLO_CLASSES 16
 #define TD_LAT_BUCKETS 8                /* of margins */
 #define TD_LAT_LIMIT_BUCKET 5           /* predictions just within the objective */
-#define TD_LAT_LOCAL                                                                               \
-    TD_LAT_BUCKETS /* added to a bucket: of prompts prefilled on their decode worker */
+/* Added to a bucket: of prompts prefilled on their decode worker. */
+#define TD_LAT_LOCAL TD_LAT_BUCKETS
 #define TD_LAT_ALL_BUCKETS (2 * TD_LAT_BUCKETS)
 #define TD_LAT_N_PREFILL 3              /* a0..a2 */
 #define TD_LAT_N_DECODE 5               /* b0..b4 */

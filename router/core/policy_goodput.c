@@ -35,8 +35,8 @@
 #define FULL_PRESSURE 0.1
 #define ROOM_TTFT 1.25 /* a tenant above its share leaves a fifth of the TTFT, */
 #define ROOM_TPOT 1.04 /* and 4 % of each step: beside 45 sequences the room for three. */
-#define ROOM_SMALLER                                                                               \
-    0.03 /* of each step, left by requests twice as costly as the mean while steps are scarce */
+/* Of each step, left by requests twice as costly as the mean while steps are scarce. */
+#define ROOM_SMALLER 0.03
 
 struct candidate {
     uint32_t at;
